@@ -1,15 +1,16 @@
-//! Tells the programs which commit they are built from. Without git, or outside this repository (a
-//! packaged source), they know their version only; `NKV_COMMIT` names the commit to such a build.
+//! Sets the commit that the programs are built from. Without git, or outside this repository (a
+//! packaged source), they show their version only; `NKV_COMMIT` sets the commit of such a build.
 //!
-//! A release build looks again whenever HEAD moves or a source changes. Any other build looks only
-//! when another branch is checked out, since every look builds all tests anew: it says "or later".
+//! A release build runs this again whenever HEAD moves or a source changes. Any other build runs it
+//! only when another branch is checked out, since each run rebuilds all tests: its version says "or
+//! later".
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Digits of a commit that are shown.
 const DIGITS: &str = "--short=12";
-/// What a build is made of.
+/// Sources of a build.
 const SOURCES: [&str; 6] = ["Cargo.lock", "actors/src", "bin", "src", "store/src", "transport/src"];
 
 fn main() {
@@ -39,11 +40,11 @@ fn is_commit(text: &str) -> bool {
 /// The commit, and how the sources differ from it.
 fn of_git(release: bool) -> Option<(String, &'static str)> {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR")?).canonicalize().ok()?;
-    // A source that was unpacked inside another repository is not of that one's commit.
+    // The commit of another repository in which this source was unpacked does not count.
     let top = PathBuf::from(git(&here, &["rev-parse", "--show-toplevel"])?).canonicalize().ok()?;
     let commit =
         git(&here, &["rev-parse", DIGITS, "HEAD"]).filter(|c| top == here && is_commit(c))?;
-    // ORIG_HEAD is written by whatever moves a branch other than by a commit.
+    // Git writes ORIG_HEAD when a command other than commit moves a branch.
     let mut watched = vec!["HEAD".to_string(), "ORIG_HEAD".to_string()];
     if !release {
         watch(&here, &watched);
@@ -57,8 +58,7 @@ fn of_git(release: bool) -> Option<(String, &'static str)> {
     Some((commit, if changed.is_empty() { "" } else { " and changes" }))
 }
 
-/// Of git's own files those that are there: cargo would run this again and again for one that is
-/// not.
+/// Watches those of git's files that exist: for a missing one cargo would run this on every build.
 fn watch(here: &Path, names: &[String]) {
     for name in names {
         if let Some(path) = git(here, &["rev-parse", "--git-path", name]).map(|p| here.join(p))
@@ -69,7 +69,7 @@ fn watch(here: &Path, names: &[String]) {
     }
 }
 
-/// What git answers; none if it is not there, refuses, or fails.
+/// Git's output; `None` if git is missing or fails.
 fn git(here: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new("git").arg("-C").arg(here).args(args).output().ok()?;
     let text = output.status.success().then(|| String::from_utf8(output.stdout).ok())??;

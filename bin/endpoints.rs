@@ -1,6 +1,5 @@
-//! Where a cluster is: addresses of its nodes as people type them, and the first of them that leads
-//! to it. It exists once so that the programs that are clients take the same; each includes it by
-//! path.
+//! Addresses of a cluster's nodes as users type them, and connecting through the first of them that
+//! reaches the master. The client programs share this file; each includes it by path.
 
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, exit};
 use nkv_store::clock::{BootClock, Clock};
@@ -10,23 +9,23 @@ use std::time::Duration;
 
 /// Port of an address that names none, unless `NKV_PORT` does.
 pub(crate) const DEFAULT_PORT: u16 = 7400;
-/// What a node gets of the limit at least, however many are tried.
+/// Least share of the limit, in milliseconds, that each node gets, however many are tried.
 const SHARE_AT_LEAST_MS: u64 = 100;
 
 /// One address: HOST, HOST:PORT or unix:///PATH.
 ///
 /// # Errors
-/// One sentence if it is none.
+/// One sentence if it is no address.
 pub(crate) fn endpoint(text: &str) -> Result<Address, String> {
     with_port(text.trim(), default_port())
 }
 
-/// Rank 0 of this host.
+/// The default address: rank 0 on this host.
 pub(crate) fn here() -> Address {
     Address::Tcp(format!("127.0.0.1:{}", default_port()))
 }
 
-/// Read by nodes of this environment, too; [`check_port`] says whether it is one.
+/// Nodes read the same variable; [`check_port`] checks that it is a port.
 fn default_port() -> u16 {
     check_port().ok().flatten().unwrap_or(DEFAULT_PORT)
 }
@@ -34,7 +33,7 @@ fn default_port() -> u16 {
 /// The port that `NKV_PORT` names, if it names one.
 ///
 /// # Errors
-/// One sentence if it is set to what is no port, as a node says it.
+/// One sentence if it is set and is no port; a node prints the same.
 pub(crate) fn check_port() -> Result<Option<u16>, String> {
     port(std::env::var_os("NKV_PORT").as_deref())
 }
@@ -68,20 +67,19 @@ fn with_port(text: &str, port: u16) -> Result<Address, String> {
     format!("{host}:{port}").parse().map_err(|_| bad())
 }
 
-/// Why no node led to the cluster: what each of them answered, in the order in which they were
-/// tried.
+/// Why no node reached the master: each node's error, in the order in which they were tried.
 #[derive(Debug)]
 pub(crate) struct NoneServes(pub(crate) Vec<(Address, Error)>);
 
 impl NoneServes {
-    /// The kind of all: a refusal is final, whatever the others say.
+    /// One kind for all errors: a refusal is final, whatever the other nodes answered.
     pub(crate) fn kind(&self) -> ErrorKind {
         let mut kinds = self.0.iter().map(|(_, error)| error.kind);
         let refused = kinds.clone().find(|kind| *kind == ErrorKind::InvalidArgument);
         refused.or_else(|| kinds.next_back()).unwrap_or(ErrorKind::Disconnected)
     }
 
-    /// The exit status of a program that got no further.
+    /// The exit status of a program that ends with this error.
     pub(crate) fn exit_status(&self) -> u8 {
         match self.kind() {
             ErrorKind::InvalidArgument => exit::REFUSED,
@@ -89,7 +87,7 @@ impl NoneServes {
         }
     }
 
-    /// True if each of them answered like that.
+    /// True if `like` holds for each node's error.
     pub(crate) fn all(&self, like: impl Fn(&Error) -> bool) -> bool {
         self.0.iter().all(|(_, error)| like(error))
     }
@@ -98,13 +96,13 @@ impl NoneServes {
 impl fmt::Display for NoneServes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_slice() {
-            // Its answer names it, and says what to do.
+            // The message names the node and says what to do.
             [(_, error)] if error.kind == ErrorKind::InvalidArgument => f.write_str(&error.message),
             [(node, error)] => {
                 write!(f, "cannot use a cluster: {}", of_node(node, &error.message))
             }
             all => {
-                write!(f, "none of {} nodes leads to the cluster", all.len())?;
+                write!(f, "none of {} nodes reaches the master", all.len())?;
                 let text = |(node, error): &(Address, Error)| of_node(node, &error.message);
                 all.iter().try_for_each(|answer| write!(f, "; {}", text(answer)))
             }
@@ -112,7 +110,7 @@ impl fmt::Display for NoneServes {
     }
 }
 
-/// What was said of a node, with its address once.
+/// A node's error message, with its address once.
 fn of_node(node: &Address, message: &str) -> String {
     let address = node.to_string();
     if message.contains(&address) { message.to_string() } else { format!("{address}: {message}") }
@@ -120,11 +118,10 @@ fn of_node(node: &Address, message: &str) -> String {
 
 impl std::error::Error for NoneServes {}
 
-/// Connects through the first of these nodes that leads to the master, within the limit of one
-/// call.
+/// Connects through the first of these nodes that reaches the master, within the limit of one call.
 ///
 /// # Errors
-/// What each of them answered.
+/// [`NoneServes`] with each node's error.
 pub(crate) async fn connect(
     nodes: &[Address],
     config: &ClientConfig,
@@ -137,7 +134,7 @@ pub(crate) async fn connect(
         let left_ms = end_ms.saturating_sub(BootClock.now_ms());
         let share = Duration::from_millis((left_ms / others).max(SHARE_AT_LEAST_MS));
         let answer = match nodes.len() {
-            // It keeps the limit itself.
+            // The call keeps the limit itself.
             1 => connecting.await,
             _ => tokio::time::timeout(share, connecting).await.unwrap_or_else(|_| {
                 let ms = share.as_millis();
@@ -198,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_answers_each_is_told_and_a_refusal_is_final() {
+    fn every_nodes_error_is_printed_and_a_refusal_is_final() {
         let at = |node: &str| node.parse().unwrap();
         let one = NoneServes(vec![(at("h:1"), Error::invalid("tcp://h:1 refused: x"))]);
         assert_eq!(one.to_string(), "tcp://h:1 refused: x");
@@ -220,7 +217,7 @@ mod tests {
         assert!(text.contains("2 nodes") && text.contains("tcp://h:2: nobody"), "{text}");
     }
 
-    /// A node that never answers costs its share of the limit, and not what the others need.
+    /// A node that never answers uses up its own share of the limit, not that of the others.
     #[tokio::test]
     async fn every_node_is_tried_within_the_limit() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

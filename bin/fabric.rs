@@ -1,11 +1,11 @@
-//! Which RDMA devices a client goes through, on the command line of the programs that are clients.
+//! The command-line options of the client programs that select RDMA devices.
 
 use clap::Args;
 use nkv::TransportChoice;
 use nkv::transport::fabric::{FabricConfig, MAX_PAIRS};
 
-// Nothing named: every device whose link is up. No doc comment: it would become what a program is
-// about.
+// Default: every device whose link is up. Not a doc comment: clap would print it as the program's
+// description.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Args)]
 pub(crate) struct FabricFlags {
     /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default:
@@ -14,7 +14,7 @@ pub(crate) struct FabricFlags {
         value_parser = device)]
     rdma_devices: Vec<String>,
 
-    /// Which address of theirs (nkv doctor lists them) [default: RoCE v2 over IPv4 first]
+    /// Index in their GID tables (nkv doctor lists them) [default: RoCE v2 over IPv4 first]
     #[arg(long, global = true, value_name = "N")]
     rdma_gid_index: Option<u8>,
 
@@ -36,7 +36,7 @@ fn device(name: &str) -> Result<String, String> {
 }
 
 impl FabricFlags {
-    /// Whether they mean anything beside that choice.
+    /// Checks that these options have an effect with that transport.
     ///
     /// # Errors
     /// One sentence if they would be ignored.
@@ -63,11 +63,11 @@ impl FabricFlags {
         }
     }
 
-    /// Whether the devices that are named can be used here: else another way would be taken without
-    /// a word.
+    /// Checks that the named devices can be used here: else another data path would be used
+    /// silently.
     ///
     /// # Errors
-    /// One sentence with what there is.
+    /// One sentence with the devices that there are.
     #[cfg(feature = "rdma")]
     pub(crate) fn find(&self) -> Result<(), String> {
         match self.config() {
@@ -78,14 +78,14 @@ impl FabricFlags {
         }
     }
 
-    /// As above: [`Self::check`] has refused whatever there is to find.
+    /// Nothing to check: without the feature [`Self::check`] refuses every named device.
     #[cfg(not(feature = "rdma"))]
     #[expect(clippy::unnecessary_wraps, reason = "as it is with the feature")]
     pub(crate) fn find(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// What they say.
+    /// The options as the library's configuration.
     pub(crate) fn config(&self) -> FabricConfig {
         FabricConfig {
             devices: self.rdma_devices.clone(),

@@ -23,7 +23,7 @@ impl std::fmt::Display for LogFormat {
     }
 }
 
-/// From here on what is logged and passes the filter is written.
+/// Starts writing log lines that pass the filter.
 pub(crate) fn start(filter: EnvFilter, format: LogFormat) {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

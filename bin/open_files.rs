@@ -1,16 +1,17 @@
-//! The limit of open files of a program: raised as far as its user may, and too low for the
-//! program's work said before it begins. Without this a thread that gets no descriptor panics.
+//! The limit of open files of a program: it is raised to the hard limit, and a limit that is too
+//! low for the program is an error before it begins. Without this a thread that gets no descriptor
+//! panics.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one; how many files may be open then.
+/// Raises the soft limit to the hard one; returns how many files may be open then.
 ///
 /// # Errors
-/// If those are fewer than `least`: with both numbers and the remedy.
+/// If that is fewer than `least`: one sentence with both numbers and the remedy.
 pub(crate) fn raise(least: u64) -> Result<u64, String> {
     let found = getrlimit(Resource::Nofile);
     if found.current != found.maximum {
-        // Refused, the limit stays as it is, and is judged below.
+        // If this fails, the limit stays as it is, and is checked below.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: found.maximum, ..found });
     }
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -1,6 +1,5 @@
-//! What a package is made of besides the programs: completions for shells and man pages, made from
-//! the very parsers. It exists once so that each program can print its own; each includes it by
-//! path.
+//! What a package contains besides the programs: shell completions and man pages, generated from
+//! the parsers. All programs share this file; each includes it by path.
 
 use crate::streams;
 use clap::{Args, Command};
@@ -10,7 +9,8 @@ use clap_mangen::roff::{Roff, roman};
 use nkv::exit;
 use std::io;
 
-// Flags of a program without commands. No doc comment: it would become what the program is about.
+// Flags of a program without commands. Not a doc comment: clap would print it as the program's
+// description.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct PackagingFlags {
     /// Print completions for a shell and end
@@ -23,10 +23,10 @@ pub(crate) struct PackagingFlags {
 }
 
 impl PackagingFlags {
-    /// Prints what they ask for; false if they ask for nothing.
+    /// Prints what these flags request; false if none is given.
     ///
     /// # Errors
-    /// If stdout takes no more.
+    /// If writing to stdout fails.
     pub(crate) fn print(&self, command: impl FnOnce() -> Command) -> io::Result<bool> {
         if let Some(shell) = self.completions {
             completions(command(), shell)?;
@@ -44,8 +44,8 @@ pub(crate) fn statuses() -> String {
     format!("Exit status:\n{}", exit::TABLE)
 }
 
-/// The same command with a usage that names only what must be given: clap's own shows flags that
-/// variables have set as if they were required.
+/// The command with a usage line that names only required arguments: clap's own shows flags that a
+/// variable has set as if they were required.
 pub(crate) fn with_plain_usage(command: Command) -> Command {
     let mut built = command.clone();
     built.build();
@@ -55,7 +55,7 @@ pub(crate) fn with_plain_usage(command: Command) -> Command {
     };
     let mut command = command.override_usage(plain(&built));
     for one in built.get_subcommands() {
-        // That of rm is written by hand.
+        // The usage of rm is written by hand.
         let usage = plain(one);
         let name = one.get_name().to_string();
         if command.find_subcommand(&name).is_some() {
@@ -68,7 +68,7 @@ pub(crate) fn with_plain_usage(command: Command) -> Command {
 /// Prints completions for a shell.
 ///
 /// # Errors
-/// If stdout takes no more.
+/// If writing to stdout fails.
 pub(crate) fn completions(mut command: Command, shell: Shell) -> io::Result<()> {
     let name = command.get_name().to_string();
     let mut script = Vec::new();
@@ -76,10 +76,10 @@ pub(crate) fn completions(mut command: Command, shell: Shell) -> io::Result<()> 
     streams::write(&script)
 }
 
-/// Prints the man page, with these sections besides those of every page.
+/// Prints the man page, with `sections` besides those of every page.
 ///
 /// # Errors
-/// If stdout takes no more.
+/// If writing to stdout fails.
 pub(crate) fn man(command: Command, sections: &[(&str, &str)]) -> io::Result<()> {
     streams::write(&page(command, sections)?)
 }
@@ -102,7 +102,7 @@ pub(crate) fn page(command: Command, sections: &[(&str, &str)]) -> io::Result<Ve
     }
     for (title, text) in sections.iter().chain(&[("EXIT STATUS", exit::TABLE)]) {
         let mut roff = Roff::default();
-        // As it stands: these are tables.
+        // `nf`: no filling, since these are tables.
         roff.control("SH", [*title]).control("nf", []);
         for line in text.lines() {
             roff.text([roman(line)]);

@@ -1,7 +1,6 @@
-//! Byte counts as people type them (`4096`, `64KiB`, `1.5GiB`), read and written. It exists once so
-//! that every program of this repository takes the same spellings; each one includes it by path.
-//! Powers of 1024 only: a bare `K` or `MB` is refused, because readers disagree about what those
-//! mean.
+//! Reads and writes byte counts such as `4096`, `64KiB`, `1.5GiB`. All programs share this file, so
+//! that they take the same spellings; each includes it by path. Powers of 1024 only: a bare `K` or
+//! `MB` is refused, because it is ambiguous.
 
 /// The suffixes taken, largest first, with their factors.
 const UNITS: [(&str, u64); 4] =
@@ -10,7 +9,7 @@ const UNITS: [(&str, u64); 4] =
 /// Bytes of a text like `4096`, `4096B`, `64KiB`, `64 MiB` or `1.5GiB`. Case does not matter.
 ///
 /// # Errors
-/// One sentence that names what was read and what would be taken.
+/// One sentence that names the text and what is accepted.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());

@@ -1,14 +1,14 @@
-//! Standard streams of the programs. What stdout does not take is an error, also where it was
-//! closed before the program began; help and version are no exception. It exists once; each
-//! program includes it by path.
+//! Standard streams of the programs. A failed write to stdout is an error, also if stdout was
+//! closed before the program began, and also for help and version. All programs share this file;
+//! each includes it by path.
 
 use nkv::exit;
 use nkv_store::std_fds::was_closed;
 use std::io::{self, Write};
 
-/// Its number.
+/// File descriptor of stdin.
 const STDIN: u8 = 0;
-/// Its number.
+/// File descriptor of stdout.
 const STDOUT: u8 = 1;
 
 /// # Errors
@@ -33,14 +33,14 @@ fn open(fd: u8) -> io::Result<()> {
 /// Writes to stdout, all of it.
 ///
 /// # Errors
-/// If there is none, or it takes no more.
+/// If stdout is closed, or the write fails.
 pub(crate) fn write(bytes: &[u8]) -> io::Result<()> {
     check_stdout()?;
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush())
 }
 
-/// Prints help, the version or what is wrong about the command line; the exit status.
+/// Prints help, the version or the error of the command line; returns the exit status.
 pub(crate) fn print(program: &str, error: &clap::Error) -> u8 {
     let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
     let printed = match error.use_stderr() {

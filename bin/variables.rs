@@ -1,10 +1,10 @@
-//! The variables that nkv's programs read. One that begins like them and is none of them is a
-//! slip, and would be ignored without a word. The list exists once; each program includes it by
-//! path.
+//! The variables that nkv's programs read. A variable with their prefix that is not among them is
+//! probably misspelled, so the programs warn of it. All programs share this list; each includes it
+//! by path.
 
-/// What every variable begins with.
+/// Prefix of every variable.
 const PREFIX: &str = "NKV_";
-/// A name so far from a known one, in letters changed, is no slip of it.
+/// Largest edit distance, in letters, at which a known name is suggested.
 const FARTHEST: usize = 2;
 /// Names of unknown variables that are printed.
 const TOLD: usize = 8;
@@ -12,7 +12,7 @@ const TOLD: usize = 8;
 /// All of them. Those of nkv-node's settings are checked against their table by a test there.
 pub(crate) const KNOWN: [&str; 42] = [
     "NKV_ATOMIC_DOMAIN",
-    // Of the build: cargo sets them for what it runs.
+    // Set by build.rs: cargo also sets them for programs that it runs.
     "NKV_BUILD_COMMIT",
     "NKV_BUILD_VERSION",
     "NKV_CALL_TIMEOUT_MS",
@@ -56,8 +56,8 @@ pub(crate) const KNOWN: [&str; 42] = [
     "NKV_IN_RDMA_GUEST",
 ];
 
-/// A line for each of these names that is unknown, with what may have been meant; at most
-/// [`TOLD`].
+/// One line for each unknown name, with the known name that is meant if one is near; at most
+/// [`TOLD`] lines.
 pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
     let line = |name: &str| {
@@ -69,7 +69,7 @@ pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     ours.take(TOLD).map(line).collect()
 }
 
-/// Those of this process.
+/// The same for this process's environment.
 pub(crate) fn unknown_here() -> Vec<String> {
     let names: Vec<String> =
         std::env::vars_os().filter_map(|(k, _)| k.into_string().ok()).collect();
@@ -81,7 +81,7 @@ mod tests {
     use super::{KNOWN, unknown};
 
     #[test]
-    fn a_slip_is_told_with_what_was_meant_and_what_is_known_is_not() {
+    fn an_unknown_variable_is_reported_with_the_nearest_known_one() {
         assert!(unknown(KNOWN.into_iter()).is_empty());
         assert!(unknown(["PATH", "NKVX"].into_iter()).is_empty());
         let text = unknown(["NKV_CONECT", "NKV_HEAP_BYTE", "NKV_FROBNICATOR"].into_iter());

@@ -1,5 +1,5 @@
-# What every launcher test asks of three running ranks. Sourced by slurm-test and torchrun-test;
-# it starts nothing by itself, and every wait in it has a bound.
+# Checks of three running ranks that every launcher test uses. Sourced by slurm-test and
+# torchrun-test; it starts nothing by itself, and every wait in it has a bound.
 #
 # The caller sets: SCRATCH (its own empty folder), NKV and NKV_NODE (the two binaries).
 
@@ -8,7 +8,7 @@ readonly KEYS=30
 readonly READY_S=60
 readonly DRAIN_S=20
 readonly CALL_S=20
-# Owners report their counts with their heartbeats.
+# Owners send their counts with their heartbeats.
 readonly REPORT_S=10
 
 fail() {
@@ -95,7 +95,7 @@ all_ended() {
     done
 }
 
-# check_job ID: every rank took its job from the launcher, so two jobs on one host never meet.
+# check_job ID: every rank took its job from the launcher, so two jobs on one host stay apart.
 check_job() {
     local rank job
     for ((rank = 0; rank < RANKS; rank++)); do
@@ -135,7 +135,7 @@ owns_an_object() {
     [ "$(objects_of_rank "$1")" -ge 1 ]
 }
 
-# From the status that was asked for last.
+# From the last requested status.
 objects_of_rank() {
     python3 - "$1" "$SCRATCH/status" <<'PYTHON'
 import json, sys
@@ -144,7 +144,7 @@ print(next((row["objects"] for row in json.load(open(path))["ranks"] if row["ran
 PYTHON
 }
 
-# After the launcher was told to stop: every rank drained with exit 0 and left nothing in shared
+# After the launcher was stopped: every rank has drained with exit 0 and left nothing in shared
 # memory.
 check_drained() {
     local rank status segment
@@ -153,7 +153,8 @@ check_drained() {
         status=$(cat "$SCRATCH/exit.$rank")
         [ "$status" = 0 ] || fail "rank $rank ended with $status, expected 0"
         segment=$(ready_field "$rank" segment)
-        # nkv.JOB.RANK.INCARNATION: anything of the job counts, not only the name this rank printed.
+        # nkv.JOB.RANK.INCARNATION: every file of the job is checked, not only the name that this
+        # rank printed.
         compgen -G "/dev/shm/${segment%.*.*}.*" >"$SCRATCH/left" &&
             fail "left in shared memory: $(cat "$SCRATCH/left")"
     done

@@ -1,20 +1,19 @@
-# Steps: one command each, with what it needs, a time limit, a log, and one line of output.
-# Sourced by scripts/test and .ci/run, which set LOGS to a folder first.
+# Steps: one command each, with its needs, a time limit, a log, and one line of output. Sourced by
+# scripts/test and .ci/run, which set LOGS to a folder first.
 #
 # A step whose need is missing is skipped and listed at the end with what to install. With CI=true
-# the need is installed instead, and whatever is skipped all the same, a single test included, has
-# failed.
+# the need is installed instead, and any skip that remains, also of a single test, is a failure.
 
 PASSED=0 FAILED=0 SKIPPED=0
-# Tests that the next step leaves out because a later one runs them: those are no skips.
+# Tests that the next step leaves out because a later one runs them: they do not count as skipped.
 ELSEWHERE=0
 MISSING=()
 running=""
 
 readonly TAIL_LINES=60
 # Seconds that all builds together, and all other steps together, may take: each gets its own limit
-# or what is left. Limits are for what hangs, several times what an idle machine needs; and a build,
-# which takes however long a busy machine takes, costs the tests behind it no time.
+# or what is left. Limits are for hangs: several times what an idle machine needs. Builds have a
+# budget of their own, so that a slow build takes no time from the tests after it.
 BUILD_LEFT_S=${NKV_BUILD_BUDGET_S:-7200} STEPS_LEFT_S=${NKV_BUDGET_S:-7200}
 readonly BUILD_S=1800
 
@@ -26,7 +25,7 @@ end_running() {
     if [ -n "$running" ]; then kill -TERM "$running" 2>/dev/null || true; fi
 }
 
-# --- needs: have_X tells, hint_X says what to install, install_X does it --------------------------
+# --- needs: have_X checks, hint_X prints what to install, install_X installs it -------------------
 
 have_python3() { command -v python3 >/dev/null; }
 hint_python3() { echo "apt-get install python3"; }
@@ -111,7 +110,7 @@ run_step() {
         provide "$need" "$log" || { skip_step "$name" "$need" "$log"; return; }
     done
     started=$SECONDS
-    # In the background, so that an interrupt reaches this shell and, by it, the step's whole group.
+    # In the background, so that an interrupt reaches this shell, which ends the step's whole group.
     timeout --kill-after=30 "$limit" "$@" >>"$log" 2>&1 </dev/null &
     running=$!
     wait "$running" || status=$?
@@ -129,7 +128,7 @@ run_step() {
     printf '    whole log: %s\n' "$log"
 }
 
-# provide NEED LOG: there, or installed where CI=true.
+# provide NEED LOG: true if it is there; with CI=true installs it.
 provide() {
     "have_$1" && return
     [ "${CI:-}" = true ] || return 1
@@ -152,8 +151,7 @@ skip_step() {
     fi
 }
 
-# count STATUS LOG: adds the tests that the log tells of, or one for a step that is a test by
-# itself.
+# count STATUS LOG: adds the tests that the log counts, or one for a step that is a single test.
 count() {
     local passed=0 failed=0 skipped=0
     read -r passed failed skipped < <(tests_in "$2")
@@ -193,7 +191,7 @@ tests_in() {
     ' "$1"
 }
 
-# The last lines: what was missing, then "N passed, N failed, N skipped".
+# The last lines: missing needs, then "N passed, N failed, N skipped".
 summary() {
     local line
     if [ "${#MISSING[@]}" -gt 0 ]; then

@@ -1,6 +1,6 @@
 //! The runs of `nkv-load` that measure budgets, against a node of its own: every row and rate that
-//! `scripts/bench` reads is there, every byte right, and what cannot be measured is refused with
-//! the flag to change. Figures are not judged here: a test is no place for times.
+//! `scripts/bench` reads is present, every byte is right, and a run that cannot measure is refused
+//! with the flag to change. Times are not checked here.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;
@@ -33,7 +33,7 @@ fn outcome(ended: &Ended) -> Value {
     json
 }
 
-/// Whether there is a row with some operations of it.
+/// True if there is a row for `op` and `bytes` with at least one operation.
 fn has_row(json: &Value, op: &str, bytes: u64) -> bool {
     let rows = json["ops"].as_array().unwrap();
     rows.iter().any(|r| r["op"] == op && r["bytes"] == bytes && r["p50_us"].as_f64() > Some(0.0))
@@ -49,8 +49,8 @@ fn rate(json: &Value, op: &str, processes: u64) -> f64 {
 
 #[test]
 fn every_row_of_the_budgets_is_there_with_a_copy_beside_it() {
-    // Producers that outrun a starved owner's log fill the heap with small objects by plans: room
-    // for them, and for the ring's large ones beside them.
+    // Producers that are faster than a starved owner's log put small objects into the heap by
+    // plans: it has room for them and for the ring's large objects.
     let cluster = node("512MiB", "128MiB");
     let json = outcome(&load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]));
     for size in SIZES {

@@ -1,6 +1,6 @@
-//! SIGKILL under load, again and again: of rank 0, of owners and of producers, at moments that
-//! follow from a printed seed. Within two seconds every call has ended; keys on living ranks are
-//! served; no byte is wrong; after the TTLs used bytes are live bytes on every rank.
+//! SIGKILL under load, repeatedly: of rank 0, of owners and of producers, at times derived from a
+//! printed seed. Within two seconds every call has ended; keys on living ranks are served; no byte
+//! is wrong; after the TTLs used bytes are live bytes on every rank.
 //!
 //! `NKV_CHAOS_ROUNDS` (5) rounds each; `NKV_CHAOS_SEED` repeats a run's choices. See scripts/chaos.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]

@@ -1,5 +1,5 @@
-//! `nkv` against three running ranks: values in and out through different ranks, by files and by
-//! streams, and the exit codes and sentences that scripts and people rely on.
+//! `nkv` against three running ranks: values are put and read through different ranks, by files and
+//! by streams; exit codes and messages are those that scripts and people rely on.
 
 mod cluster_process;
 #[path = "cli/reaching.rs"]
@@ -27,7 +27,7 @@ fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
     run_to_end(cluster.cli(rank, args), LIMIT)
 }
 
-/// Runs it with bytes for stdin, and takes bytes from stdout.
+/// Runs it with `stdin` as its stdin; returns its output.
 fn piped(mut command: Command, stdin: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("nkv starts");
@@ -39,7 +39,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path that is text")
 }
 
-/// Bytes of no text and no pattern.
+/// Bytes that are no text and have no pattern.
 fn bytes(len: usize) -> Vec<u8> {
     let mut x = 1u32;
     let mut next = || {
@@ -122,7 +122,7 @@ fn a_get_that_fails_leaves_the_file_as_it_was() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// By rdma, where no rank has a device.
+/// With --transport rdma, where no rank has a device.
 #[test]
 fn i12_a_put_that_finds_no_way_to_its_owner_leaves_its_key_to_the_next_one() {
     let cluster = ProcessCluster::start(2, |command| {
@@ -205,7 +205,7 @@ fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     assert!(one.stdout.starts_with("rank 1: 6 objects evicted (6 MiB), "), "{}", one.stdout);
     let left: Vec<u64> = (0..3).map(|rank| objects(rank, &cluster)).collect();
     assert_eq!(left, [10, 4, 10], "of rank 1 alone");
-    // Free after a quarantine, and once the master was told.
+    // Free after a quarantine, and once the owner has reported it to the master.
     until(LIMIT, "4 MiB of rank 1 are used", || {
         handle.stats().expect("stats").ranks[1].owner.heap_used == 4 << 20
     });
@@ -271,7 +271,7 @@ fn completions_and_man_pages_come_from_every_program() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let cluster = ProcessCluster::start(1, |_| {});
-    // More than a pipe holds, so that the writer is still at it when the reader goes.
+    // More than a pipe holds, so that the writer still writes when the reader ends.
     let value = bytes(4 << 20);
     assert!(piped(cluster.cli(0, &["put", "k"]), &value).status.success());
     let mut command = cluster.cli(0, &["get", "k"]);

@@ -1,5 +1,5 @@
-//! How ranks end, and what they show while they live: SIGTERM drains, a second signal does not
-//! wait, and the HTTP endpoints say what is going on all the while.
+//! How ranks end, and what they show meanwhile: SIGTERM drains, a second signal ends the process at
+//! once, and the HTTP endpoints show each phase.
 
 mod cluster_process;
 
@@ -10,9 +10,9 @@ use nkv_pace::{HANGS, timed};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// Bound of what should happen at once.
+/// Bound of waits for what should happen at once.
 const SOON: Duration = HANGS;
-/// So long an end takes that waits for nothing.
+/// Longest time to end without waiting for plans.
 const SOON_MS: u64 = 5_000;
 const VALUE: &[u8] = &[7; 10_000];
 
@@ -34,7 +34,7 @@ fn draining(drain_ms: &'static str) -> (ProcessCluster, Blocking, WritePlan) {
     });
     let handle = cluster.connect(0);
     let plan = open_plan(&handle, b"in flight");
-    // The owner hears of a plan from the master: not before that is it in flight there.
+    // The master sends the plan to the owner: only from then on is it open there.
     until(SOON, "the owner knows the plan", || owner(&cluster, 1)["plans_open"] == 1);
     cluster.term(1);
     until(SOON, "rank 1 drains", || {
@@ -66,7 +66,7 @@ fn sigterm_lets_what_is_in_flight_finish_then_ends_with_0_and_leaves_nothing() {
     assert!(ended.stderr.contains("1 plans finished, 0 given up"), "{}", ended.stderr);
     assert_eq!(ended.stdout.lines().count(), 1, "one line for programs: {}", ended.stdout);
     assert!(!cluster.left_in_shm().iter().any(|name| name.starts_with(&segment)));
-    // The others go on.
+    // The other rank still takes puts.
     handle.put(b"after", VALUE, &on(0)).unwrap();
     assert_eq!(handle.get(b"after").unwrap(), VALUE);
 }
@@ -121,7 +121,7 @@ fn a_rank_that_still_looks_for_the_master_ends_with_0_as_well() {
     let mut command = cluster_process::node_command(&cluster_process::new_job());
     command.args(["--rank", "1", "--world-size", "2", "--heap-bytes", "1MiB", "--port", &port]);
     let mut rank = cluster_process::Process::spawn(command);
-    // It listens to signals before it looks for anybody.
+    // It handles signals before it connects to the master.
     held.accept().expect("it looks for the master");
     rank.signal(Signal::TERM);
     let ended = rank.wait_exit(EXIT_LIMIT);
@@ -151,7 +151,7 @@ fn the_endpoints_show_heaps_objects_and_actors() {
     }
     handle.flush().unwrap();
     until(SOON, "three gets were reported", || owner(&cluster, 1)["gets_served"] == 3);
-    // A commit is acknowledged before its owner hears of it.
+    // A commit is acknowledged before the master sends it to the owner.
     until(SOON, "the owner has heard of three objects", || owner(&cluster, 1)["objects"] == 3);
     let shown = status(&cluster, 1);
     assert_eq!((&shown["rank"], &shown["job"]), (&1.into(), &cluster.job().into()));

@@ -1,5 +1,6 @@
 //! A child made by fork has its parent's handle, but neither its memory nor its connections nor its
-//! threads: every verb says so at once, and the parent goes on.
+//! threads: every call fails at once with an error that says so, and the parent's handle still
+//! works.
 #![expect(unsafe_code, reason = "a fork is what is tested")]
 
 mod cluster_process;
@@ -9,7 +10,7 @@ use nkv::message::PutOptions;
 use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, Node, NodeConfig, TransportChoice};
 use std::path::PathBuf;
 
-/// Runs `work` in a forked child; the error it came to.
+/// Runs `work` in a forked child; returns the text of its error.
 fn in_child(work: impl FnOnce() -> Option<Error>) -> String {
     let (read, write) = rustix::pipe::pipe().expect("a pipe");
     // SAFETY: the child runs `work`, which takes no lock that another thread may have held at the
@@ -34,11 +35,11 @@ fn in_child(work: impl FnOnce() -> Option<Error>) -> String {
 fn refused(what: &str, work: impl FnOnce() -> Option<Error>) {
     let text = in_child(work);
     assert!(text.starts_with(&format!("{:?}: ", ErrorKind::Disconnected)), "{what}: {text}");
-    assert!(text.contains("forked") && text.contains("connect anew"), "{what}: {text}");
+    assert!(text.contains("forked") && text.contains("connect again"), "{what}: {text}");
 }
 
 #[test]
-fn a_forked_child_that_uses_its_parents_handle_is_told_so() {
+fn a_forked_child_that_uses_its_parents_handle_gets_an_error() {
     let cluster = ProcessCluster::start(1, |_| ());
     let opts = PutOptions::default();
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
@@ -58,7 +59,7 @@ fn a_forked_child_that_uses_its_parents_handle_is_told_so() {
         refused("open_for_write", || client.open_for_write(b"o", 5, &opts).err());
         refused("stats", || client.stats().err());
         refused("flush", || client.flush().err());
-        // A child that drops what it has, and ends, takes nothing from its parent.
+        // A child that drops its handles and ends does not affect its parent.
         let text = in_child(|| {
             client.close();
             None
@@ -95,13 +96,14 @@ fn files_of(job: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Has a child drop everything and end as a program does that does not know what it has.
+/// Forks a child that drops everything and ends by `exit`, like a program that does not know of
+/// nkv.
 fn child_that_ends(work: impl FnOnce()) {
     // SAFETY: as in `in_child`; the child ends by `exit`, with whatever is registered to run then.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // Without an end of its own it is ended: then the test fails.
-        // SAFETY: a timer of this process.
+        // If it does not end by itself, SIGALRM ends it and the test fails. SAFETY: a timer of this
+        // process.
         unsafe { libc::alarm(CHILD_LIMIT_S) };
         work();
         // SAFETY: ends this process.
@@ -148,7 +150,7 @@ fn a_child_forked_from_an_embedded_node_leaves_its_parent_whole() {
         assert_eq!(runtime.block_on(client.get(b"after")).unwrap(), &b"y"[..]);
         runtime.block_on(client.remove(b"after")).unwrap();
     }
-    // Who comes later finds the cookie, the ports and the agent.
+    // Later clients still find the cookie, the ports and the agent.
     let config = ClientConfig {
         job: job.clone(),
         transport: TransportChoice::Tcp,

@@ -1,6 +1,6 @@
-//! Late writers, in whole processes: stopped with SIGSTOP at the worst moment, resumed when their
-//! plan is long over, or overtaken by a new master. Whatever they do then changes no byte of
-//! anybody else's object, and what was acknowledged stays ([I6], [I10], [I11], [I12], [I17]).
+//! Late writers, in whole processes: stopped with SIGSTOP at the worst moment and resumed after the
+//! end of their plan, or after a new master has started. Their writes then change no byte of
+//! another object, and acknowledged objects stay ([I6], [I10], [I11], [I12], [I17]).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;
@@ -47,10 +47,10 @@ fn main() -> ExitCode {
         expired::a_stopped_writer_by_tcp_changes_nothing_in_its_reused_extent,
         expired::a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses,
         expired::a_publish_past_the_deadline_is_reclaimed_and_leaves_nothing,
-        overtaken::a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_attaches_late,
-        overtaken::a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_was_attached,
+        overtaken::a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_a_late_attachment,
+        overtaken::a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_an_attached_writer,
         overtaken::an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_runs_again,
-        overtaken::an_owner_with_a_stopped_writer_that_it_never_heard_of_reports_when_it_runs_again,
+        overtaken::an_owner_with_a_stopped_writer_of_an_unknown_plan_reports_when_it_runs_again,
         overtaken::an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_dies,
         stopped::a_master_that_stood_for_longer_than_the_ttl_declares_nobody_gone,
         stopped::an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_empty,

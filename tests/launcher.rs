@@ -1,5 +1,6 @@
-//! How ranks start, and how they refuse to: real `nkv-node` processes with flags, files and the
-//! environments of launchers. Every refusal is one clear sentence and an exit code of its own.
+//! How ranks start, and which configurations they refuse: real `nkv-node` processes with flags,
+//! files and the environments of launchers. Every refusal is one clear sentence and an exit code of
+//! its own.
 
 mod cluster_process;
 
@@ -38,9 +39,9 @@ fn alone(args: &[&str], env: &[(&str, &str)]) -> (String, Ended) {
     (job, run_to_end(command, REFUSAL))
 }
 
-/// A port of this host that nothing listens at, and that nobody else is given while it is held.
+/// A port of this host at which nothing accepts, reserved while the listener is held.
 fn silent_port() -> (TcpListener, String) {
-    // Bound, so it is nobody else's; what connects is never answered.
+    // Bound, so no other process gets it; connections are never accepted.
     let held = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = held.local_addr().expect("an address").port().to_string();
     (held, port)
@@ -150,7 +151,7 @@ fn a_rank_killed_with_sigkill_and_restarted_joins_at_once() {
     let before = cluster.node(1).field("segment").to_string();
     cluster.kill9(1);
     let ((), took) = timed(|| cluster.restart(1));
-    // The TTL is 10 s: it was not waited for.
+    // The TTL of 10 s was not waited for.
     assert!(took.within(3_000), "{took}");
     cluster.wait_ready(cluster_process::READY_LIMIT);
     assert_ne!(cluster.node(1).segment(), before);
@@ -234,7 +235,7 @@ fn run_to_end_with(mut command: Command, config: &std::path::Path) -> Ended {
 
 /// Starts ranks 0, 1, 2 as a launcher would: with its variables and `NKV_PORT`, without flags.
 fn launched(variables: impl Fn(u32) -> Vec<(&'static str, String)>) -> Vec<Process> {
-    // The port is let go just before rank 0 takes it.
+    // The port is released just before rank 0 binds it.
     let port = silent_port().1;
     let start = |rank: u32| {
         let mut command = clean_command(env!("CARGO_BIN_EXE_nkv-node"));
@@ -272,7 +273,7 @@ fn torchruns_environment_starts_a_cluster() {
             ("WORLD_SIZE", "3".to_string()),
             ("LOCAL_RANK", rank.to_string()),
             ("LOCAL_WORLD_SIZE", "3".to_string()),
-            // What a name of the outside would be: with all ranks here it is not asked for.
+            // Like a host's external name: with all ranks on this host it is not resolved.
             ("MASTER_ADDR", "host.invalid".to_string()),
             ("MASTER_PORT", "1".to_string()),
             ("TORCHELASTIC_RUN_ID", job.clone()),

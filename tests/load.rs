@@ -1,5 +1,5 @@
 //! The run of `nkv-load` without arguments, shortened: every byte is compared, a damaged one is
-//! found, and an interrupt still ends with the outcome.
+//! found, and an interrupted run still prints its results.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Sizes of the embedded run.
 const SIZES: usize = 7;
-/// Looks at /dev/shm while a run starts, and the pause between them: 30 s in all.
+/// Polls of /dev/shm while a run starts, and the pause between them: 30 s in all.
 const POLLS: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -66,7 +66,7 @@ fn a_run_that_cannot_reach_its_cluster_is_not_one_with_wrong_bytes() {
 }
 
 #[test]
-fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_before_the_run() {
+fn a_report_is_one_page_with_every_size_and_an_unwritable_one_fails_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.html");
     let (output, json) = outcome(start(&["--duration", "1", "--report", path.to_str().unwrap()]));
@@ -103,7 +103,7 @@ fn one_damaged_byte_is_found_and_the_run_fails() {
 }
 
 #[test]
-fn wrong_bytes_are_told_by_the_exit_status_though_the_outcome_cannot_be_written() {
+fn wrong_bytes_decide_the_exit_status_though_the_results_cannot_be_written() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nkv-load"));
     command.args(["--duration", "1", "--inject-corruption", "--json", "/dev/full"]);
     let output = command.output().unwrap();

@@ -1,6 +1,6 @@
-//! A put is acknowledged once its owner has recorded the plan, and not when word of it is in a
-//! socket: what was acknowledged is found again when the master dies, whatever its owner had read
-//! by then.
+//! A put is acknowledged only once its owner has recorded the plan, not when the message about it
+//! is in a socket. So acknowledged objects are found after the master dies, whatever the owner had
+//! read by then.
 
 mod cluster_process;
 
@@ -11,19 +11,19 @@ use nkv::{Blocking, Error, ErrorKind};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// A cluster that is whole takes puts, and finds what it holds, within this.
+/// A complete cluster takes puts, and finds its objects, within this.
 const SERVED_LIMIT: Duration = Duration::from_secs(60);
-/// Nobody expires meanwhile.
+/// No rank expires meanwhile.
 const TTL_MS: &str = "120000";
-/// The owner that stands still is put to for so long at most: until a put fails, or at once.
+/// Puts to the stopped owner go on for so long at most, or until one fails.
 const STOPPED_MS: u64 = 4_000;
-/// Batches before it stands still, and at most while it does, and the puts of each.
+/// Batches before the owner is stopped, at most so many while it is stopped, and puts per batch.
 const BATCHES_BEFORE: u64 = 8;
 const BATCHES_MEANWHILE: u64 = 200;
 const PUTS: u64 = 32;
 const VALUE: &[u8] = b"acknowledged";
 
-/// Long keys: word of a few hundred puts fills the socket to the owner.
+/// Long keys, so that the messages about a few hundred puts fill the socket to the owner.
 fn key(n: u64) -> Vec<u8> {
     format!("{n:0>1000}").into_bytes()
 }

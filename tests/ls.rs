@@ -1,5 +1,5 @@
-//! `nkv ls` and `nkv rm --matching`, `--all` against three running ranks: what people see, what
-//! scripts may rely on, and what a rank that stands still or dies makes of them.
+//! `nkv ls` and `nkv rm --matching`, `--all` against three running ranks: the output, what scripts
+//! may rely on, and the effect of a stopped or dead rank.
 
 mod cluster_process;
 
@@ -14,8 +14,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 const LIMIT: Duration = HANGS;
-/// A call that needs a rank that does not answer ends within two seconds [I18]; the process around
-/// it starts and ends, too.
+/// A call to a rank that does not answer ends within two seconds [I18]; the rest is for the start
+/// and end of the process.
 const ANSWER_MS: u64 = 3_500;
 
 fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
@@ -135,7 +135,7 @@ fn a_key_given_to_rm_may_be_any_bytes_that_ls_showed() {
         let exists = nkv(&cluster, 0, &["exists", line]);
         assert_eq!(exists.stdout, format!("{line}: ready\n"), "{}", exists.stderr);
     }
-    // As it is typed it names the same key where it is plain, and no other where it is not.
+    // With --literal-keys an argument in quotes and escapes names the key of exactly those bytes.
     let mut rm = cluster.cli(0, &["rm", "--literal-keys"]);
     rm.arg(OsStr::from_bytes(b"\xfe\x01")).arg("\"q\"");
     assert_eq!(run_to_end(rm, LIMIT).stdout, "\"\\xfe\\x01\": removed\n\"\\\"q\\\"\": removed\n");

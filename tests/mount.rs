@@ -1,6 +1,6 @@
-//! `nkv mount` and `nkv unmount` against ranks in processes of their own: memory that other
-//! processes map comes and goes, by shared memory and by tcp, and nothing of it is left when its
-//! rank is killed.
+//! `nkv mount` and `nkv unmount` against ranks in processes of their own: segments are added and
+//! removed while other processes map them or use them over tcp, and none is left when its rank is
+//! killed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cluster_process;
@@ -22,7 +22,7 @@ fn value(n: usize) -> Vec<u8> {
     (0..LEN).map(|i| (i as u8).wrapping_mul(7).wrapping_add(n as u8)).collect()
 }
 
-/// Puts so many values on rank 1.
+/// Puts `n` values on rank 1.
 fn fill(handle: &Blocking, n: usize) {
     let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     for i in 0..n {
@@ -73,7 +73,7 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
         let line = format!("nkv_objects_ready{{rank=\"1\",segment=\"1\"}} {}", there.len());
         assert!(metrics.contains(&line), "{line} in {metrics}");
 
-        // What they found before leads to nothing any more, however they read it.
+        // Locations that clients found before are no longer readable by any data path.
         let key = format!("k{}", there[0]);
         let old = readers[0].get_location(key.as_bytes()).unwrap();
         let unmount = nkv(&cluster, &["unmount", "1", "--rank", "1"]);
@@ -96,14 +96,14 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_what_to_do() {
+fn a_refused_mount_or_unmount_names_the_remedy() {
     let cluster = ProcessCluster::start(2, |_| {});
     let files = left_in_shm(cluster.job()).len();
     for (args, code, expected) in [
         (&["mount", "4TiB", "--rank", "1"][..], 6, "Ask for a smaller heap"),
         (&["mount", "0", "--rank", "1"], 2, "give 1 to "),
         (&["mount", "1MiB", "--rank", "9"], 2, "there is no rank 9; ranks are 0 to 1"),
-        (&["unmount", "0", "--rank", "1"], 2, "segment 0 is what rank 1 started with"),
+        (&["unmount", "0", "--rank", "1"], 2, "segment 0 of rank 1 cannot be unmounted"),
         (&["unmount", "3", "--rank", "1"], 1, "there is no segment 3 of rank 1; none is mounted"),
     ] {
         let ended = nkv(&cluster, args);
@@ -120,7 +120,7 @@ fn what_cannot_be_done_is_said_with_what_to_do() {
 #[test]
 fn a_rank_that_is_stopped_or_gone_is_not_waited_for() {
     let mut cluster = ProcessCluster::start(3, |command| {
-        // Not declared gone while this runs.
+        // So that rank 1 is not declared gone during the test.
         command.args(["--ttl-ms", "600000"]);
     });
     cluster.node(1).stop();
@@ -137,7 +137,7 @@ fn a_rank_that_is_stopped_or_gone_is_not_waited_for() {
         assert!(ended.sentence().contains(&expected), "{command:?}: {}", ended.stderr);
     }
 
-    // The others do what they can, and who did not is named.
+    // The other ranks evict, and the error names those that did not.
     let evict = ["evict", "--until-below", "0%", "--timeout-ms", "300"];
     let ended = nkv(&cluster, &evict);
     assert_eq!((ended.code, ended.stdout.lines().count()), (4, 2), "{}", ended.stdout);
@@ -173,7 +173,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
     cluster.kill9(1);
     assert_eq!(left_in_shm(cluster.job()).len(), files + 4, "nobody was left to remove them");
     cluster.restart(1);
-    // Its objects went with its memory, on all segments alike, and nothing waits for a TTL.
+    // Its objects are gone on all its segments, without waiting for a TTL.
     for i in 0..40 {
         let e = handle.get(format!("k{i}").as_bytes()).unwrap_err();
         assert_eq!(e.kind, ErrorKind::NotFound, "k{i}: {e}");
@@ -182,7 +182,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
     assert!(mounted(&handle).is_empty());
     fill(&handle, 4);
 
-    // Asked to end twice, it waits for nobody and unlinks what it mounted, too.
+    // A second signal ends it at once, and it unlinks mounted segments too.
     assert_eq!(nkv(&cluster, &["mount", "64MiB", "--rank", "1"]).code, 0);
     let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     let plan = handle.open_for_write(b"open", 4096, &opts).unwrap();

@@ -1,6 +1,5 @@
-//! What somebody meets who runs a cluster: limits of the shell, a stopped process, a rank started
-//! with other numbers, logs for machines, metrics, and a load that cannot work. Real processes
-//! throughout.
+//! What an operator of a cluster meets: limits of the shell, a stopped process, a rank started with
+//! wrong numbers, JSON logs, metrics, and a load that cannot work. All in real processes.
 
 mod cluster_process;
 
@@ -13,11 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How long whatever is waited for may take.
+/// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A process that is stopped for so long has missed several looks of its watchdog.
+/// A process that is stopped for this long has missed several checks of its watchdog.
 const STOPPED: Duration = Duration::from_secs(3);
-/// What a load generator may take for objects that fit no heap, or for a short run.
+/// Limit of a load generator with objects that fit no heap, or with a short run.
 const LOAD_LIMIT: Duration = Duration::from_secs(120);
 
 /// `nkv-node` below a limit that the shell sets.
@@ -75,7 +74,7 @@ fn a_master_that_comes_back_with_another_world_size_is_named_by_both_sides() {
     assert_eq!(code, 503);
     assert!(ready.contains(why), "{ready}");
 
-    // Whoever asks the new master hears that the rank runs and is refused.
+    // The new master reports that the rank runs and is refused.
     let ask = |args: &[&str]| {
         let mut nkv = clean_command(env!("CARGO_BIN_EXE_nkv"));
         nkv.args(["--connect", master.control(), "--job", cluster.job()]).args(args);
@@ -120,7 +119,7 @@ fn a_segment_above_the_limit_of_file_sizes_is_refused_before_it_is_made() {
     assert!(ended.sentence().contains("ulimit -f"), "{}", ended.stderr);
 }
 
-/// A rank that was started alone and told to end.
+/// Starts a rank alone and ends it with a signal.
 fn ended_alone(args: &[&str]) -> Ended {
     let mut command = node_command(&new_job());
     command.args(["--heap-bytes", "4MiB"]).args(args);
@@ -260,7 +259,7 @@ fn a_load_whose_objects_fit_no_heap_fails_with_the_numbers_before_it_starts() {
     }
     assert_eq!(ended.stdout, "", "no outcome of a run that was not");
 
-    // Nothing of so short a run is done.
+    // So short a run does no operation.
     let brief = load(&[&at[..], &["--duration", "0.000001"]].concat());
     let ended = run_to_end(brief, LOAD_LIMIT);
     assert_eq!(ended.code, 4, "{}", ended.stderr);

@@ -1,6 +1,5 @@
-//! The documentation names what there is: every invariant of docs/PROTOCOL.md is pinned by a test
-//! that carries its number, no test carries a number that the page lacks, and no link leads
-//! nowhere.
+//! The documentation agrees with the code: every invariant of docs/PROTOCOL.md has a test with its
+//! number, no test has a number that the page lacks, and no link is broken.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -14,7 +14,7 @@ use nkv::{Blocking, ErrorKind, TransportChoice};
 use nkv_pace::{HANGS, timed};
 use std::time::Duration;
 
-/// Bound of what should happen soon: the guest is emulated.
+/// Bound of waits; the guest is emulated and slow.
 const SOON: Duration = HANGS;
 
 fn bytes(seed: u32, len: usize) -> Vec<u8> {
@@ -80,7 +80,8 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
         let brief = by_devices(&cluster);
         (0..3)
             .for_each(|rank| brief.put(format!("{n} {rank}").as_bytes(), b"v", &on(rank)).unwrap());
-        // Ending its pairs takes a while: it must not take itself for somebody who still writes.
+        // Ending its queue pairs takes a while: the client itself must not count as a producer that
+        // still writes.
         let (_, took) = timed(|| brief.close());
         assert!(took.within(1_500), "closing took {took}");
     }
@@ -117,13 +118,14 @@ fn i1_claims_of_hosts_and_of_this_one_are_counted_by_the_device_and_those_by_tcp
 #[test]
 fn i10_a_plan_past_its_deadline_is_dropped_by_its_handle_and_takes_no_late_byte() {
     let cluster = ProcessCluster::start(2, |command| {
-        // A second: what else is put takes a while in a guest.
+        // A second, since other puts take a while in a guest.
         command.args(["--write-ttl-ms", "1000"]);
     });
     let producer = by_devices(&cluster);
     let plan = producer.open_for_write(b"late", 4096, &on(1)).unwrap();
     plan.write_from(0, &[1; 2048]).unwrap();
-    // Past its deadline the owner says Drop, and the handle answers: its gate is empty.
+    // After the deadline the owner sends Drop, and the handle acknowledges it, since its gate is
+    // empty.
     until(SOON, "the plan ended", || owner(&cluster, 1)["owner"]["plans_open"] == 0);
     let late = plan.write_from(2048, &[2; 2048]).unwrap_err();
     assert_eq!(late.kind, ErrorKind::Reclaimed, "{late}");

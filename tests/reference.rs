@@ -1,6 +1,6 @@
-//! The pages of `docs/reference` that are made from the programs and the sources: each test makes
-//! one page's text and compares it with the file. It writes files only where `NKV_WRITE_REFERENCE`
-//! is set, which is how a page is brought up to date.
+//! The pages of `docs/reference` that are generated from the programs and the sources: each test
+//! generates one page and compares it with the file. With `NKV_WRITE_REFERENCE` set it writes the
+//! file instead.
 
 #[path = "reference/cli.rs"]
 mod cli;

@@ -1,5 +1,5 @@
-//! The ring between a client and the node on its host, as processes use it: that it is used at all,
-//! and that neither end waits for the other for ever, whatever becomes of it and whenever.
+//! The ring between a client and the node on its host, as processes use it: that it is used, and
+//! that neither end waits for the other without a bound, whenever one of them stops or dies.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;
@@ -20,7 +20,7 @@ const CALL_MS: u64 = 1_000;
 /// What a call may take over its limit.
 const SLACK_MS: u64 = 1_000;
 const LIMIT: Duration = HANGS;
-/// Kills at moments that differ.
+/// Number of kills, each after another delay.
 const ROUNDS: u64 = 6;
 
 /// Rings that a rank shares with clients now.
@@ -38,7 +38,7 @@ fn blocking(cluster: &ProcessCluster) -> Blocking {
     Blocking::connect(&cluster.address(0), config(cluster, TransportChoice::Auto)).unwrap()
 }
 
-/// Calls until one fails; how, and how long that one took.
+/// Repeats the call until it fails; returns the error and how long that call took.
 fn until_it_fails(mut call: impl FnMut() -> Result<(), Error>) -> (Error, Took) {
     loop {
         if let (Err(e), took) = timed(&mut call) {
@@ -75,7 +75,7 @@ fn batches_larger_than_a_ring_come_through_both_ways() {
     let cluster = ProcessCluster::start(1, |_| {});
     let handle = blocking(&cluster);
     handle.put(b"there", b"value", &PutOptions::default()).unwrap();
-    // Some 2 MiB of question and 160 KiB of answer; a lane has 64 KiB.
+    // Some 2 MiB of request and 160 KiB of answer; a lane has 64 KiB.
     let mut keys: Vec<Vec<u8>> = (0..40_000).map(|i| format!("absent/{i:040}").into()).collect();
     keys.push(b"there".to_vec());
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();

@@ -1,7 +1,6 @@
-//! Thousands of connections that say nothing, on every port of a rank at once, for a while: clients
-//! work beside them, /healthz answers, and a rank that is killed meanwhile comes back [I20].
-//! `scripts/silent-connections` runs it with 10,000 on each port for a minute; the suite with
-//! fewer.
+//! Thousands of connections that send nothing, on every port of a rank at once: meanwhile clients
+//! work, /healthz answers, and a killed rank joins again [I20]. `scripts/silent-connections` runs
+//! it with 10,000 on each port for a minute; the suite with fewer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 #![expect(unsafe_code, reason = "threads with descriptor tables of their own")]
 
@@ -24,14 +23,14 @@ const CONNECTIONS: u64 = 400;
 const SECONDS: u64 = 3;
 /// A probe is answered within this.
 const HEALTHZ_MS: u64 = 100;
-/// Pause between two new connections on one port, once all are there: the old ones are closed.
+/// Pause between two new connections on one port once all are open; each replaces the oldest.
 const AGAIN: Duration = Duration::from_millis(1);
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
 }
 
-/// What the threads that make them share.
+/// State shared by the connecting threads.
 #[derive(Default)]
 struct State {
     stop: AtomicBool,
@@ -48,7 +47,7 @@ fn own_descriptors() {
     assert_eq!(failed, 0, "unshare(CLONE_FILES): {}", std::io::Error::last_os_error());
 }
 
-/// So many connections to one port, the oldest replaced by new ones all the time.
+/// Keeps `many` connections to one port open, replacing the oldest by new ones all the time.
 fn silence(to: String, many: usize, state: Arc<State>) -> JoinHandle<u64> {
     spawn_named("silent", move || {
         own_descriptors();

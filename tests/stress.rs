@@ -1,7 +1,7 @@
-//! Many processes at once, too little memory, and death: writers by log and by plan, readers of
-//! every kind, owners whose heaps and logs are full all the time; writers, readers and one owner
-//! are killed at moments that follow from a printed seed. Every byte read is compared, and
-//! afterwards every byte of every owner is accounted for.
+//! Many processes, too little memory, and kills: writers by log and by plan, readers of every kind,
+//! owners whose heaps and logs are always full; writers, readers and one owner are killed at times
+//! derived from a printed seed. Every byte read is compared, and afterwards every byte of every
+//! owner is accounted for.
 //!
 //! `NKV_STRESS_SECONDS` (5); `NKV_CHAOS_SEED` repeats a run's choices. See scripts/stress.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]

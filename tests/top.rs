@@ -1,6 +1,6 @@
-//! `nkv top` over a real cluster. Where there is no terminal: one picture with every rank, its heap
-//! and its actors, and still one when a rank, or the master itself, is killed. On a terminal: it
-//! ends with it, and gives it back as it was.
+//! `nkv top` over a real cluster. Without a terminal: one screen with every rank, its heap and its
+//! actors, also after a rank or the master was killed. On a terminal: it ends when the terminal
+//! closes, and restores it.
 
 mod cluster_process;
 
@@ -9,13 +9,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::time::Duration;
 
-/// No picture may take longer: two looks, each with the limits of the master and of a rank.
+/// Limit of one screen: two samples, each with the limits of the master and of a rank.
 const LIMIT: Duration = nkv_pace::HANGS;
-/// How long the cluster may take to see a death.
+/// How long the cluster may take to detect a death.
 const SEEN: Duration = nkv_pace::HANGS;
 /// How long a view may take to show the cluster, and to end.
 const VIEW: Duration = nkv_pace::HANGS;
-/// What clears the view away.
+/// Escape sequence that leaves the view.
 const LEAVES: &str = "\x1b[?1049l";
 
 fn top(cluster: &ProcessCluster, through: u32, args: &[&str]) -> Ended {
@@ -52,7 +52,7 @@ fn every_rank_is_shown_with_heap_and_actors_and_a_killed_one_as_gone() {
     assert!(!text.contains('\u{1b}'), "no control sequences without a terminal");
 
     cluster.kill9(2);
-    // One look has no memory: whoever was gone before it began is only missing.
+    // A single run has no history: a rank that was gone before is shown as missing.
     let gone = || {
         let state = json(&cluster, 1)["ranks"][2]["state"].clone();
         state == "gone" || state == "missing"
@@ -78,7 +78,7 @@ fn a_stopped_rank_holds_no_picture_up() {
     assert!(holds_within(SEEN, || json(&cluster, 0)["ranks"][2]["state"] == "alive"));
 }
 
-/// On a terminal, with the cluster in view.
+/// Starts it on a terminal and waits until it shows the cluster.
 fn on(terminal: &mut Terminal, cluster: &ProcessCluster) -> AtTerminal {
     let view = terminal.start(cluster.cli(0, &["top", "--interval", "0.2"]));
     terminal.wait_for(VIEW, "q quits");

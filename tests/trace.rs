@@ -1,7 +1,7 @@
-//! The first requests of a published workload, replayed by the real `nkv-load`, against the
-//! arithmetic of a plain set: with room for all blocks a cache may not hit one block more or less.
-//! With little room each eviction policy is held to what the policy alone, without any node, would
-//! hit. Without the published trace the tests make one of the same shape.
+//! The first requests of a published workload, replayed by the real `nkv-load`, compared with a
+//! computation on a plain set: with room for all blocks the number of hits must be exactly that.
+//! With little room each eviction policy must come close to a simulation of the policy alone,
+//! without any node. Without the published trace the tests generate one of the same shape.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use nkv::message::OwnerGauges;
@@ -21,10 +21,10 @@ const REQUESTS: usize = 1000;
 const BLOCK_BYTES: u64 = 4096;
 /// Payload bytes of each of three ranks: all blocks fit even if one rank gets half of them.
 const HEAP_BYTES: u64 = 64 << 20;
-/// Of the blocks of a trace, the part that fits where room is little: one in this many.
+/// Fraction of a trace's blocks that fits where room is little: one in this many.
 const LITTLE_ROOM: usize = 5;
 /// How far the hit ratio of three real ranks may be from that of one policy without any node: their
-/// blocks are spread by hash, and retired memory rests before it is used again.
+/// blocks are spread by hash, and retired memory is held for a quarantine.
 const TOLERANCE: f64 = 0.005;
 /// Hit ratios of the whole published trace with a tenth of its blocks, simulated independently.
 const PUBLISHED: [(PolicyKind, f64); 3] =
@@ -33,7 +33,7 @@ const PUBLISHED: [(PolicyKind, f64); 3] =
 const COUNTERS_LIMIT: Duration = nkv_pace::HANGS;
 const COUNTERS_PAUSE: Duration = Duration::from_millis(20);
 
-/// What the cache must do, from the trace alone.
+/// Expected counts, computed from the trace alone.
 #[derive(Debug, Default, PartialEq)]
 struct Arithmetic {
     requests: u64,
@@ -54,7 +54,7 @@ fn arithmetic(requests: &[Vec<u64>]) -> Arithmetic {
     Arithmetic { unique: seen.len() as u64, ..sums }
 }
 
-/// The blocks of a cache with room for `room` of them, as one policy keeps them.
+/// The hit ratio of one policy in a cache with room for `room` blocks.
 fn hit_ratio(requests: &[Vec<u64>], room: usize, kind: PolicyKind) -> f64 {
     let mut policy = kind.build(room as u32);
     let (mut slot_of, mut blocks, mut hits) = (HashMap::new(), Vec::new(), 0);
@@ -117,7 +117,7 @@ fn made_trace(dir: &Path) -> PathBuf {
     };
     let (mut conversations, mut next, mut text) = (Vec::<Vec<u64>>::new(), 1, String::new());
     for timestamp in 0..REQUESTS {
-        // How far back: a heavy tail, as the distance between two turns of a conversation has.
+        // How far back: heavy-tailed, like the distance between two turns of a conversation.
         let recent = conversations.len();
         let back = if recent == 0 { 0 } else { recent / (1 + draw(recent)) };
         let goes_on = back > 0 && draw(100) < 40;

@@ -1,5 +1,5 @@
-//! What its own user does to a segment by accident: everything under its name is cut and
-//! overwritten while nodes and clients use it. Nobody dies, and every value is right [I19].
+//! Accidents by the segment's own user: every file of the segment is truncated and overwritten
+//! while nodes and clients use it. No process dies, and every value is right [I19].
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;
@@ -15,24 +15,24 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Rounds in which every name is cut, before the cluster may end.
+/// Rounds in which every file is truncated, at least.
 const CUTS: u64 = 30;
 /// Values at once.
 const KEYS: u64 = 8;
 
-/// What of a job can be cut: its segments, and the locks beside them.
+/// Files of a job that can be truncated: its segments, and the locks beside them.
 fn files_of(job: &str) -> Vec<PathBuf> {
     let all = left_in_shm(job).into_iter().map(|name| Path::new(SHM_DIR).join(name));
     all.filter(|p| !p.metadata().unwrap().file_type().is_socket()).collect()
 }
 
-/// As a shell does it, in a process of its own; true if it was refused.
+/// Runs the shell script on the file in a process of its own; true if it was refused.
 fn refused(script: &str, file: &Path) -> bool {
     let output = Command::new("sh").args(["-c", script, "sh"]).arg(file).output().unwrap();
     !output.status.success()
 }
 
-/// Cuts every name by every way, round after round.
+/// Truncates and overwrites every file in every way, round after round.
 fn cut_all(files: &[PathBuf], rounds: &AtomicU64) {
     for round in 0..CUTS {
         for file in files {
@@ -86,7 +86,7 @@ fn i19_a_segment_that_its_own_user_truncates_keeps_every_byte_and_kills_nobody()
     cutting.join().unwrap();
     assert_eq!(rounds.load(Ordering::Acquire), CUTS);
     assert!(round > 0, "nothing was put meanwhile");
-    // Who comes now maps what is left.
+    // A new client maps what is left.
     use_it(&cluster.connect_by(1, TransportChoice::Shm), round);
     for rank in 0..2 {
         assert_eq!(cluster.get(rank, "/healthz").0, 200);
@@ -100,7 +100,7 @@ fn a_segment_whose_name_leads_nowhere_is_mapped_by_the_descriptor_that_its_rank_
         files_of(cluster.job()).into_iter().filter(|file| file.is_symlink()).collect();
     assert_eq!(segments.len(), 2);
     for segment in &segments {
-        // As the name looks from another pid namespace.
+        // Like the name as seen from another pid namespace.
         std::fs::remove_file(segment).unwrap();
         std::os::unix::fs::symlink("/proc/1/fd/1000000", segment).unwrap();
     }

@@ -1,5 +1,5 @@
 //! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with
-//! what was overheard. Whoever is refused gets the reason, is counted, and disturbs nobody.
+//! replayed bytes. A refused client gets the reason, is counted, and disturbs no other client.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;
@@ -27,7 +27,7 @@ const RIGHT: &str = "the secret of this test";
 const WRONG: &str = "the secret of that test";
 const LIMIT: Duration = nkv_pace::HANGS;
 const SMALL: &str = "1MiB";
-/// A refusal is logged so often in a second at most.
+/// Most log lines about refusals per second.
 const LINES_PER_SECOND: u64 = 8;
 
 fn with_secret(ranks: u32) -> ProcessCluster {
@@ -60,7 +60,7 @@ fn refused_so_far(cluster: &ProcessCluster, rank: u32) -> u64 {
     found.into_iter().flatten().next().and_then(|v| v.as_u64()).expect("a count in /status")
 }
 
-/// Puts and gets without a pause, each checked, until told to stop.
+/// Puts and gets without a pause, each checked, until dropped or stopped.
 struct Healthy {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<u64>,
@@ -182,9 +182,9 @@ fn overhear(cluster: &ProcessCluster) -> Vec<u8> {
     between.join().unwrap()
 }
 
-/// Says it all and hears what comes until the node closes.
+/// Sends all bytes and reads until the node closes the connection.
 fn send_all(mut stream: impl Read + Write, sent: &[u8]) -> Vec<u8> {
-    // It may hang up at any byte.
+    // The node may close the connection at any byte.
     let _ = stream.write_all(sent);
     let mut heard = Vec::new();
     if let Err(e) = stream.read_to_end(&mut heard) {
@@ -242,7 +242,7 @@ fn i20_a_flood_of_strangers_fills_no_log_and_disturbs_nobody() {
         let _ = stream.shutdown(Shutdown::Write);
         send_all(stream, &[]);
     }
-    // And some that connect and say nothing, until the node has had enough.
+    // And some that connect and send nothing, until the node closes them.
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial(cluster.node(0).control())).collect();
     healthy.goes_on_well();
     for stream in &mut silent {
@@ -279,7 +279,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     assert!(heard.is_empty(), "half an opening, and nothing but the limit ends it");
     nobody_else(&cluster);
 
-    // A cookie that others could have read or written is not used any more.
+    // A cookie that other users could have read or written is refused.
     std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o644)).unwrap();
     let open = nkv(&cluster, None, &["exists", "k"]);
     assert_eq!(open.code, 5);
@@ -291,13 +291,13 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     assert!(!cookie.exists(), "the last rank takes it away");
 }
 
-/// As root one can be somebody else, too.
+/// Root can also start a client as another user.
 fn nobody_else(cluster: &ProcessCluster) {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    // The build's own folder may be closed to others.
+    // The build folder may be unreadable for other users.
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("nkv");

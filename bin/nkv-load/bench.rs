@@ -1,6 +1,6 @@
 //! `--bench`: one client, one operation at a time, from 4 KiB to 16 MiB, each beside a plain copy
-//! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes what it
-//! put, and it may not keep a cluster fuller than half of its smallest heap.
+//! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes its
+//! objects, and uses at most half of the cluster's smallest heap.
 
 use crate::connection::{Embedded, heap_takes, remote};
 use crate::content::Stream;
@@ -103,7 +103,7 @@ struct OneSize<'a> {
     size: usize,
     /// Objects alive at once.
     live: usize,
-    /// Before each operation.
+    /// Pause before each operation.
     pause: Duration,
     /// Gets return bytes of their own.
     to_bytes: bool,
@@ -205,7 +205,7 @@ impl<'a> OneSize<'a> {
                     true => (&own, own.len()),
                     false => (&self.target, self.read),
                 };
-                // Once is enough here, and before the copy overwrites what was read.
+                // Compared once, before the copy overwrites what was read.
                 if !self.compared || read != self.size {
                     self.compared = true;
                     let verdict = contents(self.size).verify(found, read, self.size);
@@ -222,7 +222,7 @@ impl<'a> OneSize<'a> {
     }
 }
 
-/// All objects of one size have the same contents: only their keys are new.
+/// All objects of one size have the same contents and different keys.
 fn contents(size: usize) -> Stream {
     Stream::of(b"bench", size as u64)
 }

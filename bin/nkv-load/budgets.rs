@@ -1,7 +1,7 @@
-//! `--budgets`: what the budgets are about, measured by one client of a running node, each row
-//! beside plain copies of the same bytes. Copies walk memory as the operation does: as many bytes,
-//! in pages of the same kind, in the same order. It judges nothing: `scripts/bench` holds the rows
-//! to limits.
+//! `--budgets`: measures the operations that have budgets, by one client of a running node, each
+//! row beside plain copies of the same bytes. Copies walk memory as the operation does: as many
+//! bytes, in pages of the same kind, in the same order. `scripts/bench`, not this program, compares
+//! the rows with the limits.
 
 mod gets;
 mod producers;
@@ -26,12 +26,12 @@ use ring::RingCopy;
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// The size whose latency counts.
 const SMALL: usize = SIZES[0];
-/// The sizes of the rows by tcp.
+/// The sizes of the rows over tcp.
 const LARGE: [usize; 3] = [1 << 20, 4 << 20, 16 << 20];
-/// Where Linux says how large a cache of the first core is.
+/// Where Linux shows the sizes of the first core's caches.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
-/// Puts that the log takes, and puts by plans.
+/// Options of puts by the log, or by plans.
 fn by_log(log: bool) -> PutOptions {
     PutOptions { device_alloc: Some(log), ..PutOptions::default() }
 }
@@ -73,11 +73,11 @@ pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Re
     Ok(())
 }
 
-/// The ring in bytes: refused where it does not fit beside other objects, said where it fits a
+/// The ring in bytes: an error if it does not fit beside other objects, a warning if it fits a
 /// cache.
 fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
     let view = handle.membership()?;
-    let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
+    let (info, _) = view.ranks.first().context("the cluster has no ranks")?;
     if view.ranks.len() > 1 {
         bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());
     }
@@ -106,14 +106,14 @@ fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
     Ok(ring)
 }
 
-/// Bytes of the largest cache that Linux tells of.
+/// Bytes of the largest cache that Linux reports.
 fn last_level_cache() -> Option<u64> {
     let size = |index| std::fs::read_to_string(format!("{CACHES}/index{index}/size")).ok();
     let kib = |text: String| text.trim().strip_suffix('K')?.parse::<u64>().ok();
     (0..8).map_while(size).filter_map(kib).max().map(|kib| kib << 10)
 }
 
-/// Takes in what was measured of one row.
+/// Adds one row to the report.
 fn row(report: &mut Report, times: OpTimes) {
     report.requests += times.count();
     report.measured(times);

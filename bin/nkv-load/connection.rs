@@ -1,5 +1,5 @@
-//! Where the load goes: a cluster embedded in this process, or running nodes. Both end as handles
-//! of the same kind, each for one thread, so the runs themselves do not know the difference.
+//! The target of the load: a cluster embedded in this process, or running nodes. Both provide
+//! handles of the same type, each for one thread, so the runs are the same for both.
 
 use crate::endpoints::{connect, endpoint};
 use crate::flags::Flags;
@@ -13,20 +13,20 @@ use nkv::{
 };
 use tokio::runtime::Runtime;
 
-/// A cluster in this process; stopped when dropped.
+/// A cluster in this process; dropping it stops it.
 pub(crate) struct Embedded<'a> {
     rt: &'a Runtime,
     cluster: Option<Cluster>,
 }
 
 impl<'a> Embedded<'a> {
-    /// Starts `ranks` nodes that share nothing with any other cluster of this machine.
+    /// Starts `ranks` nodes as a job of their own, apart from every other cluster of this machine.
     ///
     /// # Errors
     /// As [`Cluster::start`].
     pub(crate) fn start(rt: &'a Runtime, ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
         let job = format!("nkv-load-{}", std::process::id());
-        // As real ranks have it.
+        // The default of real ranks.
         let memory = MemoryChoice::Shm;
         let cluster = rt.block_on(Cluster::start(ranks, NodeConfig { job, memory, ..base }))?;
         Ok(Self { rt, cluster: Some(cluster) })
@@ -51,8 +51,8 @@ impl Drop for Embedded<'_> {
     }
 }
 
-/// A handle of a running cluster, for one thread, through the first of the nodes named in
-/// `address`, separated by commas, that leads to it.
+/// A handle of a running cluster, for one thread, through the first of the nodes in `address`,
+/// separated by commas, that reaches the master.
 ///
 /// # Errors
 /// If one of them is no address, or none answers, or they are of another job.
@@ -83,7 +83,7 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
 }
 
-/// Refuses a run whose objects fit no heap of the cluster: each of its puts would fail.
+/// Refuses a run whose objects fit in no heap of the cluster: each put would fail.
 ///
 /// # Errors
 /// With the size, the largest heap, and what to change.

@@ -1,7 +1,7 @@
-//! What objects contain: a stream of bytes that follows from the key and its version, so that any
-//! reader can tell a right object from a torn, stale, shifted or foreign one without keeping a
-//! copy. It must generate and compare faster than memory copies, and it may not be random: two
-//! programs that share only the key agree on every byte.
+//! Contents of objects: a stream of bytes computed from the key and its version, so that any reader
+//! can tell a right object from a torn, stale, shifted or foreign one without keeping a copy.
+//! Generating and comparing must be faster than memory copies. The stream is deterministic: two
+//! programs that share only the key compute the same bytes.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -18,7 +18,7 @@ pub(crate) struct Stream {
     seed: u64,
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Bytes that differ, or are missing or too many.
@@ -49,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// Compares what a read of an object of `expected_len` bytes brought with the stream: `read`
+    /// Compares the result of a read of an object of `expected_len` bytes with the stream: `read`
     /// bytes, of which `dst` holds as many as fit.
     pub(crate) fn verify(self, dst: &[u8], read: usize, expected_len: usize) -> Verdict {
         let both = dst.len().min(read).min(expected_len);
@@ -83,7 +83,7 @@ impl Stream {
 }
 
 impl Verdict {
-    /// Compares with bytes that were kept.
+    /// Compares `got` with the bytes `right`.
     pub(crate) fn of(got: &[u8], right: &[u8]) -> Self {
         if got == right {
             return Self::default();
@@ -107,7 +107,7 @@ impl Verdict {
 
 fn word_at(start: u64, lane: u64) -> u64 {
     let x = start.wrapping_add(STEP.wrapping_mul(lane));
-    // Lets the well-mixed high bits reach the low bytes, whose own period would be 256 words.
+    // Mixes the high bits into the low byte, whose own period would be 256 words.
     x ^ (x >> 29)
 }
 

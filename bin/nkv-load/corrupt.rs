@@ -1,6 +1,6 @@
-//! `--inject-corruption`: damages stored memory behind everybody's back, the way a stray write of
-//! another process would, so that it can be seen that a wrong byte is noticed. Nothing else in
-//! this program writes a segment directly.
+//! `--inject-corruption`: damages a stored byte directly in the segment, as a stray write of
+//! another process would, to prove that wrong bytes are detected. Nothing else in this program
+//! writes a segment directly.
 
 use anyhow::ensure;
 use nkv::message::ObjMeta;

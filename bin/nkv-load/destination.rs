@@ -1,6 +1,6 @@
-//! Where an outcome goes. Whether it can be written there is found out before the run, not after
-//! it: the room is taken beside the file at once, and the file appears whole or not at all. A
-//! device or a pipe is opened before the run and written to after it.
+//! Where an outcome is written. That it can be written is checked before the run: a temporary file
+//! is made beside the target at once and renamed afterwards, so the file appears whole or not at
+//! all. A device or a pipe is opened before the run and written to after it.
 
 use crate::status::ended;
 use anyhow::Context;
@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
-/// What can be written.
+/// A destination that can be written.
 #[derive(Debug)]
 pub(crate) struct Destination {
     option: &'static str,
@@ -21,21 +21,21 @@ pub(crate) struct Destination {
 
 #[derive(Debug)]
 enum Target {
-    /// Becomes the file; goes away by itself if the run ends without an outcome.
+    /// A temporary file to rename to the target; it is removed if the run ends without an outcome.
     Beside(NamedTempFile),
-    /// What is there and is no file.
+    /// An existing device or pipe.
     There(File),
 }
 
 impl Destination {
-    /// Makes sure that `path` can be written, which this option of the command line names.
+    /// Checks that `path`, the value of `option`, can be written.
     ///
     /// # Errors
     /// If it cannot.
     pub(crate) fn reserve(option: &'static str, path: &Path) -> anyhow::Result<Self> {
         let about = || format!("{option} {}", path.display());
         let wrong = |why: &str| Err(ended(exit::LOCAL, format!("{}: {why}", about())));
-        // A link stays a link: what it points to is written.
+        // A symbolic link stays: its target is written.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         match path.metadata() {
             Ok(there) if there.is_dir() => return wrong("is a folder; name a file"),
@@ -66,10 +66,10 @@ impl Destination {
         Ok(Self { option, path, target: Target::Beside(beside) })
     }
 
-    /// Puts the outcome there.
+    /// Writes the outcome.
     ///
     /// # Errors
-    /// If the disk is full, or the folder went away meanwhile.
+    /// If the disk is full, or the folder was removed meanwhile.
     pub(crate) fn write(self, text: &str) -> anyhow::Result<()> {
         let about = || format!("{} {}", self.option, self.path.display());
         match self.target {

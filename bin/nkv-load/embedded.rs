@@ -1,6 +1,6 @@
 //! The run without an argument: three ranks in this process. A producer at one rank pushes objects
 //! of many sizes into the memory of the rank that will decode them, which reads and compares every
-//! byte. Nothing here knows how the bytes travel.
+//! byte. This run does not depend on the transport.
 
 use crate::connection::Embedded;
 use crate::content::Stream;
@@ -38,7 +38,7 @@ const HEAP_BYTES: u64 = 176 << 20;
 /// The size whose first object is damaged on request.
 const CORRUPTED_SIZE: usize = 64 << 10;
 
-/// Runs until the time is over; every size at least once.
+/// Runs until the time is over, each size at least once.
 ///
 /// # Errors
 /// If the cluster cannot be started.
@@ -94,7 +94,7 @@ fn report(sizes: [OneSize; SIZES.len()], tally: ErrorTally) -> Report {
             ("ranks", format!("{RANKS}, embedded in the generator's process")),
             ("heap of a rank", show_bytes(HEAP_BYTES)),
             (
-                "who puts where",
+                "producer and owner",
                 format!("rank {PREFILL_RANK} into the memory of rank {DECODE_RANK}"),
             ),
         ],
@@ -106,7 +106,7 @@ fn report(sizes: [OneSize; SIZES.len()], tally: ErrorTally) -> Report {
     report
 }
 
-/// What all sizes share.
+/// State that all sizes share.
 struct Run {
     producer: Blocking,
     decoder: Blocking,
@@ -203,7 +203,7 @@ impl OneSize {
         }
     }
 
-    /// The producer asked for the decode rank's memory; anywhere else is a failure.
+    /// Checks that the object is on the decode rank, which the put named; elsewhere is a failure.
     fn check_place(&self, run: &mut Run) {
         let key = &self.keys[0];
         match run.decoder.get_location(key) {
@@ -217,7 +217,7 @@ impl OneSize {
     }
 }
 
-/// Operation and copy take turns in going first: whoever is second finds the caches warmer.
+/// Operation and copy alternate in going first: the second one finds warmer caches.
 fn copy_goes_first(index: usize) -> bool {
     index % 2 == 1
 }

@@ -1,5 +1,5 @@
-//! The command line: what may be asked for, in which combinations, and what each default is. It
-//! starts nothing; a combination that cannot work is refused here, with the flag to change.
+//! The command line: the options, their valid combinations, and their defaults. It starts nothing;
+//! an invalid combination is refused here, and the error names the flag to change.
 
 use crate::fabric::FabricFlags;
 use crate::logging::LogFormat;
@@ -13,13 +13,13 @@ use nkv_store::stripes::MAX_STRIPES;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest run that may be asked for: one day.
+/// Longest `--duration`: one day.
 const LONGEST_RUN_S: f64 = 86_400.0;
-/// Longest pause between two operations: a second.
+/// Largest `--pause-us`: a second.
 const LONGEST_PAUSE_US: i64 = 1_000_000;
 /// Most clients of one run: each is a thread with connections of its own.
 pub(crate) const MAX_CLIENTS: u16 = 256;
-/// Largest object or block that may be asked for.
+/// Largest object or block, in bytes.
 const MAX_OBJECT_BYTES: u64 = 1 << 30;
 /// How long a run with neither `--trace` nor `--bench` lasts unless `--duration` says otherwise.
 const DEFAULT_RUN: Duration = Duration::from_secs(15);
@@ -40,8 +40,8 @@ Puts load on an nkv cluster and compares every byte that comes back.
 Exit status 0: every byte was right and nothing failed; 1: not so; any other: the run could not be
 done, or not one operation of it was.";
 
-// `requires` says nothing if what is required conflicts with another flag that is given: flags of
-// one run name those of the others as conflicts besides.
+// clap does not enforce `requires` if the required flag conflicts with a given one. So the flags of
+// one mode also name those of the other modes as conflicts.
 const NOT_BY_THE_CLOCK: [&str; 5] = ["trace", "bench", "budgets", "lookups", "pour"];
 const NOT_IN_A_MIX: [&str; 6] =
     ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"];
@@ -61,8 +61,8 @@ const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
     after_long_help = packaging::statuses()
 )]
 pub(crate) struct Flags {
-    /// Control addresses of nodes of a running cluster, any will do; the first that leads to it
-    /// serves. Without a port: NKV_PORT, or 7400
+    /// Control addresses of nodes of a running cluster, any will do; the first that reaches the
+    /// master is used. Without a port: NKV_PORT, or 7400
     #[arg(long, value_name = "HOST:PORT,...")]
     pub(crate) connect: Option<String>,
 
@@ -75,7 +75,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE", requires = "connect")]
     pub(crate) secret_file: Option<PathBuf>,
 
-    /// How bytes travel; `embedded` (in this process) goes with --bench only
+    /// Transport of payloads; `embedded` (in this process) goes with --bench only
     #[arg(long, value_enum, default_value_t = LoadTransport::Auto)]
     pub(crate) transport: LoadTransport,
 
@@ -87,7 +87,7 @@ pub(crate) struct Flags {
     #[arg(long)]
     pub(crate) device_alloc: bool,
 
-    /// Also write the outcome as one JSON object to this file ("-": stdout); it is opened before
+    /// Also write the results as one JSON object to this file ("-": stdout); it is opened before
     /// the run
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
@@ -122,8 +122,8 @@ pub(crate) struct Flags {
         conflicts_with_all = NOT_IN_A_MIX)]
     pub(crate) mix: Weights,
 
-    /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
-    /// operation takes where everybody sleeps in between
+    /// Pause between two operations of a client of the mix or of --bench, in microseconds: measures
+    /// operations after threads have gone to sleep
     #[arg(long, allow_negative_numbers = true, value_name = "US", default_value_t = 0,
         conflicts_with_all = ["trace", "inject_corruption"],
         value_parser = clap::value_parser!(u32).range(0..=LONGEST_PAUSE_US))]
@@ -152,10 +152,10 @@ pub(crate) struct Flags {
         value_parser = clap::value_parser!(u16).range(0..=MAX_STRIPES as i64))]
     pub(crate) data_stripes: u16,
 
-    /// Measure what the budgets are about: gets of one object and of a ring larger than the caches,
-    /// with and without load; puts into the device log and by plans, busy and with a pause between;
-    /// puts a second of one and two producer processes. With --transport tcp: copies of 1 MiB and
-    /// more, one at a time and in batches. The node needs --log-bytes 1GiB or more
+    /// Measure the operations that have budgets: gets of one object and of a ring larger than the
+    /// caches, with and without load; puts into the device log and by plans, busy and with a pause
+    /// between; puts a second of one and two producer processes. With --transport tcp: copies of 1
+    /// MiB and more, one at a time and in batches. The node needs --log-bytes 1GiB or more
     #[arg(long, requires = "connect", group = "measured",
         conflicts_with_all = ["trace", "inject_corruption"])]
     pub(crate) budgets: bool,
@@ -175,7 +175,7 @@ pub(crate) struct Flags {
     pub(crate) lookups: Option<u32>,
 
     /// Wait for a line on standard input, then put objects of 4 KiB into the device log back to
-    /// back for so long: what --budgets starts as its producers
+    /// back for so long: --budgets starts its producers with this
     #[arg(long, value_name = "SECONDS", requires = "connect", group = "measured",
         value_parser = seconds, conflicts_with_all = ["trace", "inject_corruption"])]
     pub(crate) pour: Option<Duration>,
@@ -232,12 +232,12 @@ pub(crate) struct Flags {
         conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) requests: Option<usize>,
 
-    /// What a package is made of
+    /// Completions and man page
     #[command(flatten)]
     pub(crate) packaging: PackagingFlags,
 }
 
-/// What a command line asks for.
+/// The mode that a command line selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// The run without an argument.
@@ -248,7 +248,7 @@ pub(crate) enum Mode {
     Trace,
     /// Single operations beside memcpy.
     Bench,
-    /// What the budgets are about.
+    /// The operations that have budgets.
     Budgets,
     /// Location lookups.
     Lookups,
@@ -256,10 +256,10 @@ pub(crate) enum Mode {
     Pour,
 }
 
-/// How bytes travel.
+/// Transport of payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LoadTransport {
-    /// The best there is.
+    /// The fastest available.
     Auto,
     /// A node inside this process.
     Embedded,
@@ -272,7 +272,7 @@ pub(crate) enum LoadTransport {
 }
 
 impl LoadTransport {
-    /// What a client is sent.
+    /// The client's setting for it.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
             Self::Auto | Self::Embedded => TransportChoice::Auto,
@@ -304,7 +304,7 @@ pub(crate) struct Marks {
 }
 
 impl Flags {
-    /// What is asked for.
+    /// The mode that the flags select.
     ///
     /// # Errors
     /// One sentence if the flags do not fit together.
@@ -353,7 +353,7 @@ impl Flags {
         self.ring_bytes.unwrap_or(DEFAULT_RING)
     }
 
-    /// Between two operations.
+    /// Pause between two operations.
     pub(crate) fn pause(&self) -> Duration {
         Duration::from_micros(u64::from(self.pause_us))
     }

@@ -1,6 +1,6 @@
-//! `--report FILE.html`: a run as one page that needs nothing else, neither network nor scripts:
-//! what came out, throughput over time, latency, the table, and how the run was configured. It
-//! shows what the report holds and may not measure or judge anything itself.
+//! `--report FILE.html`: a run as one page without scripts or external files: results, throughput
+//! over time, latency, the table, and the configuration. It only shows the report and measures
+//! nothing.
 
 mod latency;
 mod plot;
@@ -11,17 +11,17 @@ use crate::sizes::show_bytes;
 use plot::{escape, show_number};
 
 const STYLE: &str = include_str!("html/style.css");
-/// Kinds of operations, in the order of their colours; others come after them.
+/// Kinds of operations, in the order of their colours; others follow.
 const OPS: [&str; 5] = ["put", "get", "exists", "remove", "match_prefix"];
 /// Colours that the style has for sizes.
 const SIZE_COLOURS: usize = 8;
 
-/// What a run was, for the page's head and its last table.
+/// Description of a run, for the page's head and its last table.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     /// What kind of run it was, in one sentence.
     pub(crate) title: String,
-    /// Name and value of everything that shaped it.
+    /// Name and value of each setting of the run.
     pub(crate) rows: Vec<(String, String)>,
     /// How long it took, in nanoseconds, with start and end.
     pub(crate) wall_ns: u64,
@@ -84,12 +84,12 @@ fn two_columns(figures: Option<String>) -> String {
     }
 }
 
-/// A chart with its name and what its colours mean.
+/// A chart with its title and legend.
 fn figure(title: &str, keys: &str, svg: &str) -> String {
     format!("<figure><figcaption>{}</figcaption>{keys}{svg}</figure>\n", escape(title))
 }
 
-/// Whether the run was good, and the first troubles if not.
+/// Whether the run was good, else the first problems.
 fn verdict(report: &Report) -> String {
     let tally = &report.tally;
     if tally.is_clean() {

@@ -1,12 +1,12 @@
-//! Times of one kind of operation at one size, beside the copies that a plain memcpy needed for
-//! the same bytes. It keeps histograms, not samples, so a run of any length has the same size.
+//! Times of one kind of operation at one size, and times of plain copies of the same bytes. It
+//! keeps histograms, not samples, so its size does not depend on the length of the run.
 
 use crate::report::OpRow;
 use crate::stopwatch::now_ns;
 use crate::timeline::Timeline;
 use hdrhistogram::Histogram;
 
-/// Longest time told apart: one minute, in nanoseconds. Longer ones count as this.
+/// Longest time recorded: one minute, in nanoseconds. Longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Significant decimal digits of a percentile.
 const DIGITS: u8 = 3;
@@ -23,19 +23,19 @@ pub(crate) struct OpTimes {
 }
 
 impl OpTimes {
-    /// Nothing measured yet; `bytes` moved by one operation, 0 for those that move none.
+    /// An empty measurement; `bytes`: moved by one operation, 0 for operations that move none.
     pub(crate) fn new(op: &'static str, bytes: u64) -> Self {
         let done = Timeline::default();
         Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram(), done }
     }
 
-    /// One operation, done just now, took `ns`.
+    /// Records one operation that ended now and took `ns`.
     pub(crate) fn record(&mut self, ns: u64) {
         self.record_batch(ns, 1);
     }
 
-    /// `items` operations of one batch, done just now, took `ns` together; each counts with its
-    /// share.
+    /// Records `items` operations of one batch that ended now and took `ns` together; each counts
+    /// with its share.
     pub(crate) fn record_batch(&mut self, ns: u64, items: u64) {
         if items == 0 {
             return;
@@ -45,7 +45,7 @@ impl OpTimes {
         self.done.add(now_ns(), items);
     }
 
-    /// A plain copy of the same bytes took `ns`.
+    /// Records a plain copy of the same bytes that took `ns`.
     pub(crate) fn record_memcpy(&mut self, ns: u64) {
         record(&mut self.copies, ns, 1);
     }

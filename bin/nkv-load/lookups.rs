@@ -1,6 +1,6 @@
 //! `--lookups N`: N live objects of a few bytes, looked up in batches by one core: the key is
-//! hashed, the bucket found and the header read inside the measurement. First keys that are all
-//! there, in an order that jumps, then as many that never were.
+//! hashed, the bucket found and the header read inside the measurement. First keys that all exist,
+//! in shuffled order, then as many that never existed.
 
 use crate::connection::remote;
 use crate::flags::Flags;
@@ -19,19 +19,19 @@ const KEY_BYTES: usize = 32;
 const VALUE: [u8; 8] = *b"nkv-load";
 /// Keys of one lookup.
 const BATCH: usize = 128;
-/// Passes over all keys that are timed, after one that is not.
+/// Timed passes over all keys, after an untimed one.
 const PASSES: usize = 3;
 /// How long the owner may take to serve what was put.
 const SERVED: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long removals go on that find nothing more: what is missing then was evicted.
+/// How long removals are repeated that find nothing more: keys still missing then were evicted.
 const VAIN: Duration = Duration::from_secs(1);
-/// Puts between two looks at the stop flag.
+/// Puts between two checks of the stop flag.
 const STEP: u32 = 4096;
 
 type Name = [u8; KEY_BYTES];
 
-/// Number `index` of the keys that are there, or of those that are not.
+/// Key number `index` of those that exist, or of those that do not.
 fn name(run_id: u64, there: bool, index: u32) -> Name {
     let mut name = [b'.'; KEY_BYTES];
     name[..16].copy_from_slice(format!("{run_id:016x}").as_bytes());
@@ -56,18 +56,18 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     }
     let run_id = nkv_store::random_u64();
     let done = measure(&handle, run_id, count, stop);
-    // Whatever came of it, its keys are of no use to anybody.
+    // The keys are removed whatever the result.
     if let Err(error) = remove_all(&handle, run_id, count) {
         eprintln!(
-            "nkv-load: {error}; nkv rm --matching '^{run_id:016x}' takes what is left of this run"
+            "nkv-load: {error}; nkv rm --matching '^{run_id:016x}' removes the rest of this run"
         );
     }
     handle.close();
     done
 }
 
-/// The master, which is asked to, learns of objects in a log after their puts: as long as more come
-/// up.
+/// Removes through the master. Objects in a log are announced to it after their puts, so removals
+/// are repeated while they still find more.
 fn remove_all(handle: &Blocking, run_id: u64, count: u32) -> Result<(), Error> {
     handle.flush()?;
     let (mut left, mut vain) = (u64::from(count), Deadline::after(VAIN));
@@ -96,7 +96,8 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
             look_up_all(handle, &keys, None)?
         };
         let expected = if there { keys.len() } else { 0 };
-        // One key in a thousand may find both its buckets full: no answer, so not a hit.
+        // For one key in a thousand both buckets of the index may be full: then the lookup is no
+        // hit.
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
             let why = format!(
                 "{found} of {count} objects are live where {expected} should be: an object takes 4 \
@@ -121,7 +122,7 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
     Ok(report)
 }
 
-/// MiB of a log of which three quarters hold so many objects, and some to spare.
+/// MiB of a log of which three quarters hold `count` objects, with some spare.
 fn log_mib(count: u32) -> u64 {
     (u64::from(count) * 4 * 4 / 3).div_ceil(1024) + 256
 }
@@ -144,7 +145,8 @@ fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut
     bar.finish_and_clear();
 }
 
-/// The owner serves what it has accepted: looks until that is all, or no longer grows.
+/// Waits until the owner serves all keys, or their number no longer grows: it serves what it has
+/// accepted. Returns that number.
 fn wait_served(handle: &Blocking, keys: &[&[u8]], stop: &Stop) -> Result<usize, Error> {
     let deadline = Deadline::after(SERVED);
     let mut found = look_up_all(handle, keys, None)?;
@@ -159,7 +161,7 @@ fn wait_served(handle: &Blocking, keys: &[&[u8]], stop: &Stop) -> Result<usize, 
     Ok(found)
 }
 
-/// Looks all of them up once; how many are there.
+/// Looks all keys up once; returns how many were found.
 fn look_up_all(
     handle: &Blocking,
     keys: &[&[u8]],
@@ -178,7 +180,7 @@ fn look_up_all(
     Ok(total)
 }
 
-/// The order of the puts is the order of the headers: looked up in another, each is a cache miss.
+/// The headers lie in the order of the puts: in another order each lookup is a cache miss.
 fn shuffle(names: &mut [Name]) {
     for last in (1..names.len()).rev() {
         let other = (nkv_store::random_u64() % (last as u64 + 1)) as usize;

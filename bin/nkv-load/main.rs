@@ -1,5 +1,5 @@
-//! nkv-load: puts load on an nkv cluster, compares every byte that comes back, and tells how long
-//! things took beside plain copies. This file only chooses the run and the exit status.
+//! nkv-load: puts load on an nkv cluster, compares every byte that it reads, and reports times
+//! beside those of plain copies. This file only chooses the run and the exit status.
 
 mod bench;
 mod budgets;
@@ -92,8 +92,8 @@ fn main() -> ExitCode {
         Ok(()) => 0,
         Err(error) => status::of(error),
     };
-    // Wrong bytes are the news, whatever else went wrong; failures alone are it if something was
-    // done.
+    // Wrong bytes decide the status whatever else failed; failures decide it only if some operation
+    // succeeded.
     let status = match report.tally.is_clean() {
         false if report.tally.wrong_bytes > 0 || report.did_something() => exit::ABSENT,
         _ => status,
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is logged.
+/// The filter of log lines.
 fn filter() -> Result<EnvFilter, String> {
     let filter = std::env::var_os("RUST_LOG").filter(|filter| !filter.is_empty());
     let Some(filter) = filter else { return Ok(EnvFilter::new("warn")) };
@@ -113,7 +113,7 @@ fn filter() -> Result<EnvFilter, String> {
         .map_err(|e: ParseError| format!("RUST_LOG \"{}\": {e}", filter.escape_debug()))
 }
 
-/// Why the run ends so, in the form of the log, and with which status.
+/// Prints why the run failed, in the form of the log, and returns the status.
 fn fail(format: LogFormat, status: u8, why: &str) -> ExitCode {
     match format {
         LogFormat::Text => {
@@ -125,8 +125,8 @@ fn fail(format: LogFormat, status: u8, why: &str) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// `--budgets` keeps in `report` what it found also where it does not come to its end; the others
-/// report at their end.
+/// `--budgets` adds its rows to `report` as it measures them, also if it fails later; the other
+/// runs return a report at their end.
 fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
     streams::check_stdout()?;
     open_files::raise(FILES + FILES_PER_CLIENT * u64::from(flags.clients))
@@ -165,8 +165,9 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         return Err(ended(
             exit::UNREACHED,
             match failed {
-                0 => "the time was over before the first operation: give a longer --duration"
-                    .to_string(),
+                0 => {
+                    "the run ended before the first operation: give a longer --duration".to_string()
+                }
                 _ => format!("not one operation succeeded; {failed} failed"),
             },
         ));

@@ -1,6 +1,7 @@
-//! The yardstick: plain copies of the same sizes over as many buffers as there are objects, done
-//! between the measured operations, so that a machine that slows down for a second slows both and
-//! the ratio stays. It may not be cheaper than it looks: every page is touched beforehand.
+//! The reference for times: plain copies of the same sizes over as many buffers as there are
+//! objects. They are done between the measured operations, so that a machine that slows down for a
+//! second slows both and the ratio stays. Every page is touched beforehand, so that no page fault
+//! is timed.
 
 use crate::stopwatch::timed;
 use nkv::store::Buffer;
@@ -18,8 +19,8 @@ impl MemcpyBaseline {
         Self { buffers: (0..objects.max(1)).map(|_| faulted(size)).collect() }
     }
 
-    /// What a put must do at least: copies `src` into buffer `index` (modulo their number).
-    /// Returns nanoseconds.
+    /// The least work of a put: copies `src` into buffer `index` (modulo their number). Returns
+    /// nanoseconds.
     pub(crate) fn copy_in(&mut self, index: usize, src: &[u8]) -> u64 {
         let at = index % self.buffers.len();
         let dst = &mut self.buffers[at][..src.len()];
@@ -28,8 +29,8 @@ impl MemcpyBaseline {
         ns
     }
 
-    /// What a get must do at least: copies buffer `index` (modulo their number) into `dst`.
-    /// Returns nanoseconds.
+    /// The least work of a get: copies buffer `index` (modulo their number) into `dst`. Returns
+    /// nanoseconds.
     pub(crate) fn copy_out(&self, index: usize, dst: &mut [u8]) -> u64 {
         let src = &self.buffers[index % self.buffers.len()][..dst.len()];
         let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
@@ -38,8 +39,8 @@ impl MemcpyBaseline {
     }
 }
 
-/// A buffer whose pages are really there, huge ones if there are any: what a user of the cache
-/// would register once and use again.
+/// A buffer whose pages are faulted in, huge pages if available: like a buffer that a user
+/// registers once and reuses.
 pub(crate) fn faulted(size: usize) -> Buffer {
     let mut bytes = Buffer::new(size).expect("the machine has memory for the load's own buffers");
     bytes.fill(black_box(0x5a));

@@ -1,6 +1,6 @@
-//! `--connect`: clients that put, get and ask for objects of running nodes in given proportions for
-//! a given time. It shares the cluster with others: its keys are its own, it keeps to a part of the
-//! memory, and removes what it put.
+//! `--connect`: clients that call put, get and exists on running nodes in given proportions for a
+//! given time. Others may use the cluster at the same time: a run uses its own keys and a part of
+//! the memory, and removes its objects.
 
 mod client;
 
@@ -21,9 +21,9 @@ use std::time::Duration;
 const MEMORY_SHARE: u64 = 4;
 /// Most objects that one client keeps alive.
 const MAX_OBJECTS: u64 = 1024;
-/// Most bytes that one client keeps alive; the yardstick takes as many again.
+/// Most bytes that one client keeps alive; the plain copies take as many again.
 const MAX_BYTES: u64 = 256 << 20;
-/// Pause between two drawings of the bar.
+/// Pause between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Runs the clients.
@@ -74,7 +74,7 @@ fn objects_per_client(memory: u64, clients: u64, size: u64) -> usize {
 
 fn show_progress(plan: &Plan, threads: &[JoinHandle<Outcome>]) {
     let bar = progress::time(plan.deadline.length_ms());
-    // Ends when the clients do; each of them looks at the deadline and at the stop flag.
+    // Ends when the clients end; each of them checks the deadline and the stop flag.
     while threads.iter().any(|t| !t.is_finished()) {
         bar.set_position(plan.deadline.elapsed_ms());
         bar.set_message(format!("{} operations", plan.done.load(Ordering::Relaxed)));

@@ -1,6 +1,5 @@
 //! `--pour`: one producer that puts objects of 4 KiB into the device log as fast as it can, from
-//! the moment at which a line comes on standard input. It measures how many, not how long one
-//! takes.
+//! the moment at which a line arrives on standard input. It measures the rate, not the latency.
 
 use crate::connection::remote;
 use crate::flags::Flags;
@@ -13,14 +12,14 @@ use nkv::message::PutOptions;
 use std::io::Write;
 
 const SIZE: usize = 4 << 10;
-/// Bytes that the values are taken from in turn.
+/// Bytes of the buffer from which values are taken in turn.
 const SOURCE: usize = 16 << 20;
-/// Puts between two looks at the clock.
+/// Puts between two reads of the clock.
 const PUTS: usize = 64;
-/// Puts that are not counted, where no log says how many it holds: they attach.
+/// Uncounted first puts if there is no log whose size decides; the first one attaches.
 const FIRST: u64 = 256;
 
-/// Puts for as long as `--pour` says.
+/// Puts for the seconds that `--pour` gives.
 ///
 /// # Errors
 /// If the node cannot be reached, or standard input ends before a line.
@@ -42,7 +41,8 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
             report.tally.failed("put", &key, &error);
         }
     };
-    // Once round the log: from then on all of it is mapped here, as it is for a producer at work.
+    // One lap of the log: after it every page is mapped in this process, as in a producer that has
+    // run for a while.
     let ranks = handle.membership()?.ranks;
     let lap = ranks.iter().filter_map(|(info, _)| info.device_log()).map(|log| log.log_bytes());
     let first = lap.max().map_or(FIRST, |bytes| bytes / SIZE as u64);

@@ -1,4 +1,4 @@
-//! Progress bars on stderr; invisible where stderr is no terminal.
+//! Progress bars on stderr; not drawn if stderr is no terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 

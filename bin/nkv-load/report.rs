@@ -1,5 +1,5 @@
-//! What a run tells: a table for people, one JSON object for programs. The names in the JSON are an
-//! interface; nothing may be added to or dropped from it here alone.
+//! The results of a run: a table for people, one JSON object for programs. The names in the JSON
+//! are an interface that scripts read; change both together.
 
 use crate::latency::OpTimes;
 use crate::sizes::show_bytes;
@@ -34,7 +34,7 @@ impl OpRow {
     pub(crate) const HEADER: [&str; 7] =
         ["op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy"];
 
-    /// The row as people read it; a dash where there is nothing.
+    /// The cells of the table's row; a dash for an absent value.
     pub(crate) fn cells(&self) -> [String; 7] {
         let dash = || "-".to_string();
         let moves = self.bytes > 0;
@@ -50,7 +50,7 @@ impl OpRow {
     }
 }
 
-/// Two digits where one would hide a third of the figure.
+/// Two decimals below 10 µs, else one.
 fn micros(us: f64) -> String {
     if us < 10.0 { format!("{us:.2}") } else { format!("{us:.1}") }
 }
@@ -58,11 +58,11 @@ fn micros(us: f64) -> String {
 /// Operations of one kind a second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Rate {
-    /// What was done.
+    /// The operation.
     pub(crate) op: &'static str,
     /// Processes that did it at the same time.
     pub(crate) processes: u32,
-    /// How many a second, all together.
+    /// Operations per second of all processes together.
     pub(crate) per_s: f64,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Rate {
 pub(crate) struct Report {
     /// Requests of a trace; operations otherwise.
     pub(crate) requests: u64,
-    /// Blocks that were asked for.
+    /// Blocks that were requested.
     pub(crate) blocks: u64,
     /// Blocks that were served from the cache (of a trace: within the longest prefix).
     pub(crate) hit_blocks: u64,
@@ -79,11 +79,11 @@ pub(crate) struct Report {
     pub(crate) tally: ErrorTally,
     /// Times.
     pub(crate) ops: Vec<OpRow>,
-    /// How many a second, of a run that asks that.
+    /// Operations per second, if the run measures rates.
     pub(crate) rates: Vec<Rate>,
-    /// What the rows were made of, in their order, for plots.
+    /// The times behind the rows, in the same order, for plots.
     pub(crate) times: Vec<OpTimes>,
-    /// What the run chose or found by itself, in words; flags say the rest.
+    /// Names and values that the run chose or found; the flags give the rest.
     pub(crate) facts: Vec<(&'static str, String)>,
     /// Whether a byte was damaged on request.
     pub(crate) damaged: bool,
@@ -103,7 +103,7 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// Takes in what was measured of one operation at one size, unless that is nothing.
+    /// Adds the times of one operation at one size, unless nothing was measured.
     pub(crate) fn measured(&mut self, times: OpTimes) {
         if let Some(row) = times.row() {
             self.ops.push(row);
@@ -160,7 +160,7 @@ impl Report {
         text + &format!(", wrong_bytes {}, failed {}", self.tally.wrong_bytes, self.tally.failed)
     }
 
-    /// What became of the byte damaged on request.
+    /// Whether the byte damaged on request was found.
     fn damage(&self) -> Option<&'static str> {
         self.damaged.then_some(match self.tally.wrong_bytes {
             0 => "the byte flipped on request was NOT found: the check is broken",
@@ -168,16 +168,16 @@ impl Report {
         })
     }
 
-    /// Whether one operation was done at least.
+    /// True if at least one operation was done.
     pub(crate) fn did_something(&self) -> bool {
         !self.ops.is_empty() || !self.rates.is_empty()
     }
 
     /// Prints everything: the table to stdout, or to stderr if the JSON goes to stdout, and
-    /// troubles to stderr.
+    /// problems to stderr.
     ///
     /// # Errors
-    /// If stdout takes no more.
+    /// If writing to stdout fails.
     pub(crate) fn print(&self, json_to_stdout: bool) -> anyhow::Result<()> {
         let mut text = format!("{}\n{}", self.table(), self.summary());
         for rate in &self.rates {

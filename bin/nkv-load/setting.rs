@@ -1,5 +1,5 @@
-//! What shaped a run, in words: the flags that count in its mode, the program and the machine. It
-//! is for people who read a report later; nothing secret may stand here.
+//! The settings of a run as text: the flags that apply in its mode, the program and the machine. It
+//! is for people who read a report later; no secret may appear here.
 
 use crate::flags::{Flags, LoadTransport, Mode};
 use crate::html::Setting;
@@ -19,7 +19,7 @@ impl Beginning {
         Self { start_ns: now_ns(), started: utc_now() }
     }
 
-    /// What the run was; call it when it has ended.
+    /// The run's description; to be called when the run has ended.
     pub(crate) fn setting(self, flags: &Flags, mode: Mode) -> Setting {
         let rows = [
             of_mode(flags, mode),
@@ -51,7 +51,7 @@ fn title(flags: &Flags, mode: Mode) -> String {
         Mode::Mix => format!("a mix of operations against {at}"),
         Mode::Trace => format!("a trace of prefix-cache requests over {at}"),
         Mode::Bench => format!("single operations of one client, {at}"),
-        Mode::Budgets => format!("what the budgets are about, {at}"),
+        Mode::Budgets => format!("operations that have budgets, {at}"),
         Mode::Lookups => format!("location lookups, {at}"),
         Mode::Pour => format!("puts back to back of one producer, {at}"),
     }
@@ -133,7 +133,7 @@ fn utc_now() -> String {
 /// Seconds since 1970 as a date and time, by the civil calendar.
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March and eras of 400 of them have no irregular day but the last.
+    // In years that begin in March, and in eras of 400 of them, only the last day is irregular.
     let since_era_0 = days + 719_468;
     let (era, day) = (since_era_0 / 146_097, since_era_0 % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

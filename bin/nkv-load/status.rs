@@ -1,5 +1,5 @@
-//! With which status a run ends that was not done: the class of what it met, by the table that all
-//! of nkv's programs have.
+//! The exit status of a run that failed: the class of its error, by the table that all of nkv's
+//! programs share.
 
 use crate::endpoints::NoneServes;
 use nkv::{Error, SecretError, StartError, exit};
@@ -18,7 +18,7 @@ pub(crate) fn ended(status: u8, why: impl Into<String>) -> anyhow::Error {
     Ended { status, why: why.into() }.into()
 }
 
-/// The status of a run that met this. What has no class of its own is about what was asked for.
+/// The exit status for this error. An error without a class counts as a wrong command line.
 pub(crate) fn of(error: &anyhow::Error) -> u8 {
     let class = |e: &(dyn std::error::Error + 'static)| {
         if let Some(e) = e.downcast_ref::<Ended>() {

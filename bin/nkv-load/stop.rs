@@ -1,11 +1,11 @@
-//! SIGINT and SIGTERM end a run cleanly: loops look at one flag between operations, and the table
-//! is printed for what was done. A second signal ends the program at once.
+//! SIGINT and SIGTERM end a run cleanly: loops check one flag between operations, and the table is
+//! printed for the finished operations. A second signal ends the program at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Exit status after a second signal: 128 + SIGINT, as shells have it.
+/// Exit status after a second signal: 128 + SIGINT, as in shells.
 const INTERRUPTED: i32 = 130;
 
 /// The flag; cheap to clone.

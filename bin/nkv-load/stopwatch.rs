@@ -1,11 +1,11 @@
-//! How this program reads time: differences of one clock, in nanoseconds, and points in time that
-//! bound a run. It sleeps only in short slices, so that an interrupt is noticed.
+//! Time in this program: differences of one clock, in nanoseconds, and deadlines that bound a run.
+//! Sleeps are cut into short slices, so that an interrupt is noticed.
 
 use crate::stop::Stop;
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
-/// Longest sleep between two looks at the stop flag.
+/// Longest sleep between two checks of the stop flag.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Now, in nanoseconds of a clock that never goes back.
@@ -13,7 +13,7 @@ pub(crate) fn now_ns() -> u64 {
     BootClock.now_ns()
 }
 
-/// Runs `work`; its result and the nanoseconds it took.
+/// Runs `work`; returns its result and the nanoseconds it took.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let start = now_ns();
     let result = work();
@@ -27,7 +27,7 @@ pub(crate) fn rest(pause: Duration) {
     }
 }
 
-/// A point in time.
+/// A deadline.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     start_ns: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// `length` from now.
+    /// The deadline `length` from now.
     pub(crate) fn after(length: Duration) -> Self {
         let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
         Self { start_ns: now_ns(), length_ns }
@@ -46,12 +46,12 @@ impl Deadline {
         now_ns().saturating_sub(self.start_ns) >= self.length_ns
     }
 
-    /// Milliseconds between its setting and its passing.
+    /// Milliseconds from its creation to the deadline.
     pub(crate) fn length_ms(self) -> u64 {
         self.length_ns / 1_000_000
     }
 
-    /// Milliseconds since it was set, at most its length.
+    /// Milliseconds since its creation, at most its length.
     pub(crate) fn elapsed_ms(self) -> u64 {
         now_ns().saturating_sub(self.start_ns).min(self.length_ns) / 1_000_000
     }

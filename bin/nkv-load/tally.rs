@@ -1,16 +1,16 @@
-//! What went wrong in a run: bytes that differ and operations that failed, all counted, the first
-//! few told with their key. A run is good iff both counts are zero.
+//! Counts of wrong bytes and failed operations of a run; the first few are listed with their key. A
+//! run is good if both counts are zero.
 
 use crate::content::Verdict;
 use nkv::Error;
 
-/// Troubles listed one by one; the rest are only counted.
+/// Problems that are listed; the rest are only counted.
 pub(crate) const LISTED: usize = 10;
 
-/// Counts of trouble, and the first [`LISTED`] of them in words.
+/// Counts of problems, and the first [`LISTED`] of them as text.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorTally {
-    /// Bytes that were not what their key and version say.
+    /// Bytes that differ from the content of their key and version.
     pub(crate) wrong_bytes: u64,
     /// Operations that ended in an error they should not have.
     pub(crate) failed: u64,
@@ -19,7 +19,7 @@ pub(crate) struct ErrorTally {
 }
 
 impl ErrorTally {
-    /// Takes in a comparison of what was read under `key`.
+    /// Adds the result of comparing what was read under `key`.
     pub(crate) fn compared(&mut self, key: &[u8], verdict: Verdict) {
         if let Some(first) = verdict.first {
             self.wrong_bytes += verdict.wrong;
@@ -31,13 +31,13 @@ impl ErrorTally {
         }
     }
 
-    /// An operation failed.
+    /// Counts a failed operation.
     pub(crate) fn failed(&mut self, op: &str, key: &[u8], error: &Error) {
         self.failed += 1;
         self.list(format!("{op} {}: {error}", key.escape_ascii()));
     }
 
-    /// Operations failed of which only the number is known here.
+    /// Counts failed operations of which only the number is known.
     pub(crate) fn failed_elsewhere(&mut self, whose: &str, failed: u64) {
         if failed > 0 {
             self.failed += failed;
@@ -60,7 +60,7 @@ impl ErrorTally {
         self.wrong_bytes == 0 && self.failed == 0
     }
 
-    /// The listed troubles, and how many more there were.
+    /// The listed problems, and how many more there were.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = self.listed.clone();
         if self.unlisted > 0 {
@@ -85,7 +85,7 @@ mod tests {
     use nkv::Error;
 
     #[test]
-    fn everything_is_counted_and_the_first_few_are_told() {
+    fn everything_is_counted_and_the_first_few_are_listed() {
         let mut tally = ErrorTally::default();
         tally.compared(b"fine", Verdict::default());
         assert!(tally.is_clean());

@@ -1,6 +1,6 @@
-//! How many operations were done when: counts in equal steps of the program's clock, for plots of
-//! throughput over time. It has a bounded size: when a run outgrows it, steps are joined in pairs.
-//! Steps begin at multiples of their width, so timelines of several threads add up.
+//! Operations over time: counts in equal steps of the program's clock, for plots of throughput over
+//! time. It has a bounded size: when a run outgrows it, steps are joined in pairs. Steps begin at
+//! multiples of their width, so timelines of several threads add up.
 
 /// Width of a step at first, in nanoseconds.
 const FINEST_NS: u64 = 10_000_000;
@@ -23,7 +23,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// `items` operations were done at `at_ns`.
+    /// Counts `items` operations done at `at_ns`.
     pub(crate) fn add(&mut self, at_ns: u64, items: u64) {
         if self.counts.is_empty() {
             self.first = at_ns / self.width_ns;
@@ -48,7 +48,7 @@ impl Timeline {
         self.counts[at] += items;
     }
 
-    /// Adds what another thread did.
+    /// Adds another thread's timeline.
     pub(crate) fn merge(&mut self, other: &Self) {
         while self.width_ns < other.width_ns {
             self.coarsen();

@@ -1,6 +1,6 @@
 //! `--trace`: replays the prefix-cache requests of a trace over a cluster, its own or a running
-//! one. It says what the cache did, and with what the nodes themselves counted it can be checked
-//! against the arithmetic of the trace alone.
+//! one. It reports hits and times, and also the nodes' own counters, so that the result can be
+//! checked against a computation from the trace alone.
 
 mod file;
 mod replay;
@@ -25,7 +25,7 @@ use tokio::runtime::Runtime;
 const RANKS: u32 = 3;
 /// How long to wait for the nodes' counters to show the reads that were done.
 const COUNTERS_WAIT: Duration = Duration::from_secs(3);
-/// Pause between two looks at the nodes' counters.
+/// Pause between two reads of the nodes' counters.
 const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
 
 /// Replays the trace that the flags name.
@@ -99,7 +99,8 @@ fn replay(
     Ok(report)
 }
 
-/// Waits for the time at which the trace issued a request; at speed 0 not at all.
+/// Waits until the request is due by the trace's timestamps, scaled by `speed`; at speed 0 not at
+/// all.
 fn wait_until_due(timestamp_ms: f64, speed: f64, start_ns: u64, stop: &Stop) {
     if speed > 0.0 {
         let due = Duration::try_from_secs_f64(timestamp_ms / speed / 1000.0).unwrap_or_default();

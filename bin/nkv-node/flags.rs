@@ -1,6 +1,6 @@
 //! The command line, and the one table of settings from which flags, `NKV_*` variables and file
-//! keys get their names. Values stay text here: whoever reads them says where a wrong one came
-//! from.
+//! keys get their names. Values stay text here: `settings` parses them and names the source of a
+//! wrong one.
 
 use crate::packaging::{self, PackagingFlags};
 use clap::builder::PossibleValuesParser;
@@ -15,7 +15,7 @@ pub(crate) struct Setting {
     /// Key in the file; the other names follow from it.
     pub(crate) key: &'static str,
     value: &'static str,
-    // Empty: what the value's name says. The reference page's test tries the ends of each.
+    // Empty: as the value's name implies. tests/reference.rs tries both ends of each range.
     range: &'static str,
     default: &'static str,
     help: &'static str,
@@ -95,21 +95,21 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "BYTES",
         "1 to 4294967295",
         "256KiB",
-        "Bytes per page where a put names none",
+        "Bytes per page where a put names none; that of rank 0 counts",
     ),
     setting(
         "log_bytes",
         "BYTES",
         "0, or 16KiB to 8TiB less the heap",
         "0",
-        "Device log beside the heap, for puts that ask nobody; 0: none",
+        "Device log beside the heap, for puts without a message; 0: none",
     ),
     setting(
         "atomic_domain",
         "cpu|nic",
         "",
         "cpu",
-        "Who counts claims in the device log: processors of this host, or its RDMA device",
+        "Who executes claims in the device log: processors of this host, or its RDMA device",
     ),
     setting(
         "device_alloc",
@@ -118,7 +118,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "false",
         "Whether this node's own handle puts into device logs",
     ),
-    setting("policy", "lru|lru2|fifo", "", "lru", "Who is evicted first"),
+    setting("policy", "lru|lru2|fifo", "", "lru", "Which objects are evicted first"),
     setting(
         "watermarks",
         "HI/LO",
@@ -131,7 +131,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "MS",
         "1 to 60000",
         "50",
-        "How long retired memory rests before it is used again",
+        "How long retired memory is held before it is used again",
     ),
     setting(
         "write_ttl_ms",
@@ -145,7 +145,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "MS",
         "1 to 86400000",
         "5000",
-        "How long a claim in the device log may be open before everybody is asked",
+        "How long a claim in the device log may be open before all producers are asked",
     ),
     setting("ttl_ms", "MS", "400 to 86400000", "10000", "A rank not heard of for so long is gone"),
     setting(
@@ -153,9 +153,9 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "MS",
         "0 to half of ttl_ms",
         "0",
-        "Pause between signs of life; 0: an eighth of the TTL, at most 250",
+        "Pause between heartbeats; 0: an eighth of the TTL, at most 250",
     ),
-    setting("join_timeout_ms", "MS", "1 to 86400000", "120000", "How long to look for rank 0"),
+    setting("join_timeout_ms", "MS", "1 to 86400000", "120000", "How long to try to reach rank 0"),
     setting("call_timeout_ms", "MS", "1 to 86400000", "2000", "Limit of one control call"),
     setting(
         "full_wait_ms",
@@ -176,14 +176,14 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "auto|N",
         "0 to 255",
         "auto",
-        "Which address of theirs; auto: RoCE v2 over IPv4 first",
+        "Index in their GID tables; auto: RoCE v2 over IPv4 first",
     ),
     setting(
         "rdma_pairs",
         "auto|N",
         "1 to 8",
         "auto",
-        "Queue pairs of one way; auto: one for each device, at most 8",
+        "Queue pairs of one data path; auto: one for each device, at most 8",
     ),
     setting("data_connections", "N", "1 or more", "256", "Most tcp data connections at once"),
     setting(
@@ -198,7 +198,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "N",
         "0 or more",
         "8",
-        "How often in a row this rank starts afresh after it was declared gone",
+        "How often in a row this rank restarts with a new incarnation after it was declared gone",
     ),
     setting(
         "threads",
@@ -229,7 +229,7 @@ impl Setting {
         format!("NKV_{}", self.key.to_ascii_uppercase())
     }
 
-    /// What `--help` says.
+    /// Its text in `--help`.
     fn help(self) -> String {
         let range = match self.range {
             "" => String::new(),
@@ -239,7 +239,7 @@ impl Setting {
     }
 }
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Flags {
     /// Values by key, as typed.
@@ -262,9 +262,9 @@ start.
 
 Every connection is authenticated: by the job's secret, the same on every rank and client, or,
 without one, by a file that only this user on this host can read. Listening on anything but loopback
-needs a secret. It is never a flag, since others see those.
+needs a secret. It is never a flag, since other users can read the flags of a process.
 
-SIGTERM or SIGINT: no new plans, what is in flight is finished within --drain-ms, the segment is
+SIGTERM or SIGINT: no new plans, open plans are finished within --drain-ms, the segment is
 unlinked, exit 0. Another signal ends the process at once; the same one only after half a second:
 launchers send one twice.";
 
@@ -298,14 +298,14 @@ pub(crate) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print every setting as TOML, with where its value came from, and end"),
         );
-    // It brings what it says of itself: what the program says comes after.
+    // `augment_args` also sets a description: the program's own is set after it.
     let command = PackagingFlags::augment_args(command);
     command.about("Runs one rank of an nkv cluster").long_about(LONG_ABOUT)
 }
 
-/// The parser with the names that a flag takes, where it takes one of a few: for completions and
-/// the man page. On a command line they are judged later, as those of variables and of the file
-/// are.
+/// The parser with the possible values of flags that take one of a few, for completions and the man
+/// page. The command line is parsed without them: its values are checked later, with those of
+/// variables and of the file.
 pub(crate) fn with_choices() -> Command {
     let few = SETTINGS.iter().filter(|s| {
         let names = s.value.split('|');
@@ -323,7 +323,7 @@ pub(crate) fn with_choices() -> Command {
 /// Reads the command line.
 ///
 /// # Errors
-/// What clap says: help, version, or a wrong command line.
+/// clap's error: help, version, or a wrong command line.
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::Error> {
     let matches = packaging::with_plain_usage(command()).try_get_matches_from(args)?;
     let mut values = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! HTTP for people, probes and Prometheus: `/healthz` (the process works), `/readyz` (the rank is
-//! ready for work), `/status` (everything, as JSON), `/metrics`. It only reads, and a slow reader
-//! holds nothing but its own connection, and that not for long.
+//! ready for work), `/status` (everything, as JSON), `/metrics`. It only reads. A slow reader
+//! occupies only its own connection, for a bounded time.
 
 mod connections;
 
@@ -19,9 +19,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// An actor that is in one message for so long is frozen: the process is not healthy.
+/// An actor that has handled one message for this long is frozen: the process is not healthy.
 const FROZEN_MS: u64 = 10_000;
-/// What is at `/`.
+/// The page at `/`.
 const INDEX: &str = "\
 /healthz  the process works
 /readyz   the rank is ready for work
@@ -29,10 +29,10 @@ const INDEX: &str = "\
 /metrics  for Prometheus
 ";
 
-/// Serves in the background until the process ends; returns where.
+/// Serves in the background until the process ends; returns the bound address.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// If the address cannot be bound.
 pub(crate) async fn serve(address: SocketAddr, readiness: Readiness) -> io::Result<SocketAddr> {
     serve_within(address, routes(readiness), STEP_LIMIT).await
 }
@@ -47,7 +47,7 @@ fn routes(readiness: Readiness) -> Router {
         .with_state(readiness)
 }
 
-/// Serves; `limit` is for each of the two steps of a connection.
+/// Serves; `limit` applies to each of the two steps of a connection.
 async fn serve_within(address: SocketAddr, app: Router, limit: Duration) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let local = listener.local_addr()?;
@@ -61,7 +61,7 @@ async fn serve_within(address: SocketAddr, app: Router, limit: Duration) -> io::
     Ok(local)
 }
 
-/// A connection that is kept would keep its place from others.
+/// A kept-alive connection would take a place from others.
 async fn one_request_each(mut response: Response) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
@@ -109,7 +109,7 @@ async fn metrics_text(State(readiness): State<Readiness>) -> Response {
     let Some(status) = readiness.status() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "not joined yet\n").into_response();
     };
-    // Bounded by the call's own limit; a master that does not answer is shown by its absence.
+    // Bounded by the call's own limit; without the master's answer its figures are left out.
     let cluster = match readiness.masters_handle() {
         Some(handle) => handle.stats().await.ok(),
         None => None,

@@ -1,6 +1,6 @@
-//! What the launcher of this process says about it: a pure function from the environment to facts.
-//! It reads nothing else, decides nothing about other settings, and never guesses: half a set of
-//! variables is an error that names what is missing.
+//! What the launcher's variables say about this process: a pure function of the environment. It
+//! decides nothing about other settings and never guesses: an incomplete set of variables is an
+//! error that names the missing ones.
 
 mod hosts;
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// An environment: variables by name. Empty values count as unset.
 pub(crate) type Env = BTreeMap<String, String>;
 
-/// Who started this process.
+/// The launcher that started this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     /// torchrun (PyTorch's elastic launcher), or anything that sets the same variables.
@@ -31,18 +31,18 @@ impl std::fmt::Display for Family {
     }
 }
 
-/// What a launcher told.
+/// What a launcher's variables contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launcher {
-    /// Which one.
+    /// Which launcher.
     pub(crate) family: Family,
     /// This process's rank.
     pub(crate) rank: u32,
     /// Ranks in all.
     pub(crate) world_size: u32,
-    /// Ranks on this host, where it says so.
+    /// Ranks on this host, if the launcher sets it.
     pub(crate) local_world_size: Option<u32>,
-    /// Host of rank 0, where it says so.
+    /// Host of rank 0, if the launcher sets it.
     pub(crate) master_host: Option<String>,
     /// True if every rank runs on this host.
     pub(crate) one_host: bool,
@@ -51,21 +51,21 @@ pub(crate) struct Launcher {
 /// An environment that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LauncherError {
-    /// Some of a launcher's variables are there and some are not.
+    /// Some of a launcher's variables are set and some are not.
     #[error(
         "{family} set {} but not {}: set what is missing, or unset all of it and give --rank and \
          --world-size",
         .present.join(", "), .missing.join(", ")
     )]
     Half {
-        /// Whose variables.
+        /// The launcher.
         family: Family,
         /// Those that are set.
         present: Vec<&'static str>,
         /// Those that are not.
         missing: Vec<&'static str>,
     },
-    /// A variable holds what it cannot mean.
+    /// A variable has an invalid value.
     #[error("{name}=\"{}\": {why}", .value.escape_debug())]
     Bad {
         /// The variable.
@@ -83,7 +83,7 @@ struct Names {
     needed: &'static [&'static str],
 }
 
-/// In the order in which a complete set wins.
+/// In order of precedence: the first complete set is used.
 const FAMILIES: [Names; 3] = [
     Names { family: Family::Torchrun, needed: &["RANK", "WORLD_SIZE", "MASTER_ADDR"] },
     Names { family: Family::OpenMpi, needed: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"] },
@@ -96,12 +96,12 @@ const FAMILIES: [Names; 3] = [
 /// The launcher's facts; `None` if no launcher started this process.
 ///
 /// # Errors
-/// If no set is complete and one is half there, or if a variable of the set that counts is no
+/// If no set is complete and one is incomplete, or if a variable of the set that is used is no
 /// number or no list of hosts.
 pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
     let mut half = None;
     for names in &FAMILIES {
-        // Outside a step (in a batch script) Slurm's numbers mean nothing.
+        // Outside a step (in a batch script) Slurm's variables do not describe this process.
         if names.family == Family::Slurm && get(env, "SLURM_STEP_ID").is_none() {
             continue;
         }
@@ -110,7 +110,7 @@ pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
         if missing.is_empty() {
             return facts(names, env).map(Some);
         }
-        // A step id alone is no half set: every shell within a step has one, with the rest.
+        // A step id alone is not an incomplete set: every shell within a step has one.
         if !present.is_empty() {
             half.get_or_insert(LauncherError::Half { family: names.family, present, missing });
         }
@@ -118,10 +118,10 @@ pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
     half.map_or(Ok(None), Err)
 }
 
-/// The job's name as the launcher gives it: torchrun's run id, else Slurm's job and step, else the
-/// port of torchrun's agent, which no two jobs of a host share.
+/// The job's name from the launcher: torchrun's run id, else Slurm's job and step, else the port of
+/// torchrun's agent, which no two jobs of a host share.
 pub(crate) fn job(env: &Env) -> Option<(String, &'static str)> {
-    // "none" is torchrun's own placeholder: every job without an id has it.
+    // "none" is torchrun's placeholder for a job without an id.
     let run_id = get(env, "TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
     if let Some(id) = run_id {
         return Some((id.to_string(), "TORCHELASTIC_RUN_ID"));

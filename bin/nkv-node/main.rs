@@ -1,6 +1,6 @@
-//! nkv-node: one rank of a cluster in a process of its own. It turns flags, variables, a file and
-//! what a launcher exports into one configuration, runs a node with it, shows it over HTTP and ends
-//! it when a signal asks. What a node is and does is the library's business.
+//! nkv-node: one rank of a cluster in a process of its own. It merges flags, variables, a file and
+//! the launcher's variables into one configuration, runs a node with it, shows its state over HTTP
+//! and ends it on a signal. The library implements the node.
 
 mod flags;
 mod http;
@@ -35,15 +35,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// Files that a rank has open by itself, with room for some clients.
+/// Files that a rank itself has open, with room for some clients.
 const OWN_FILES: u64 = 64;
-/// Files for each other rank: its link, and what its handle takes.
+/// Files for each other rank: its link, and its handle's connections.
 const FILES_PER_RANK: u64 = 4;
 /// How long tasks that are still running may take to end with the process.
 const RUNTIME_END: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // Asked first now: the time counts from here.
+    // The first call fixes the start time.
     metrics::started();
     let flags = match flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     let env: launcher::Env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect();
-    // Dropped above without a word, which a secret must not be.
+    // Variables that are no UTF-8 were dropped above; for a secret that is an error.
     for secret in [SECRET_VARIABLE, SECRET_FILE_VARIABLE] {
         if std::env::var_os(secret).is_some() && !env.contains_key(secret) {
             let why = format!("{secret} is no text: put the secret into a file for --secret-file");
@@ -109,12 +109,12 @@ fn serve(settings: Settings) -> ExitCode {
     }
 }
 
-/// Files of a rank whose cluster is whole, and of some clients.
+/// Files that a rank needs when all other ranks and some clients are connected.
 fn files_needed(settings: &Settings) -> u64 {
     OWN_FILES + FILES_PER_RANK * u64::from(settings.node.world_size)
 }
 
-/// Connections that cannot be had are refused later, one by one: better known now.
+/// Warns early: later, each connection beyond the limit is refused.
 fn check_open_files(limit: u64, settings: &Settings) {
     let wanted = files_needed(settings) + settings.node.data_connections as u64;
     if limit < wanted {
@@ -127,7 +127,7 @@ fn check_open_files(limit: u64, settings: &Settings) {
     }
 }
 
-/// The last word of a rank that had begun: in the form of its log.
+/// Logs why a rank that had started ends.
 fn end(format: LogFormat, code: u8, why: &str) -> ExitCode {
     match format {
         LogFormat::Text => fail(code, &why),
@@ -138,13 +138,13 @@ fn end(format: LogFormat, code: u8, why: &str) -> ExitCode {
     }
 }
 
-/// One clear sentence, and the exit code that goes with it.
+/// Prints one sentence and returns the exit code.
 fn fail(code: u8, why: &dyn std::fmt::Display) -> ExitCode {
     print_line(&format!("nkv-node: {why}"));
     ExitCode::from(code)
 }
 
-/// A line to stderr; one that nobody reads any more is no reason to stop.
+/// Writes a line to stderr; a closed stderr is ignored.
 fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,6 +1,6 @@
-//! `/metrics`: a node's status as Prometheus text. Every name stands in one table here; a scrape is
-//! a picture of the status at that moment, so nothing can go stale and a rank that started afresh
-//! begins at zero, as Prometheus expects. Lines come in the order of the tables, always.
+//! `/metrics`: a node's status as Prometheus text. Every name is in one table here. Each scrape
+//! renders the status at that moment, so no value is stale, and a new incarnation begins at zero,
+//! as Prometheus expects. Lines always have the order of the tables.
 
 mod process;
 mod text;
@@ -11,7 +11,7 @@ use nkv::message::{ClusterStats, OwnerGauges};
 pub(crate) use process::started;
 use text::{Labels, Sort, Text};
 
-/// What a scrape is.
+/// Content type of a scrape.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// One figure of a `T`.
@@ -19,7 +19,7 @@ struct Metric<T> {
     name: &'static str,
     sort: Sort,
     help: &'static str,
-    /// Of the figure in the metric's unit: 1000 for milliseconds that are shown as seconds.
+    /// Divisor from the figure to the metric's unit: 1000 for milliseconds shown as seconds.
     per_unit: u32,
     value: fn(&T) -> u64,
 }
@@ -37,7 +37,7 @@ const fn seconds<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64
     Metric { name, sort: Sort::Gauge, help, per_unit: 1_000, value }
 }
 
-/// Of a heap: the rank's first one, and labelled `segment` each that it mounted besides.
+/// Of a heap: the rank's first one, and with the label `segment` each mounted one.
 const HEAP: &[Metric<OwnerGauges>] = &[
     gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |o| o.heap_total),
     gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |o| o.heap_used),
@@ -61,22 +61,24 @@ const HEAP: &[Metric<OwnerGauges>] = &[
     counter("nkv_log_skipped_bytes_total", "Bytes of claims skipped or aborted", |o| {
         o.log_skipped_bytes
     }),
-    counter("nkv_log_abandoned_bytes_total", "Bytes of claims given up in line", |o| {
-        o.log_abandoned_bytes
-    }),
-    counter("nkv_log_voided_bytes_total", "Bytes of claims whose producers died", |o| {
-        o.log_voided_bytes
-    }),
+    counter(
+        "nkv_log_abandoned_bytes_total",
+        "Bytes of claims abandoned while waiting for room",
+        |o| o.log_abandoned_bytes,
+    ),
+    counter("nkv_log_voided_bytes_total", "Bytes that became void", |o| o.log_voided_bytes),
     counter("nkv_log_accepted_total", "Objects accepted in it", |o| o.log_accepted),
-    counter("nkv_log_duplicates_total", "Of a key that was there", |o| o.log_duplicates),
-    counter("nkv_log_evictions_total", "Objects that made room in it", |o| o.log_evictions),
-    counter("nkv_log_hole_checks_total", "Times all producers were asked", |o| o.log_hole_checks),
+    counter("nkv_log_duplicates_total", "READY claims of a known key", |o| o.log_duplicates),
+    counter("nkv_log_evictions_total", "Objects evicted from it to make room", |o| o.log_evictions),
+    counter("nkv_log_hole_checks_total", "Times all producers were asked about a hole", |o| {
+        o.log_hole_checks
+    }),
     counter("nkv_log_fenced_total", "Producers proven to write no more", |o| o.log_fenced),
     counter("nkv_evictions_total", "Objects evicted", |o| o.evictions),
     counter("nkv_gets_served_total", "Gets that readers reported", |o| o.gets_served),
-    counter("nkv_gets_by_index_total", "Gets that an index led to", |o| o.gets_by_index),
-    counter("nkv_gets_by_cache_total", "Gets that a known location led to", |o| o.gets_by_cache),
-    counter("nkv_gets_by_master_total", "Gets the master was asked about", |o| o.gets_by_master),
+    counter("nkv_gets_by_index_total", "Gets located by an index", |o| o.gets_by_index),
+    counter("nkv_gets_by_cache_total", "Gets located by a cached location", |o| o.gets_by_cache),
+    counter("nkv_gets_by_master_total", "Gets located by the master", |o| o.gets_by_master),
     counter("nkv_bytes_read_total", "Bytes that readers reported", |o| o.bytes_read),
     counter("nkv_commits_total", "Objects committed here", |o| o.commits),
     counter("nkv_bytes_written_total", "Bytes of objects committed here", |o| o.bytes_written),
@@ -94,18 +96,18 @@ const HEAP: &[Metric<OwnerGauges>] = &[
 
 /// Of the rank itself.
 const NODE: &[Metric<NodeStatus>] = &[
-    seconds("nkv_uptime_seconds", "Since this incarnation started", |s| s.uptime_ms),
+    seconds("nkv_uptime_seconds", "Time since this incarnation started", |s| s.uptime_ms),
     gauge("nkv_joined", "1 while the link to the master is up", |s| u64::from(s.link == "joined")),
     gauge("nkv_draining", "1 while the rank drains", |s| u64::from(s.draining)),
     gauge("nkv_world_size", "Ranks the job has", |s| u64::from(s.world_size)),
-    gauge("nkv_attachments", "Processes attached to the segment", |s| s.attachments as u64),
+    gauge("nkv_attachments", "Attachments, but those by tcp", |s| s.attachments as u64),
     counter("nkv_tcp_bytes_received_total", "Payload bytes the tcp agent received", |s| {
         s.agent.bytes_in
     }),
     counter("nkv_tcp_bytes_sent_total", "Payload bytes the tcp agent sent", |s| s.agent.bytes_out),
     counter("nkv_tcp_requests_total", "Requests the tcp agent served", |s| s.agent.requests),
     counter("nkv_tcp_refused_total", "Requests the tcp agent refused", |s| s.agent.refused),
-    counter("nkv_auth_refused_total", "Connections turned away unauthenticated", |s| {
+    counter("nkv_auth_refused_total", "Connections refused for failed authentication", |s| {
         s.auth_refused
     }),
     gauge("nkv_tcp_connections", "Connections of the tcp agent", |s| s.agent.connections),
@@ -120,7 +122,7 @@ const MASTER: &[Metric<ClusterStats>] = &[
     gauge("nkv_master_objects", "Objects listed by the master", |c| c.objects),
     gauge("nkv_master_plans_open", "Plans open in the cluster", |c| c.plans_open),
     gauge("nkv_master_waiting", "Opens that wait for room", |c| c.waiting),
-    counter("nkv_master_opened_total", "Plans granted", |c| c.master.opened),
+    counter("nkv_master_opened_total", "Plans opened", |c| c.master.opened),
     counter("nkv_master_committed_total", "Commits accepted", |c| c.master.committed),
     counter("nkv_master_commit_refused_total", "Commits refused as Reclaimed", |c| {
         c.master.commit_refused
@@ -139,11 +141,11 @@ const MASTER: &[Metric<ClusterStats>] = &[
 
 /// Of each actor, labelled `actor`.
 const ACTOR: &[Metric<ActorStatus>] = &[
-    gauge("nkv_actor_queue", "Messages that wait", |a| a.queue),
-    seconds("nkv_actor_busy_seconds", "In the present message", |a| a.busy_ms),
-    seconds("nkv_actor_idle_seconds", "Since the last sign of life", |a| a.idle_ms),
+    gauge("nkv_actor_queue", "Messages in its mailbox", |a| a.queue),
+    seconds("nkv_actor_busy_seconds", "Time in the present message", |a| a.busy_ms),
+    seconds("nkv_actor_idle_seconds", "Time since the actor's last heartbeat", |a| a.idle_ms),
     counter("nkv_actor_handled_total", "Messages handled", |a| a.handled),
-    counter("nkv_actor_restarts_total", "Times rebuilt", |a| u64::from(a.restarts)),
+    counter("nkv_actor_restarts_total", "Restarts after a panic", |a| u64::from(a.restarts)),
     counter("nkv_actor_panics_total", "Panics caught", |a| u64::from(a.panics)),
 ];
 
@@ -154,7 +156,7 @@ const CLIENT_READ: &str = "nkv_client_read_duration_seconds";
 const MASTER_REQUEST: &str = "nkv_master_request_duration_seconds";
 const HANDLING: &str = "nkv_actor_handling_duration_seconds";
 
-/// What a table's figures are of, each with its labels.
+/// The subjects of a table's figures, each with its labels.
 type Subjects<'a, T> = Vec<(Vec<(&'static str, &'a str)>, &'a T)>;
 
 /// The status as Prometheus text, every line labelled with the rank.
@@ -186,7 +188,7 @@ pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> Str
     text.into_string()
 }
 
-/// Which build this is.
+/// The build's version.
 fn build(text: &mut Text) {
     text.metric("nkv_build_info", Sort::Gauge, "1, labelled with what this program was built from");
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("NKV_BUILD_COMMIT"))];
@@ -210,8 +212,8 @@ fn sample<T>(text: &mut Text, metric: &Metric<T>, labels: Labels<'_>, value: u64
     }
 }
 
-/// How long calls took. Of requests only the kinds that there were: all kinds would be hundreds of
-/// lines that say nothing.
+/// Durations of calls. Only kinds of requests that occurred: all kinds would be hundreds of empty
+/// lines.
 fn durations(text: &mut Text, status: &NodeStatus) {
     let calls = &status.call_times;
     text.metric(
@@ -220,16 +222,24 @@ fn durations(text: &mut Text, status: &NodeStatus) {
         "Requests of this node's own handle to the master",
     );
     requests(text, CLIENT_REQUEST, &calls.requests);
-    text.metric(CLIENT_PUT, Sort::Histogram, "Calls of it that put by plans, open to commit");
+    text.metric(
+        CLIENT_PUT,
+        Sort::Histogram,
+        "Puts by plans of this node's own handle, open to commit",
+    );
     text.durations(CLIENT_PUT, &[], &calls.puts);
     text.metric(
         CLIENT_READ,
         Sort::Histogram,
-        "Reads of it, but for those by loads in mapped memory",
+        "Reads of this node's own handle, except loads from mapped memory",
     );
     text.durations(CLIENT_READ, &[], &calls.reads);
     if !status.master_requests.is_empty() {
-        text.metric(MASTER_REQUEST, Sort::Histogram, "Requests of others, arrival to answer");
+        text.metric(
+            MASTER_REQUEST,
+            Sort::Histogram,
+            "Requests to the master on this node, arrival to answer",
+        );
         requests(text, MASTER_REQUEST, &status.master_requests);
     }
 }

@@ -1,23 +1,23 @@
-//! Where this rank stands in its life, shared between the thread of control that moves it on and
-//! the HTTP handlers that show it; and the one reason why a rank is not ready yet.
+//! The phase of this rank, shared between the main task that changes it and the HTTP handlers that
+//! show it; and the reason why a rank is not ready yet.
 
 use nkv::{Client, Node, NodeStatus};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A step of a rank's life.
+/// A phase of a rank.
 enum Phase {
-    /// Looking for the master.
+    /// Connecting to the master.
     Joining,
     /// Serving.
     Running(Arc<Node>),
-    /// Asked to end; finishes what is in flight.
+    /// Asked to end; finishes open plans.
     Draining(Arc<Node>),
-    /// Between two nodes, or at the end.
+    /// No node: before a new incarnation, or at the end.
     Without(&'static str),
 }
 
-/// The present step. Readers see the node only while they hold the lock, so that its owner is the
-/// last to hold it when it stops.
+/// The present phase. Readers use the node only while they hold the lock, so that the main task has
+/// the last reference when it stops the node.
 #[derive(Clone)]
 pub(crate) struct Readiness(Arc<RwLock<Phase>>);
 
@@ -27,22 +27,22 @@ impl Readiness {
         Self(Arc::new(RwLock::new(Phase::Joining)))
     }
 
-    /// It looks for the master (again).
+    /// The rank connects to the master (again).
     pub(crate) fn joins(&self) {
         self.set(Phase::Joining);
     }
 
-    /// It serves.
+    /// The rank serves.
     pub(crate) fn runs(&self, node: &Arc<Node>) {
         self.set(Phase::Running(node.clone()));
     }
 
-    /// It ends, but not yet.
+    /// The rank finishes open plans before it ends.
     pub(crate) fn drains(&self, node: &Arc<Node>) {
         self.set(Phase::Draining(node.clone()));
     }
 
-    /// It has no node, and why.
+    /// The rank has no node, for this reason.
     pub(crate) fn is_without(&self, why: &'static str) {
         self.set(Phase::Without(why));
     }
@@ -55,7 +55,7 @@ impl Readiness {
         }
     }
 
-    /// The node's handle where the master is, for the figures of the cluster.
+    /// The node's handle if this node runs the master, for the figures of the cluster.
     pub(crate) fn masters_handle(&self) -> Option<Client> {
         match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
             Phase::Running(node) | Phase::Draining(node) if node.master().is_some() => {
@@ -68,7 +68,7 @@ impl Readiness {
     /// `Ok` if the rank is ready for work, else the reason why not.
     pub(crate) fn ready(&self) -> Result<(), String> {
         match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            Phase::Joining => Err("joining: looking for the master".to_string()),
+            Phase::Joining => Err("joining: connecting to the master".to_string()),
             Phase::Without(why) => Err((*why).to_string()),
             Phase::Draining(_) => Err("draining: takes no new plans".to_string()),
             Phase::Running(node) if node.is_ready() => Ok(()),

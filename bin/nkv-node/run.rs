@@ -1,6 +1,6 @@
-//! A rank's life: join, serve, and one of three ends. Asked by a signal it drains and leaves;
-//! declared gone it starts afresh under a new incarnation; with an actor that failed for good it
-//! exits, so that whoever supervises the process starts it again.
+//! Runs a rank: it joins, serves, and ends in one of three ways. On a signal it drains and leaves.
+//! Declared gone, it starts again with a new incarnation. When an actor has failed finally it
+//! exits, so that the supervisor of the process restarts it.
 
 use crate::ready::Readiness;
 use crate::settings::Settings;
@@ -15,16 +15,16 @@ use std::time::Duration;
 
 /// How long leaving the cluster may take after the drain.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Pause before a fresh start, doubled with each one in a row, up to the longest.
+/// Pause before a fresh start, doubled with each further one in a row, up to [`REJOIN_PAUSE_MAX`].
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
-/// Longest such pause.
+/// Longest pause before a fresh start.
 const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Between two lines of the log about them.
+/// Least time between two log lines about fresh starts.
 const AFRESH_LINES_MS: u64 = 60_000;
-/// A node that lived for so long was no part of a row of failures.
+/// A node that ran for this long ends a row of fresh starts.
 const STEADY_MS: u64 = 60_000;
 
-/// Why the process ends other than as asked.
+/// Why the process ends without being asked to.
 #[derive(Debug)]
 pub(crate) struct End {
     /// Exit code.
@@ -39,18 +39,18 @@ impl End {
     }
 }
 
-/// How one node's time ended.
+/// How a node ended.
 enum Outcome {
-    /// As a signal asked.
+    /// On a signal.
     Stopped,
-    /// It cannot go on, but a fresh one can.
+    /// It cannot continue, but a new incarnation can.
     Afresh(String),
 }
 
 /// Runs until asked to end.
 ///
 /// # Errors
-/// With the exit code and the sentence.
+/// [`End`] with the exit code and the reason.
 pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     start_lines::before(&settings);
     listens_here(settings.node.listen)?;
@@ -74,7 +74,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         };
         let since = BootClock.now_ms();
         cleanup.set(node.files());
-        // Before anybody is notified: who reads the line may ask at once.
+        // Before the ready line: its reader may send a request at once.
         readiness.runs(&node);
         print_joined(&settings, &node, http);
         keep_port(&mut settings, node.info());
@@ -100,19 +100,21 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     }
 }
 
-/// An address of another host would only show as a bind error later, with nothing to do about it.
+/// Checks that `--listen` is an address of this host: later it would be a bind error without a
+/// remedy.
 fn listens_here(listen: IpAddr) -> Result<(), End> {
     match TcpListener::bind((listen, 0)) {
         Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
             let why = format!("--listen {listen} is no address of this host (see ip addr)");
             Err(End::new(exit::USAGE, why))
         }
-        // Whatever else is wrong is for the node to say, with its own port.
+        // Other errors are reported by the node when it binds its own port.
         _ => Ok(()),
     }
 }
 
-/// Where others reach a server at `at`: an address that means all of this host's means `listen`.
+/// The address at which others reach a server bound to `at`: a wildcard address is replaced by
+/// `listen`.
 fn reachable(at: SocketAddr, listen: IpAddr) -> SocketAddr {
     if at.ip().is_unspecified() { SocketAddr::new(listen, at.port()) } else { at }
 }
@@ -140,7 +142,7 @@ async fn serve(
 ) -> Result<Outcome, End> {
     tokio::select! {
         name = signals.asked() => {
-            // With what was mounted since: nothing is from here on.
+            // Includes segments mounted since; none is mounted from here on.
             cleanup.set(node.files());
             readiness.drains(node);
             drain(node, settings, name).await;
@@ -157,10 +159,7 @@ async fn serve(
 
 async fn drain(node: &Node, settings: &Settings, name: &str) {
     let limit = Duration::from_millis(settings.drain_ms);
-    tracing::info!(
-        "{name}: no new plans; finishing what is in flight within {} ms",
-        settings.drain_ms
-    );
+    tracing::info!("{name}: no new plans; finishing open plans within {} ms", settings.drain_ms);
     let report = node.drain(limit).await;
     tracing::info!(
         "drained in {} ms: {} plans finished, {} given up",
@@ -170,9 +169,10 @@ async fn drain(node: &Node, settings: &Settings, name: &str) {
     );
 }
 
-/// Leaves the cluster and unlinks. A node that does not get done is dropped, which unlinks too.
+/// Leaves the cluster and unlinks. A node that does not finish in time is dropped, which unlinks
+/// too.
 async fn stop(node: Arc<Node>) {
-    // HTTP handlers hold it only under the lock that `is_without` took.
+    // HTTP handlers use the node only under the lock, and `is_without` has removed it.
     let Some(node) = Arc::into_inner(node) else {
         return;
     };
@@ -187,8 +187,8 @@ fn print_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     start_lines::print_for_programs(&start_lines::ready_line(settings, info, http));
 }
 
-/// A rank that starts afresh is looked for where it was. Rank 0 must be there; another one takes a
-/// new port if somebody else has its old one by then.
+/// Others look for a restarted rank at its old address. Rank 0 must keep its port; another rank
+/// takes a new one if its old port is in use by then.
 fn keep_port(settings: &mut Settings, info: &RankInfo) {
     if let Address::Tcp(host_port) = &info.control
         && let Some(port) = host_port.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
@@ -200,8 +200,8 @@ fn keep_port(settings: &mut Settings, info: &RankInfo) {
     }
 }
 
-/// Lines about fresh starts: the first at once, further ones once a minute with how many there
-/// were.
+/// Log lines about fresh starts: the first at once, further ones once a minute with the number that
+/// was not logged.
 #[derive(Debug, Default)]
 struct AfreshLines {
     logged_ms: Option<u64>,
@@ -215,7 +215,7 @@ impl AfreshLines {
         }
     }
 
-    /// How many were not told before this one; none: nor is this one.
+    /// Number of fresh starts not logged before this one; `None`: this one is not logged either.
     fn next(&mut self, now_ms: u64) -> Option<u32> {
         if self.logged_ms.is_some_and(|at| now_ms < at + AFRESH_LINES_MS) {
             self.untold += 1;
@@ -237,7 +237,7 @@ mod tests {
     };
 
     #[test]
-    fn fresh_starts_are_told_at_once_and_then_once_a_minute() {
+    fn fresh_starts_are_logged_at_once_and_then_once_a_minute() {
         let mut lines = AfreshLines::default();
         let reachable_at: Vec<_> =
             [0, 1, 2, AFRESH_LINES_MS, AFRESH_LINES_MS + 1].map(|ms| lines.next(ms)).into();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_at_all_addresses_is_told_by_one_that_others_reach() {
+    fn a_server_at_a_wildcard_address_is_shown_with_a_reachable_one() {
         let reachable_at =
             |at: &str| reachable(at.parse().unwrap(), [10, 0, 0, 7].into()).to_string();
         assert_eq!(reachable_at("0.0.0.0:80"), "10.0.0.7:80");

@@ -1,6 +1,6 @@
 //! The effective configuration: flags over `NKV_*` variables over the file over the launcher over
-//! defaults, each value with where it came from. It starts nothing and opens nothing but the file
-//! and the one that holds the secret.
+//! defaults, each value with its source. It starts nothing and opens only the configuration file
+//! and the secret's file.
 
 mod file;
 mod resolve;
@@ -25,7 +25,7 @@ pub(crate) use resolve::Line;
 
 /// Largest heap by default.
 const DEFAULT_HEAP_BYTES: u64 = 1 << 30;
-/// Default heap: this part of the memory there is, shared by the ranks of the host.
+/// Default heap: available memory divided by this and by the ranks of the host.
 const DEFAULT_HEAP_PART: u64 = 4;
 /// Default heaps are whole multiples of this.
 const DEFAULT_HEAP_STEP: u64 = 1 << 20;
@@ -35,19 +35,19 @@ const DEFAULT_DRAIN_MS: u64 = 5_000;
 const DEFAULT_REJOINS: u32 = 8;
 /// What is logged.
 const DEFAULT_LOG: &str = "info";
-/// How the absence of a file with a secret is written.
+/// Value of `secret_file` for no file.
 const NO_SECRET_FILE: &str = "none";
-/// The job of ranks that nobody gave one.
+/// The default job.
 const DEFAULT_JOB: &str = "nkv";
 /// Most and least worker threads chosen by default.
 const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
-/// Most worker threads anybody may ask for.
+/// Most worker threads that may be set.
 const MAX_THREADS: usize = 256;
 
 /// What a rank runs with.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// The library's part.
+    /// The library's configuration.
     pub(crate) node: NodeConfig,
     /// Where HTTP is served; `None`: nowhere.
     pub(crate) http: Option<SocketAddr>,
@@ -63,7 +63,7 @@ pub(crate) struct Settings {
     pub(crate) log_format: LogFormat,
     /// Every effective value and its source, in the order of the table.
     pub(crate) lines: Vec<Line>,
-    /// What the user should know before it surprises them.
+    /// Warnings for the user.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ impl SettingsError {
     }
 }
 
-/// What this machine offers: asked once, so that the rest is a pure function.
+/// What this machine has: measured once, so that the rest is a pure function.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Machine {
     /// Bytes of memory that a segment may take; 0 if unknown.
@@ -104,7 +104,7 @@ impl Machine {
     }
 }
 
-/// Puts everything together.
+/// Resolves every setting.
 ///
 /// # Errors
 /// One sentence: which value of which source is wrong, or what a launcher left out.
@@ -117,7 +117,7 @@ pub(crate) fn resolve(
     let mut warnings = Vec::new();
     let launcher = match launcher::detect(env) {
         Ok(found) => found,
-        // Who says both numbers himself needs no launcher, not even half of one.
+        // A user who gives both numbers needs no launcher, so an incomplete set is only a warning.
         Err(broken) if layers.has("rank") && layers.has("world_size") => {
             warnings.push(format!("ignored, since rank and world size are given: {broken}"));
             None
@@ -238,7 +238,7 @@ impl RankAddress {
     }
 }
 
-/// Bounds of a heap, in the units that people give.
+/// Checks the bounds of a heap.
 fn heap_fits(bytes: u64, given: bool) -> Result<(), SettingsError> {
     match bytes {
         0 if given => Err(SettingsError::Config("heap_bytes 0: at least 1 byte".to_string())),
@@ -254,8 +254,8 @@ fn heap_fits(bytes: u64, given: bool) -> Result<(), SettingsError> {
     }
 }
 
-/// Where rank 0 is. A launcher that keeps to one host may name it by a name of the outside, on
-/// which a rank that listens on loopback would not be found.
+/// The host of rank 0. A launcher on one host may give the host's external name, under which a rank
+/// that listens on loopback cannot be reached; so the default there is `listen`.
 fn master_host(
     r: &mut Resolver<'_>,
     launcher: Option<&Launcher>,
@@ -272,14 +272,15 @@ fn master_host(
             r.take_or("master_addr", parse, host.clone(), family.to_string())
         }
         Some(l) if rank != 0 && !r.has("master_addr") => Err(SettingsError::Config(format!(
-            "{} does not tell where rank 0 is: give --master-addr HOST or NKV_MASTER_ADDR",
+            "{} does not set the host of rank 0: give --master-addr HOST or NKV_MASTER_ADDR",
             l.family
         ))),
         _ => r.take("master_addr", parse, here),
     }
 }
 
-/// Rank 0's port. Nobody could find a port that was picked silently.
+/// Rank 0's port. It has no default for several ranks: the other ranks could not find a port that
+/// was picked at random.
 fn port(r: &mut Resolver<'_>, rank: u32, world_size: u32) -> Result<u16, SettingsError> {
     let given = r.has("port");
     let port = r.take("port", number, 0)?;
@@ -374,7 +375,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| "an IP address is expected, such as 127.0.0.1 or ::1".to_string())
 }
 
-/// Ranks are sent this address, so it must be one that leads here.
+/// Other ranks connect to this address, so it must be a specific address of this host.
 fn reachable(text: &str) -> Result<IpAddr, String> {
     match address(text)? {
         ip if ip.is_unspecified() => {

@@ -1,6 +1,6 @@
 //! SIGTERM and SIGINT: the first asks for a drain, another one ends the process at once. Launchers
-//! send a signal to the process and to its group: what comes within a moment of the first is its
-//! echo. It drains nothing itself.
+//! send a signal to the process and to its group: the same signal again within [`ECHO_MS`] is
+//! ignored. This module only reports signals; it drains nothing itself.
 
 use nkv_store::clock::{BootClock, Clock};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// Shells add this to a signal's number.
 const SIGNAL_BASE: i32 = 128;
-/// The same signal so soon after the first says nothing new.
+/// The same signal within this many milliseconds of the first is ignored.
 const ECHO_MS: u64 = 500;
 
 /// What a signal asks for.
@@ -29,18 +29,18 @@ fn meant(first: Option<(&str, u64)>, (name, now_ms): (&str, u64)) -> SignalActio
     }
 }
 
-/// What a process that ends at once still unlinks: two names, no waiting.
+/// The files that a process that ends at once still unlinks, without waiting.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CleanupPaths(Arc<Mutex<Vec<PathBuf>>>);
 
 impl CleanupPaths {
-    /// These files, and no others.
+    /// Replaces the list of files.
     pub(crate) fn set(&self, files: Vec<PathBuf>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
     fn unlink(&self) {
-        // The lock is only ever held for a moment, but a signal waits for nobody.
+        // The lock is held only briefly, but a signal must not wait for it.
         if let Ok(files) = self.0.try_lock() {
             for file in files.iter() {
                 let _ = std::fs::remove_file(file);
@@ -76,7 +76,9 @@ impl Signals {
                         asked.send_replace(Some(name));
                     }
                     SignalAction::Nothing => {
-                        tracing::info!("{name} again at once: taken for its echo");
+                        tracing::info!(
+                            "{name} again at once: ignored as the launcher's second copy"
+                        );
                     }
                     SignalAction::End => {
                         cleanup.unlink();
@@ -89,11 +91,11 @@ impl Signals {
         Ok(Self(signals))
     }
 
-    /// Waits for the first signal; its name.
+    /// Waits for the first signal; returns its name.
     pub(crate) async fn asked(&mut self) -> &'static str {
         match self.0.wait_for(Option::is_some).await {
             Ok(name) => name.unwrap_or_default(),
-            // The listener ends with the process only.
+            // The listener lives as long as the process.
             Err(_) => std::future::pending().await,
         }
     }

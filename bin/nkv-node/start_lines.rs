@@ -1,6 +1,6 @@
-//! What a rank tells when it starts: who it is and where, in two lines of its log; its
-//! configuration with sources and what it found on this machine, at debug level; and one line for
-//! programs on stdout.
+//! What a rank prints when it starts: two log lines with its identity and addresses; at debug level
+//! its configuration with sources and what it found on this machine; and one line for programs on
+//! stdout.
 
 use crate::settings::{Line, Settings};
 use crate::sizes::show_bytes;
@@ -16,17 +16,17 @@ const KEY_WIDTH: usize = 16;
 /// Width of the column of values, unless one is longer.
 const VALUE_WIDTH: usize = 18;
 
-/// The effective configuration: valid TOML, each value with its source behind it.
+/// The effective configuration: valid TOML, each value with its source in a comment.
 pub(crate) fn configuration(lines: &[Line]) -> String {
     let row =
         |l: &Line| format!("{:KEY_WIDTH$} = {:VALUE_WIDTH$} # {}\n", l.key, l.value, l.source);
     lines.iter().map(row).collect()
 }
 
-/// What is said before joining.
+/// Logs the lines before joining.
 pub(crate) fn before(settings: &Settings) {
     let node = &settings.node;
-    // Rank 0 is the master: where, says the second line.
+    // Rank 0 runs the master: the second line shows its address.
     let master = (node.rank > 0).then(|| format!("{}:{}", node.master_host, node.port));
     tracing::info!(
         version = env!("NKV_BUILD_VERSION"),
@@ -46,14 +46,15 @@ pub(crate) fn before(settings: &Settings) {
     }
 }
 
-/// The pages that a segment lies in.
+/// The memory pages of a segment.
 fn pages_shown(node: &NodeConfig, segment: &str) -> String {
     let shown = pages(segment).map_or("pages that are not known".to_string(), |p| p.to_string());
     let asked = if node.prefault { "" } else { " (2 MiB come with --prefault)" };
     format!("{shown}{asked}")
 }
 
-/// What is said once joined: every address, what was found here, and why the rest was not chosen.
+/// Logs the lines after joining: every address, what was found here, and why other choices were not
+/// taken.
 pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     let (info, trusted) = (node.info(), node.credentials().shown());
     tracing::info!(
@@ -103,7 +104,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         (None, true) if node.fabric.is_none() => {
             (format!("{transports}, tcp"), "rdma (rdma_devices none), ")
         }
-        (None, true) => (format!("{transports}, tcp"), "rdma (why: in the log above), "),
+        (None, true) => (format!("{transports}, tcp"), "rdma (reason in the log above), "),
         (None, false) => {
             (format!("{transports}, tcp"), "rdma (this build is without the feature), ")
         }
@@ -118,7 +119,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     ]
 }
 
-/// The line for programs: fields are `name=value` without blanks, `-` for what there is not.
+/// The line for programs: fields are `name=value` without blanks, `-` for an absent value.
 pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
     let unix = info.local.as_ref().map(Address::bare);
     let segment = Some(info.segment.clone()).filter(|s| !s.is_empty());
@@ -137,7 +138,7 @@ pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<Sock
     )
 }
 
-/// Writes the line for programs. Nobody has to read it.
+/// Writes the line for programs. A closed stdout is no error.
 pub(crate) fn print_for_programs(line: &str) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -6,7 +6,7 @@ use nkv::{Error, ErrorKind, exit};
 use serde_json::json;
 use std::io;
 
-/// How a command ended that ended well.
+/// How a command that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandOutcome {
     /// Done, and everything asked for is there.
@@ -31,15 +31,15 @@ impl CommandOutcome {
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// The cluster said no.
+    /// A call failed.
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
-    /// The cluster said no about a key.
+    /// A call about one key failed.
     #[error("{error}; {hint}", hint = hint(.error))]
     OfKey {
         /// The key, as shown.
         key: String,
-        /// What it said.
+        /// The call's error.
         error: Error,
     },
     /// No such key.
@@ -53,7 +53,7 @@ pub(crate) enum CliError {
         /// " on rank N", or nothing if it is gone by now.
         place: String,
     },
-    /// No node there, or none that takes this client: what each said, and what to do.
+    /// No node answers, or none takes this client: each node's answer, and what to do.
     #[error("{0}")]
     Connect(#[from] NoneServes),
     /// A file or stream.
@@ -61,28 +61,28 @@ pub(crate) enum CliError {
     Io {
         /// Which one, and what was done with it.
         what: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
     /// A segment that is not there, or cannot be.
     #[error("{}", .0.message)]
     Segment(Error),
-    /// Some ranks were not reached; what was done by the others is said.
+    /// Some ranks were not reached; the text names what the others did.
     #[error("{0}; nkv status shows which ranks are there")]
     NotReached(String),
     /// A limit of this process.
     #[error("{0}")]
     Limit(String),
-    /// A value no rank could hold.
+    /// A value that is too large for every rank.
     #[error("{0}")]
     TooLarge(String),
-    /// A command line that only the values show to be wrong.
+    /// A wrong command line that the parser accepts.
     #[error("{0}")]
     Usage(String),
 }
 
 impl CliError {
-    /// A call about one key failed; `place` says where it is, if that is known.
+    /// A call about one key failed; `place` returns the rank that has it, if that is known.
     pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
         match error.kind {
             ErrorKind::NotFound => Self::Absent(key),
@@ -90,7 +90,7 @@ impl CliError {
                 let place = place().map(|rank| format!(" on rank {rank}")).unwrap_or_default();
                 Self::Exists { key, place }
             }
-            // The message says which heap and what to raise.
+            // The message names the heap and the setting to raise.
             ErrorKind::InvalidArgument if error.message.contains("--heap-bytes") => {
                 Self::TooLarge(error.message)
             }
@@ -98,7 +98,7 @@ impl CliError {
         }
     }
 
-    /// A call about a segment failed: what is said of keys and objects would mislead.
+    /// A call about a segment failed: hints about keys and objects would mislead.
     pub(crate) fn segment(error: Error) -> Self {
         match error.kind {
             ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::OutOfMemory => {
@@ -108,7 +108,7 @@ impl CliError {
         }
     }
 
-    /// A call with a pattern failed; a wrong one is shown with what is wrong about it.
+    /// A call with a pattern failed; for a wrong pattern the message says what is wrong.
     pub(crate) fn pattern(error: Error) -> Self {
         match error.kind {
             ErrorKind::InvalidArgument => Self::Usage(error.message),
@@ -121,7 +121,7 @@ impl CliError {
         Self::Io { what: what.into(), error }
     }
 
-    /// What the caller can do about it, in the library's words.
+    /// The library's error kind, which tells the caller what to do.
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Call(e) | Self::OfKey { error: e, .. } | Self::Segment(e) => e.kind,
@@ -135,7 +135,7 @@ impl CliError {
         }
     }
 
-    /// The same in one word for programs; two kinds are of this program alone.
+    /// The kind's name for programs; this program adds `Io` and `Refused`.
     fn kind_name(&self) -> String {
         match self {
             Self::Io { .. } | Self::Limit(_) => "Io".to_string(),
@@ -171,13 +171,13 @@ impl CliError {
         }
     }
 
-    /// True if whoever read our output has closed it.
+    /// True if the reader of the output closed the pipe.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// What to do next: where a command or a flag helps, that one.
+/// What to do next: a command or flag of this program where one helps.
 fn hint(error: &Error) -> String {
     let hint = match error.kind {
         ErrorKind::NotFound => "it was never put, or evicted, removed, or lost with its rank",
@@ -192,7 +192,7 @@ fn hint(error: &Error) -> String {
             kind.what_to_do()
         }
     };
-    // It follows a semicolon.
+    // It follows a semicolon, so it starts in lower case.
     let mut letters = hint.trim_end_matches('.').chars();
     letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
 }
@@ -262,13 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn of_a_segment_nothing_is_said_that_is_about_keys() {
+    fn an_error_about_a_segment_has_no_hint_about_keys() {
         let message = CliError::segment(Error::not_found("there is no segment 1")).to_string();
         assert_eq!(message, "there is no segment 1");
     }
 
     #[test]
-    fn what_a_key_met_is_said_once() {
+    fn an_error_about_a_key_is_printed_once() {
         let message = |error, at| CliError::about("k".to_string(), error, || at).to_string();
         assert_eq!(
             message(Error::already_exists("x"), Some(2)),

@@ -1,4 +1,4 @@
-//! `nkv doctor`: what this host has for nkv, and whether it works. It asks no cluster.
+//! `nkv doctor`: what this host offers for nkv, and whether it works. It connects to no cluster.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 struct Findings {
     shm_free_bytes: u64,
-    /// None: no limit.
+    /// `None`: no limit.
     locked_memory_limit_bytes: Option<u64>,
     rdma: Rdma,
 }
@@ -22,8 +22,8 @@ struct Rdma {
     /// Why there is none, if there is none.
     none: Option<String>,
     devices: Vec<Device>,
-    /// What a try of the way from each device to itself brought: of those with an active port, or
-    /// of those wanted.
+    /// Results of a write from each device to itself, for the wanted devices, else for all with an
+    /// active port.
     loop_back: Vec<LoopBack>,
 }
 
@@ -47,14 +47,14 @@ struct Port {
 #[derive(Debug, Serialize)]
 struct LoopBack {
     through: String,
-    /// Why it failed; none: every byte and word came back.
+    /// Why it failed; `None`: every byte and word came back.
     failed: Option<String>,
     /// Microseconds of a write of 4 KiB.
     write_us: f64,
 }
 
-/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not
-/// work, or none where one is wanted.
+/// Inspects the host, tries each wanted device, and prints the results. `Absent` if a device does
+/// not work, or none is there although one is wanted.
 pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<CommandOutcome, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
@@ -82,7 +82,7 @@ fn rdma(wanted: &FabricConfig) -> Rdma {
     use nkv::transport::rdma;
     let devices = match rdma::devices() {
         Ok(devices) if devices.is_empty() => {
-            let none = "the kernel knows no RDMA device (rdma link; is the driver loaded?)";
+            let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";
             return Rdma { none: Some(none.to_string()), ..Rdma::default() };
         }
         Ok(devices) => devices,
@@ -128,7 +128,7 @@ fn text(f: &Findings) -> String {
         lines.push(format!("RDMA                 none: {why}"));
     }
     for d in &f.rdma.devices {
-        let atomics = if d.atomics { "atomics" } else { "no atomics: of no use here" };
+        let atomics = if d.atomics { "atomics" } else { "no atomics: nkv cannot use it" };
         lines.push(format!("RDMA device          {}: {} pairs, {atomics}", d.name, d.max_pairs));
         for p in &d.ports {
             let state = if p.active { "active" } else { "not active" };
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_what_to_do() {
+    fn missing_parts_are_shown_with_the_remedy() {
         let none = Rdma { none: Some("no library".to_string()), ..Rdma::default() };
         let printed = text(&findings(none));
         assert!(printed.contains("none: no library") && printed.contains("ulimit -l"), "{printed}");

@@ -1,5 +1,5 @@
-//! `nkv evict`: ranks make room in their heaps before somebody needs it. Each rank is asked itself;
-//! what goes is what its policy would have evicted first.
+//! `nkv evict`: ranks make room in their heaps before a put needs it. The request goes to each
+//! rank, which evicts the objects that its policy would have evicted first.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
@@ -9,8 +9,8 @@ use nkv::message::{EvictReport, SegmentId};
 use nkv::{Blocking, Error};
 use serde_json::json;
 
-/// `nkv evict --until-below PERCENT [--rank N]`. One rank: what it answers. All: what those answer
-/// that can be asked, and then which could not.
+/// `nkv evict --until-below PERCENT [--rank N]`. One rank: prints its answer. All: prints the
+/// answers of those that were reached, then fails if some were not.
 pub(crate) fn evict(
     handle: &Blocking,
     retry: &RetryPolicy,
@@ -48,7 +48,7 @@ fn missed((rank, error): &(u32, Error)) -> serde_json::Value {
     json!({ "rank": rank, "kind": error.kind.to_string(), "message": error.message })
 }
 
-/// Which ranks did not do it, and why.
+/// Which ranks did not evict, and why.
 fn not_reached(failed: &[(u32, Error)]) -> String {
     let each: Vec<_> = failed.iter().map(|(_, e)| e.message.as_str()).collect();
     let ranks: Vec<_> = failed.iter().map(|(rank, _)| rank.to_string()).collect();
@@ -92,7 +92,7 @@ mod tests {
     use nkv::message::EvictReport;
 
     #[test]
-    fn who_did_not_evict_is_named_with_the_reason() {
+    fn ranks_that_did_not_evict_are_named_with_the_reason() {
         let gone = (1, Error::disconnected("rank 1 is no member of the cluster now"));
         assert_eq!(
             not_reached(std::slice::from_ref(&gone)),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_and_what_is_left_is_said_and_why_it_is_more_than_asked_for() {
+    fn a_line_shows_what_was_evicted_and_why_more_than_requested_is_used() {
         let (heap_used, heap_total) = (5 << 20, 10 << 20);
         let report = EvictReport { segment: 0, objects: 3, bytes: 3 << 20, heap_used, heap_total };
         assert_eq!(

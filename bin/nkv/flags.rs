@@ -13,13 +13,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest limit of a call that may be asked for: an hour.
+/// Largest `--timeout-ms`: an hour.
 const MAX_TIMEOUT_MS: u64 = 3_600_000;
 
-/// Longest that an unmount may wait for open plans: ten minutes.
+/// Longest wait of an unmount for open plans: ten minutes.
 const MAX_UNMOUNT_MS: u64 = 600_000;
 
-/// Seconds that may lie between two looks at the cluster.
+/// Seconds between two samples of the cluster that `nkv top` takes.
 const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
 
 const RM_USAGE: &str = "\
@@ -33,7 +33,7 @@ const SHARED: &str = "Options of every command";
 /// For `--help`.
 const JSON_ERRORS: &str = "\
 A reader that closes the pipe (nkv ls | head) is no failure. A stdout that is full, or that was
-closed before the start, is one (7), and so is a stdin that was closed.
+closed before the start, is a failure (7), and so is a stdin that was closed.
 
 With --json a command prints one JSON object to stdout. If it fails, also for a wrong command line,
 it prints one to stderr:
@@ -49,7 +49,7 @@ Looks at a running nkv cluster and moves single values in and out of it.
   nkv put KEY FILE                (or - for stdin)
   nkv get KEY -o FILE             (or - for stdout)
   nkv ls '^run-1/'                the keys that a regular expression matches, or all
-  nkv evict --until-below 50%     room in every heap, before somebody needs it
+  nkv evict --until-below 50%     make room in every heap, before a put needs it
   nkv mount 1GiB --rank 1         more memory for a rank, while it runs
 
 Where the cluster is:
@@ -57,13 +57,14 @@ Where the cluster is:
   --connect HOST, or NKV_CONNECT  that host, port NKV_PORT, or 7400
   --connect HOST:PORT             that node; also unix:///PATH
   --connect A,B, or twice         A, then B: the first that leads to the master serves
-Any node will do: it names the master. Several nodes share the limit of one call (--timeout-ms):
-each gets an equal part of what is left. A command that finds nobody listening at any of them waits
-up to 5 s for a cluster that is just starting. Name several ranks, so that nkv status can ask one
-that is up while rank 0 is down; the ready line of a rank, and nkv status, show its port.
+Any node can be named: it knows the address of the master. Several nodes share the limit of one call
+(--timeout-ms): each gets an equal part of what is left. A command that finds nothing listening at
+any of them waits up to 5 s for a cluster that is just starting. Name several ranks, so that nkv
+status can ask one that is up while rank 0 is down; the ready line of a rank, and nkv status, show
+its port.
 
-An NKV_PORT that is no port is refused. A variable that begins with NKV_ and that no program reads
-is named once.
+An NKV_PORT that is no port is refused. The command warns once of each variable that begins with
+NKV_ and that no program reads.
 
 evict, mount and unmount may take long. They go on as long as the rank reports that it is at work.
 They end when it gives no sign of life for --timeout-ms, and at once when the master declares it
@@ -103,7 +104,7 @@ pub(crate) struct Flags {
     #[arg(long, global = true)]
     pub(crate) literal_keys: bool,
 
-    /// Which way bytes go: auto, shm, tcp or rdma
+    /// Data path of the bytes: auto, shm, tcp or rdma
     #[arg(long, global = true, default_value = "auto",
         value_parser = PossibleValuesParser::new(["auto", "shm", "tcp", "rdma"])
             .try_map(|name| name.parse::<TransportChoice>()))]
@@ -133,11 +134,11 @@ pub(crate) enum Command {
     /// The members: state, addresses, heap, objects
     ///
     /// While the master is down it asks each node that --connect names what it knows by itself,
-    /// prints that, and ends with 4:
+    /// prints that, and exits with 4:
     ///   - its rank, process and uptime, and its link to the master: up or lost, why, for how long
     ///   - each of its segments: heap, objects, open plans
-    ///   - the term that it obeys, and the view of the membership that it keeps
-    ///   - the members as they were when it was last told; they may have changed since
+    ///   - the term whose orders it takes, and its view of the membership
+    ///   - the members of the last view that it received; they may have changed since
     #[command(verbatim_doc_comment)]
     Status,
     /// The counters of the master and of every rank
@@ -148,7 +149,7 @@ pub(crate) enum Command {
     /// when its terminal is gone, and gives the terminal back as it was.
     #[command(verbatim_doc_comment)]
     Top {
-        /// Between two looks, 0.2 to 60
+        /// Time between two samples, 0.2 to 60
         #[arg(short, long, value_name = "SECONDS", default_value = "1",
             allow_negative_numbers = true, value_parser = interval)]
         interval: Duration,
@@ -166,7 +167,7 @@ pub(crate) enum Command {
         /// Rank that should own the value [default: by hash of the key]
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: Option<u32>,
-        /// Bytes per page (KiB, MiB) [default: the cluster's]
+        /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
         #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = page_bytes)]
         page_bytes: Option<u32>,
     },
@@ -184,7 +185,7 @@ pub(crate) enum Command {
         #[arg(short, long)]
         force: bool,
     },
-    /// Takes keys away for good
+    /// Removes keys and their values
     #[command(override_usage = RM_USAGE)]
     Rm {
         /// The keys
@@ -214,15 +215,15 @@ pub(crate) enum Command {
             value_parser = clap::value_parser!(u64).range(1..))]
         limit: Option<u64>,
     },
-    /// Has ranks evict until no more than so much of each heap is used; says what went
+    /// Makes ranks evict until at most this share of each heap is used; prints what was evicted
     ///
     ///   nkv evict --until-below 50%             every rank, every segment
     ///   nkv evict --until-below 50% --rank 1    one rank
     ///
-    /// Each rank is asked itself and evicts by its policy. The command prints what went, and waits
-    /// a quarantine or two until that is free. Open puts are never evicted, and what is still
-    /// viewed stays used, so more may be in use than was asked for: the line says so. Device logs
-    /// make room by themselves and are left alone. Exit status 4 if a rank was not reached.
+    /// Each rank evicts by its own policy. The command prints what was evicted, and waits a
+    /// quarantine or two until that is free. Open puts are never evicted, and what is still viewed
+    /// stays used, so more may be in use than was asked for: the output says so. Device logs make
+    /// room by themselves and are left alone. Exit status 4 if a rank was not reached.
     #[command(verbatim_doc_comment)]
     Evict {
         /// Share of a heap that may stay in use, such as 50%
@@ -232,7 +233,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: Option<u32>,
     },
-    /// Has a rank contribute one more segment of memory; says its number
+    /// Makes a rank contribute one more segment of memory; prints its number
     Mount {
         /// Payload bytes (MiB, GiB)
         #[arg(value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_bytes)]
@@ -241,9 +242,9 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: u32,
     },
-    /// Takes a mounted segment away, with the objects on it
+    /// Removes a mounted segment, with the objects on it
     Unmount {
-        /// Its number, as mount and status say it
+        /// Its number, as mount and status print it
         #[arg(allow_negative_numbers = true)]
         segment: u32,
         /// Which rank
@@ -255,7 +256,7 @@ pub(crate) enum Command {
             value_parser = clap::value_parser!(u64).range(0..=MAX_UNMOUNT_MS))]
         wait_ms: u64,
     },
-    /// Says which keys are there; exit status 1 if one is not, 4 if one cannot be read now
+    /// Prints which keys are there; exit status 1 if one is not, 4 if one cannot be read now
     Exists {
         /// The keys
         #[arg(required = true, value_name = "KEY")]
@@ -285,13 +286,13 @@ pub(crate) enum Command {
 }
 
 impl Flags {
-    /// Where to ask for the cluster, in this order.
+    /// Nodes to connect through, in this order.
     pub(crate) fn nodes(&self) -> Vec<Address> {
         if self.connect.is_empty() { vec![here()] } else { self.connect.clone() }
     }
 }
 
-/// A ratio from a percentage. Whether 0.5 is half a percent or a half, readers disagree.
+/// A ratio from a percentage. 0.5 is refused: it could mean half a percent or a half.
 fn percent(text: &str) -> Result<f64, String> {
     let (number, sign) = text.strip_suffix('%').map_or((text, false), |n| (n, true));
     match number.trim().parse::<f64>() {

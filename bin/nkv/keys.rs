@@ -1,5 +1,5 @@
-//! Keys on the command line and in what is printed: as they are where they are plain text, else in
-//! double quotes with escapes, as redis-cli writes them. What is printed can be given back.
+//! Keys on the command line and in output: plain text unchanged, else in double quotes with
+//! escapes, as redis-cli writes them. A printed key can be given as an argument again.
 
 use nkv_store::Key;
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,7 @@ Keys:
   did not choose. A key that begins with - then needs -- before it.
   Patterns of ls and rm --matching are regular expressions over bytes: (?-u:\\xff) is a byte.";
 
-/// A key as people read it, and as [`parse`] takes it.
+/// A key as it is printed, and as [`parse`] takes it.
 pub(crate) fn shown(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         Ok(text) if is_plain(text) => text.to_string(),
@@ -30,7 +30,7 @@ pub(crate) fn shown(key: &[u8]) -> String {
     }
 }
 
-/// Printable, and read back as it is.
+/// True if it is printable, and [`parse`] reads it as it is.
 fn is_plain(text: &str) -> bool {
     let marked = text.starts_with(['"', '-']) || text.trim() != text;
     let safe = |c: char| if matches!(c, '"' | '\'' | '\\') { 'x' } else { c };
@@ -86,7 +86,7 @@ pub(crate) fn parse_all(arguments: &[OsString], literal: bool) -> Result<Vec<Vec
     arguments.iter().map(|argument| parse(argument, literal)).collect()
 }
 
-/// What stands behind the first quote.
+/// The bytes of what follows the first quote.
 fn unquoted(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut key = Vec::with_capacity(text.len());
     let mut rest = text.iter().copied();
@@ -175,7 +175,7 @@ mod tests {
         for key in keys {
             let text = shown(&key);
             assert_eq!(read(&text), Ok(key.clone()), "{text}");
-            // Taken for an option, or misread on the screen, it could not.
+            // Else it would be taken for an option, or misread on the screen.
             assert!(!text.starts_with('-') && !text.chars().any(char::is_control), "{text}");
         }
     }

@@ -1,5 +1,5 @@
-//! `nkv ls`: the keys that are there, page by page, so that any number of them can be printed. It
-//! holds one page at a time and reads no values.
+//! `nkv ls`: lists keys page by page, so that any number of them can be printed. It holds one page
+//! at a time and reads no values.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::keys::shown;
@@ -10,7 +10,7 @@ use nkv::message::Listed;
 use serde_json::json;
 use std::io::Write;
 
-/// Keys asked for at once. Every page is a pass over all keys at the master, so it is no small one.
+/// Keys asked for at once. Every page costs the master a pass over all keys, so pages are large.
 const PAGE_KEYS: usize = 1 << 18;
 
 /// `nkv ls`.
@@ -19,9 +19,9 @@ pub(crate) struct Ls<'a> {
     pub(crate) pattern: Option<&'a str>,
     /// Bytes, rank and state, too.
     pub(crate) long: bool,
-    /// At most so many keys.
+    /// Most keys to print.
     pub(crate) limit: Option<usize>,
-    /// One JSON object.
+    /// Print one JSON object.
     pub(crate) json: bool,
 }
 
@@ -45,7 +45,7 @@ impl Ls<'_> {
             let head = if printed == 0 { "{\"keys\":[" } else { "" };
             output::write(format!("{head}],\"more\":{more}}}\n").as_bytes())?;
         } else if more {
-            // Whoever does not read it misses no key.
+            // A closed stderr loses only this note.
             let _ =
                 writeln!(std::io::stderr(), "nkv: only the first {printed} shown; there are more");
         }
@@ -97,7 +97,7 @@ fn pages(
     let mut left = limit.unwrap_or(usize::MAX);
     let mut after: Option<Vec<u8>> = None;
     loop {
-        // One more than is shown tells whether there are more.
+        // One key more than is shown tells whether there are more.
         let wanted = left.saturating_add(1).min(step);
         let mut page = fetch(after.as_deref(), wanted)?;
         let full = page.len() >= wanted;

@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     }
     match run(&flags) {
         Ok(answer) => ExitCode::from(answer.exit_code()),
-        // Whoever read the output has seen enough.
+        // The reader of the output closed the pipe: no failure.
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
             let printed =
@@ -85,7 +85,7 @@ fn misread(printed: &clap::Error) -> ExitCode {
     ExitCode::from(streams::print("nkv", printed))
 }
 
-/// The way to the cluster that the command line names.
+/// How to reach the cluster that the command line names.
 struct Cluster<'a> {
     flags: &'a Flags,
     nodes: Vec<Address>,
@@ -106,7 +106,7 @@ impl<'a> Cluster<'a> {
             call_timeout_ms: flags.timeout_ms,
             fabric: flags.fabric.config(),
             secret: secret.map_err(|e| CliError::Usage(format!("{option}{e}")))?,
-            // One call or two: taking every page would take longer than they do.
+            // For one or two calls: faulting in every page would take longer than the calls.
             prefault: false,
             ..ClientConfig::default()
         };
@@ -129,8 +129,7 @@ impl<'a> Cluster<'a> {
         Ok(self.retry.retry(starting, connecting)?.blocking()?)
     }
 
-    /// Runs a command and says goodbye to the owners it met, so that they need not notice it
-    /// themselves.
+    /// Runs a command and closes its handle, so that owners need not detect that it is gone.
     fn with(
         &self,
         work: impl FnOnce(&Blocking) -> Result<CommandOutcome, CliError>,
@@ -141,8 +140,8 @@ impl<'a> Cluster<'a> {
         outcome
     }
 
-    /// What the master says, or else what each node knows by itself: within the limit of one call,
-    /// however many are asked.
+    /// Prints the master's answer, or else each node's own report: within the limit of one call,
+    /// however many nodes are asked.
     fn status(&self) -> Result<CommandOutcome, CliError> {
         self.flags.fabric.find().map_err(CliError::Usage)?;
         let json = self.flags.json;
@@ -155,7 +154,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// Files that one command has open at once.
+/// Files that one command has open at once, at most.
 const FILES: u64 = 32;
 
 fn run(flags: &Flags) -> Result<CommandOutcome, CliError> {
@@ -173,7 +172,7 @@ fn run(flags: &Flags) -> Result<CommandOutcome, CliError> {
     }
 }
 
-/// Commands that ask the cluster about keys and members; the others are done.
+/// Runs the commands that need the cluster; [`run`] has done the others.
 fn ask(flags: &Flags, cluster: Cluster<'_>) -> Result<CommandOutcome, CliError> {
     let (retry, json) = (&cluster.retry, flags.json);
     let key = |key| keys::parse(key, flags.literal_keys).map_err(CliError::Usage);

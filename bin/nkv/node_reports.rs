@@ -1,5 +1,5 @@
-//! What `nkv status` asks: the master, and while it cannot be reached each node that was named, for
-//! what it knows by itself. It makes no claim about the cluster that no node made.
+//! What `nkv status` asks: the master; and while the master cannot be reached, each node that the
+//! user named, for its own state. It prints what the nodes report and concludes nothing from it.
 
 use crate::cli_error::CliError;
 use crate::endpoints;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What a node said.
+/// A node's answer.
 type CommandOutcome = (Address, Result<NodeReport, Error>);
 
-/// Why the master said nothing, and what the nodes know.
+/// Why the master did not answer, and the nodes' own reports.
 pub(crate) struct NoMaster {
     why: CliError,
     starting: bool,
@@ -25,17 +25,18 @@ pub(crate) struct NoMaster {
 }
 
 impl NoMaster {
-    /// True if nobody listens at any of the nodes yet.
+    /// True if nothing listens at any of the nodes yet.
     pub(crate) fn is_starting(&self) -> bool {
         self.starting
     }
 }
 
-/// What the master says. If it says nothing, what each node says: all within the limit of one call.
-/// The nodes are asked when half of it is over, or as soon as it is clear that no master answers.
+/// The master's answer. If there is none, each node's report: all within the limit of one call. The
+/// nodes are asked when half of that limit is over, or as soon as the request to the master has
+/// failed.
 ///
 /// # Errors
-/// With what the nodes know, if the master was not reached.
+/// With the nodes' reports, if the master was not reached.
 pub(crate) async fn ask(
     nodes: &[Address],
     config: &ClientConfig,
@@ -77,7 +78,7 @@ pub(crate) async fn ask(
     Err(NoMaster { why, starting, answers: late.await.unwrap_or_default() })
 }
 
-/// Every node, side by side.
+/// Asks every node at the same time.
 async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<CommandOutcome> {
     let mut asked = Vec::new();
     for node in nodes {
@@ -94,13 +95,13 @@ async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<CommandOutcom
     answers
 }
 
-/// Prints what the nodes know; then the command fails as it would have.
+/// Prints the nodes' reports; then the command fails with the error of the master's call.
 pub(crate) fn show(
     failed: NoMaster,
     json: bool,
 ) -> Result<crate::cli_error::CommandOutcome, CliError> {
     let NoMaster { why, answers, .. } = failed;
-    // Where nobody knows anything, the error says all there is.
+    // If no node answered, the error alone is printed.
     if answers.iter().any(|(_, answer)| answer.is_ok()) {
         if json {
             output::json(&object(&answers, &why))?;
@@ -139,8 +140,10 @@ fn text(answers: &[CommandOutcome]) -> String {
         text += &match (answer, shown) {
             (Err(error), _) => format!("\n{node}: no answer: {}\n", error.message),
             (Ok(report), Some(first)) if report.view == first.view => {
-                let same =
-                    format!("  it was last told of the same members as rank {}\n", first.rank);
+                let same = format!(
+                    "  its last view has the same members as that of rank {}\n",
+                    first.rank
+                );
                 format!("\n{node}: {}{same}", of_node(report))
             }
             (Ok(report), _) => {
@@ -189,12 +192,12 @@ fn of_node(report: &NodeReport) -> String {
     )
 }
 
-/// The members when its handle was last told, which may be long ago.
+/// The members in the last view that the node's handle received, which may be old.
 fn last_members(report: &NodeReport) -> String {
     if report.view.ranks.is_empty() {
-        return "  it was never told who the members are\n".to_string();
+        return "  it has not received a view of the members yet\n".to_string();
     }
-    let header = ["  last told", "segment", "state then", "control", "incarnation", "pid"];
+    let header = ["  last view", "segment", "state then", "control", "incarnation", "pid"];
     let mut table = output::table(&header, header.len());
     for (info, state) in &report.view.ranks {
         table.add_row(member(info, *state));
@@ -213,7 +216,7 @@ fn member(info: &RankInfo, state: RankState) -> Vec<String> {
     ]
 }
 
-/// A length of time, short.
+/// A length of time with its unit, rounded down.
 fn ago(ms: u64) -> String {
     match ms / 1_000 {
         s if s < 10 => format!("{}.{} s", s, ms % 1_000 / 100),
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_is_shown_with_what_it_knows_or_why_it_says_nothing() {
+    fn each_node_is_shown_with_its_report_or_its_error() {
         let answers = [
             ("h:1".parse().unwrap(), Err(Error::disconnected("cannot connect"))),
             ("h:2".parse().unwrap(), Ok(report())),
@@ -277,7 +280,7 @@ mod tests {
         let [one, two] = answers;
         let printed = text(&[one, two, again]);
         assert!(
-            printed.ends_with("  it was last told of the same members as rank 1\n"),
+            printed.ends_with("  its last view has the same members as that of rank 1\n"),
             "{printed}"
         );
     }

@@ -1,5 +1,5 @@
-//! `nkv put`, `get`, `rm`, `exists`: single values. Bytes come from and go to `transfer`; here is
-//! what the cluster is asked, and what is said about the answer.
+//! `nkv put`, `get`, `rm`, `exists`: single values. `transfer` reads and writes the bytes; this
+//! module sends the requests and prints the answers.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::keys::shown;
@@ -19,7 +19,7 @@ pub(crate) struct Put<'a> {
     pub(crate) key: &'a [u8],
     /// The file; `-` or none is stdin.
     pub(crate) file: Option<&'a Path>,
-    /// Who should own it.
+    /// The rank that should own it.
     pub(crate) rank: Option<u32>,
     /// Bytes per page.
     pub(crate) page_bytes: Option<u32>,
@@ -46,7 +46,7 @@ impl Put<'_> {
             ..PutOptions::default()
         };
         let key = self.key;
-        // None if it is gone again by now: it was stored all the same.
+        // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
         retry
             .call(|| handle.put(key, &value, &opts))
@@ -69,7 +69,8 @@ impl Put<'_> {
     }
 }
 
-/// Payload bytes of the largest heap, as no value can be larger, and the ranks of the job.
+/// Payload bytes of the largest heap, which no value can exceed, and the number of ranks of the
+/// job.
 fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
     let view = handle.membership()?;
     let heaps = view.ranks.iter().map(|(info, _)| info.arena_bytes);
@@ -83,7 +84,7 @@ fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
 pub(crate) struct Output<'a> {
     /// The file; `-` or none is stdout.
     pub(crate) file: Option<&'a Path>,
-    /// Any bytes, also to a terminal.
+    /// Write any bytes also to a terminal.
     pub(crate) force: bool,
 }
 
@@ -95,7 +96,7 @@ pub(crate) fn get(
     to: Output<'_>,
     json: bool,
 ) -> Result<CommandOutcome, CliError> {
-    // Who names stdout means it.
+    // `-o -` names stdout, so any bytes are written to it.
     let force = to.force || to.file.is_some();
     let to = to.file.filter(|path| *path != Path::new("-"));
     if json && to.is_none() {
@@ -128,13 +129,13 @@ pub(crate) fn get(
     Ok(CommandOutcome::Found)
 }
 
-/// Nothing in it moves the cursor but line feeds and tabs.
+/// True if it is UTF-8 without control characters but line feeds, carriage returns and tabs.
 fn is_text(value: &[u8]) -> bool {
     let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t');
     std::str::from_utf8(value).is_ok_and(|text| text.chars().all(harmless))
 }
 
-/// `nkv rm`: one line per key; the first error that is not "absent" is the command's.
+/// `nkv rm`: one line per key; the command fails with the first error that is not "absent".
 pub(crate) fn rm(
     handle: &Blocking,
     keys: &[Vec<u8>],
@@ -179,7 +180,7 @@ pub(crate) fn exists(
     Ok(match &found {
         all if all.iter().all(|e| *e == Existence::Ready) => CommandOutcome::Found,
         some if some.contains(&Existence::Absent) => CommandOutcome::Absent,
-        // Written just now, or on a rank that is down.
+        // It is being written, or its rank is down.
         _ => CommandOutcome::Unreached,
     })
 }

@@ -1,5 +1,5 @@
-//! What goes to stdout: tables for people, one JSON object for programs. A reader that went away is
-//! an error to end with, never a panic.
+//! What goes to stdout: tables for people, one JSON object for programs. A closed pipe is returned
+//! as an error, never a panic.
 
 use crate::cli_error::CliError;
 use crate::streams;

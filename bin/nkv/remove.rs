@@ -1,5 +1,5 @@
-//! `nkv rm --matching` and `--all`: many keys at once, counted and not named. Before all of them
-//! go, somebody must have said so.
+//! `nkv rm --matching` and `--all`: removes many keys with one command and prints only their
+//! number. `--all` needs a confirmation.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
@@ -20,7 +20,7 @@ pub(crate) fn matching(
     Ok(if removed == 0 { CommandOutcome::Absent } else { CommandOutcome::Found })
 }
 
-/// `nkv rm --all`: asks first, unless told not to.
+/// `nkv rm --all`: asks for a confirmation unless `--yes` is given.
 pub(crate) fn all(
     handle: &Blocking,
     retry: &RetryPolicy,
@@ -37,7 +37,7 @@ pub(crate) fn all(
 fn asked(handle: &Blocking, job: &str) -> Result<bool, CliError> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        let text = "rm --all takes every key of the cluster away: give --yes if you mean it";
+        let text = "rm --all removes every key of the cluster: give --yes to confirm";
         return Err(CliError::Usage(text.to_string()));
     }
     let objects = handle.stats()?.objects;

@@ -1,5 +1,5 @@
-//! Waiting for nodes that were started a moment ago: a command given right after them finds nothing
-//! that listens yet, or ranks that have not joined. Nothing else is tried again here.
+//! Retries while a cluster is starting: a command given right after its nodes finds nothing that
+//! listens yet, or ranks that have not joined. No other error is retried here.
 
 use nkv::{Error, ErrorKind};
 use nkv_store::clock::{BootClock, Clock};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Shortest time that a starting cluster is given, in milliseconds.
 const AT_LEAST_MS: u64 = 5_000;
-/// Pause between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long one command waits for a cluster that is starting, over all its calls.
@@ -16,17 +16,17 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// From now on: the limit of one call, or [`AT_LEAST_MS`] if that is more.
+    /// Waits from now on for the limit of one call, or [`AT_LEAST_MS`] if that is more.
     pub(crate) fn starting(timeout_ms: u64) -> Self {
         Self { until_ms: BootClock.now_ms().saturating_add(timeout_ms.max(AT_LEAST_MS)) }
     }
 
-    /// Calls until the answer is another than that the cluster is starting, or the time is over.
+    /// Repeats the call while it fails because the cluster is starting, until the time is over.
     pub(crate) fn call<T>(&self, work: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         self.retry(is_starting, work)
     }
 
-    /// The same of something that asks several nodes.
+    /// The same for a request to several nodes; `starting` classifies its error.
     pub(crate) fn retry<T, E>(
         &self,
         starting: impl Fn(&E) -> bool,
@@ -43,7 +43,8 @@ impl RetryPolicy {
     }
 }
 
-/// Nobody listens yet, or not all ranks are there yet. A key that is being written is neither.
+/// True if nothing listens yet, or not all ranks have joined yet; false for a key that is being
+/// written.
 pub(crate) fn is_starting(error: &Error) -> bool {
     match error.kind {
         ErrorKind::NotReady => error.message.starts_with("the cluster is starting"),
@@ -60,7 +61,7 @@ mod tests {
     use super::RetryPolicy;
     use nkv::{Blocking, ClientConfig, Error};
 
-    /// As the library says it.
+    /// The library's error where nothing listens.
     fn nobody_listens() -> Error {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let secret = Some(nkv::Secret::new(b"a secret of this test alone", "a test").unwrap());

@@ -1,5 +1,5 @@
-//! `nkv mount` and `nkv unmount`: a rank gains or loses a segment while it runs. The rank itself is
-//! asked; here is only what is said about its answer.
+//! `nkv mount` and `nkv unmount`: a rank gains or loses a segment while it runs. The request goes
+//! to the rank itself; this module only prints its answer.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
@@ -54,7 +54,7 @@ pub(crate) fn unmount(
         text += &format!("; {} puts were still writing there and fail", report.plans_left);
     }
     if !report.confirmed {
-        text += "; the master has not confirmed it: it says so of these keys for a TTL";
+        text += "; the master has not confirmed it: calls for these keys may fail for a TTL";
     }
     output::write(format!("{text}\n").as_bytes())?;
     Ok(CommandOutcome::Found)

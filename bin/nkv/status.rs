@@ -1,4 +1,4 @@
-//! `nkv status`: who is a member, where, and how full.
+//! `nkv status`: the members, their addresses, and how full they are.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
@@ -18,9 +18,9 @@ struct Status {
     plans_open: u64,
     ranks: Vec<Rank>,
     missing: Vec<u32>,
-    /// Those whose link to the master is down: gone after a TTL, unless they come back.
+    /// Ranks whose link to the master is down: gone after a TTL, unless they reconnect.
     link_down: Vec<u32>,
-    /// Those that run, and that the master does not take.
+    /// Ranks that run and that the master refused.
     refused: Vec<RefusedRank>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn show(
 fn status(view: &View, stats: &ClusterStats) -> Status {
     let mut ranks: Vec<Rank> = Vec::new();
     for (info, state) in &view.ranks {
-        // The two answers are of two moments: a rank may be in only one of them.
+        // The two answers were given at different times: a rank may be in only one of them.
         let figures = stats.ranks.iter().find(|r| r.incarnation == info.incarnation);
         ranks.push(Rank {
             rank: info.rank,
@@ -157,7 +157,7 @@ fn text(status: &Status) -> String {
     )
 }
 
-/// Who is known and does not count, for want of a link.
+/// Lines about ranks that are known and whose link is down.
 fn links_down(status: &Status) -> String {
     let one = |rank: &u32| {
         let row = status.ranks.iter().find(|r| r.rank == *rank && r.segment_id == 0);

@@ -1,6 +1,6 @@
 //! `nkv top`: a live view of a cluster on a terminal. One thread asks the master and every rank,
 //! each with a limit of its own; another draws what is known by then and listens to keys. So a rank
-//! that is gone is shown as gone and holds nothing up. Without a terminal it prints one picture and
+//! that is gone is shown as gone and delays nothing. Without a terminal it prints one screen and
 //! ends.
 
 mod collect;
@@ -21,19 +21,19 @@ use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// What `nkv top` was asked for.
+/// The options of `nkv top`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Top {
-    /// Between two looks.
+    /// Time between two samples.
     pub(crate) interval: Duration,
-    /// One picture, then the end.
+    /// Print one screen, then end.
     pub(crate) once: bool,
-    /// That picture as JSON.
+    /// Print that screen as JSON.
     pub(crate) json: bool,
 }
 
 impl Top {
-    /// Shows the cluster behind `nodes` until told to end.
+    /// Shows the cluster of `nodes` until the user or a signal ends it.
     pub(crate) fn run(
         self,
         runtime: Runtime,
@@ -55,7 +55,7 @@ impl Top {
         Ok(CommandOutcome::Found)
     }
 
-    /// Two looks, an interval apart, so that rates can be told.
+    /// Takes two samples, an interval apart, so that rates can be shown.
     fn print(
         self,
         runtime: &Runtime,

@@ -1,6 +1,6 @@
-//! Values between the local file system and memory. A value is read whole, up to a bound; a file is
-//! written beside its name and moved there, so that a failure leaves what was there before. A
-//! signal that ends the program leaves nothing beside it.
+//! Values between the local file system and memory. A value is read whole, up to a bound. A file is
+//! written under a temporary name and renamed, so that a failure leaves the old file as it was. A
+//! signal that ends the program removes the temporary file.
 
 use crate::cli_error::CliError;
 use crate::sizes::show_bytes;
@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 const SIGNAL_BASE: i32 = 128;
 /// Mode of a new file, before the user's umask.
 const NEW_FILE_MODE: u32 = 0o666;
-/// Links followed to a file that is not there yet; as many as the kernel follows.
+/// Most symbolic links followed to a file that is not there yet: as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
 /// Reads a file, or stdin for `-` and for none. At most `limit` bytes: the cluster's largest heap.
@@ -63,7 +63,7 @@ pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), CliError> {
     let named = |e| CliError::io(path.display().to_string(), e);
     let target = resolved(path);
     match target.metadata() {
-        // A device or a pipe has no other file to be moved over it.
+        // A device or a pipe cannot be replaced by a rename: it is written to directly.
         Ok(there) if !there.is_file() => {
             let mut out = OpenOptions::new().write(true).open(&target).map_err(named)?;
             out.write_all(value).map_err(named)
@@ -72,7 +72,8 @@ pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), CliError> {
     }
 }
 
-/// Through a link, what it points at is written, there already or not. What is no link is new.
+/// The file that a symbolic link points at, whether it exists or not; `path` itself if it is no
+/// link.
 fn resolved(path: &Path) -> PathBuf {
     let mut at = path.to_path_buf();
     for _ in 0..MAX_LINKS {
@@ -85,7 +86,7 @@ fn resolved(path: &Path) -> PathBuf {
     at
 }
 
-/// The name beside a target under which its bytes are gathered, while there is one.
+/// The temporary file's name, while there is one.
 static BESIDE: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 fn beside() -> MutexGuard<'static, Option<PathBuf>> {
@@ -98,10 +99,10 @@ fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result
         _ => PathBuf::from("."),
     };
     leave_nothing_at_a_signal()?;
-    // Held while the file is made, and while it gets its name: a signal waits for these two
-    // moments.
+    // Locked while the file is made, and while it is renamed: the signal thread waits meanwhile.
     let mut name = beside();
-    // Made by hand: an error of it is the system's alone, and names no file that nobody asked for.
+    // Opened by hand: tempfile's own error would name the temporary file, which means nothing to
+    // the user.
     let mut file = tempfile::Builder::new().prefix(".nkv-get.").make_in(folder, |path| {
         OpenOptions::new().write(true).create_new(true).mode(NEW_FILE_MODE).open(path)
     })?;
@@ -114,11 +115,11 @@ fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result
     });
     let mut name = beside();
     *name = None;
-    // Dropped, it is removed.
+    // Dropping the file removes it.
     moded.and_then(|()| file.persist(target).map(drop).map_err(|e| e.error))
 }
 
-/// From here on a signal that ends this process removes what stands beside a target first.
+/// From here on a signal that ends this process removes the temporary file first.
 fn leave_nothing_at_a_signal() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let caught = {
@@ -149,10 +150,12 @@ fn leave_nothing_at_a_signal() -> io::Result<()> {
     nkv_store::threads::spawn_named("nkv-signals", wait).map(drop).map_err(io::Error::other)
 }
 
-/// A write past the limit of file sizes (`ulimit -f`) is an error from here on, and ends nothing.
+/// From here on a write past the limit of file sizes (`ulimit -f`) is an error and does not end the
+/// process.
 pub(crate) fn survive_file_limit(runtime: &Runtime) {
     let _inside = runtime.enter();
-    // Caught once, it is caught for good; refused, it is as it was.
+    // tokio's handler stays for the life of the process. If it cannot be set, SIGXFSZ still ends
+    // it.
     let _ = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()));
 }
 
@@ -176,7 +179,7 @@ mod tests {
         assert_eq!(read(Some(&file), 100).unwrap(), [7; 100]);
         let error = read(Some(&file), 99).unwrap_err().to_string();
         assert!(error.contains("--heap-bytes") && error.contains("99 bytes"), "{error}");
-        // A stream's size shows only while it is read.
+        // A stream's size is known only by reading it.
         assert_eq!(read_up_to(&[7; 100][..], Path::new("stdin"), 100).unwrap().len(), 100);
         assert!(read_up_to(&[7; 101][..], Path::new("stdin"), 100).is_err());
         assert!(read(Some(&folder.path().join("none")), 1).is_err());
@@ -190,7 +193,7 @@ mod tests {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
         let mut reader = std::fs::File::open(&file).unwrap();
         write(&file, b"two").unwrap();
-        // Who had the old file open still reads it: nothing was cut off or overwritten.
+        // A process that had the old file open still reads the old bytes: it was not overwritten.
         let mut old = String::new();
         reader.read_to_string(&mut old).unwrap();
         assert_eq!(old, "one");

@@ -1,6 +1,6 @@
-"""The budgets of the design, each with its limit, what was measured against it, and whether that is
-within. Judges figures; measures nothing. A ratio is taken within a round and the median over the
-rounds counts, since the machine's speed drifts.
+"""The budgets of the design, each with its limit, the measured figures, and whether they keep it.
+It measures nothing. A ratio is taken within a round and the median over the rounds counts,
+since the machine's speed drifts.
 """
 
 import statistics
@@ -11,7 +11,7 @@ SIZES = [4 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB]
 SMALL = SIZES[0]
 # (peer, operations that it must lose at every size): NIXL's bare read has no counterpart to a put.
 BEATEN = [("mooncake-dummy", ("put", "get")), ("redis", ("put", "get")), ("nixl", ("get",))]
-# Mooncake's time for 4 KiB over ours.
+# Mooncake's time for 4 KiB divided by nkv's.
 AHEAD = 100.0
 
 

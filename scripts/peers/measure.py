@@ -1,10 +1,10 @@
-"""How every peer is measured: which sizes, how many operations, which figure. Starts nothing and
-knows no peer.
+"""How every peer is measured: which sizes, how many operations, which figure. It starts
+nothing and is the same for every peer.
 
 One closed-loop client, one request in flight. Keys are unique, buffers are reused. A round puts as
 many objects as may be alive at once, reads each, and removes all; the first round is not recorded.
 `nkv-load --bench` does the same: what is alive at once decides which cache the bytes are in, so the
-figures below must stay those of its source, or the comparison is not one.
+figures below must be those of its source, or the results are not comparable.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""The yardstick: the C library's memcpy over as many buffers as a store has objects alive, so
-equally far from the caches."""
+"""Reference times: the C library's memcpy over as many buffers as a store has objects alive, so
+that their bytes are as far from the caches."""
 
 import ctypes
 import mmap
@@ -14,7 +14,7 @@ CALLS = 2000
 def memcpy():
     _objects, objects = touched(LIVE_BYTES)
     used, buffer = touched(max(SIZES))
-    # One call of nothing costs this much in the interpreter; it is no part of a copy.
+    # The interpreter's cost of an empty call, which is no part of a copy.
     call_us = statistics.median(
         timed_us(lambda: ctypes.memmove(buffer, objects, 0)) for _ in range(CALLS)
     )
@@ -33,7 +33,7 @@ def copies(size, objects, used, buffer, call_us):
 
 
 def touched(size):
-    """(anonymous memory whose pages are all there, its address); hold the first as long as the
+    """(anonymous memory with all pages faulted in, its address); hold the first as long as the
     second is used."""
     memory = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

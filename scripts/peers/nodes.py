@@ -1,5 +1,5 @@
 """Nodes and load runs of nkv for a benchmark: starts a node of one rank, runs `nkv-load` against
-it, reads its JSON. Knows no peer and judges nothing."""
+it, reads its JSON. It depends on no peer and checks no limit."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ class Failed(Exception):
 
 
 def run(command, what):
-    # A session of its own: what ends early ends with every server it started.
+    # A session of its own: if it ends early, every server that it started is ended too.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

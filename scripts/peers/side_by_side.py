@@ -24,7 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # Of a value in the caller's buffer and into the caller's buffer: put_from and get_into, where a
 # peer has several.
 OPERATIONS = ("put", "get")
-# One round, in this order: each peer next to the mode of nkv that is held against it.
+# One round, in this order: each peer next to the mode of nkv that it is compared with.
 TURNS = [
     "memcpy",
     "mooncake-local",
@@ -36,8 +36,8 @@ TURNS = [
     "nkv-tcp",
     "redis",
 ]
-# Of one round, too, and held to the budgets alone. What is compared with iperf3 stands between its
-# two.
+# Also in each round, and used for the budgets alone. The mode compared with iperf3 runs between the
+# two of iperf3.
 BUDGET_TURNS = ["nkv-budgets", "nkv-lookups", "iperf3", "nkv-sustained", "iperf3 -l 1M"]
 # (peer, mode of nkv, whether the target below holds for the pair)
 PAIRS = [
@@ -48,12 +48,12 @@ PAIRS = [
     ("nixl", "nkv-shm", False),
     ("memcpy", "nkv-embedded", False),
 ]
-# A log sustains a quarter of itself in each quarantine of 50 ms: 4 GiB some 5 M puts of 4 KiB a
-# second, or what an owner that shares two processors with two producers leaves undone for a tenth
-# of a second.
+# A log sustains a quarter of itself in each quarantine of 50 ms: 4 GiB are enough for some 5 M puts
+# of 4 KiB a second, and for a tenth of a second in which the owner, which shares two processors
+# with two producers, does not run.
 NODE = ["--heap-bytes", "2GiB", "--log-bytes", "4GiB"]
-# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are touched as
-# the puts come.
+# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are faulted in by
+# the puts.
 LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "6GiB", "--no-prefault"]
 LOOKUPS = 1_000_000
 
@@ -75,7 +75,8 @@ def measure_nkv(mode, binaries):
     transport = mode.removeprefix("nkv-")
     flags = ["--bench", "--transport", transport]
     if transport == "shm":
-        # As a client on the owner's host puts small objects: through the device log, asking nobody.
+        # As a client on the owner's host puts small objects: through the device log, without a
+        # message.
         flags.append("--device-alloc")
     rows = nodes.load(binaries, mode, flags, None if transport == "embedded" else NODE)["ops"]
     table = {}

@@ -1,5 +1,5 @@
-"""What this machine's loopback carries at most: iperf3, one stream, in its default blocks and in
-blocks of 1 MiB."""
+"""The highest throughput of this machine's loopback: iperf3, one stream, in its default blocks and
+in blocks of 1 MiB."""
 
 import json
 import shutil
@@ -27,8 +27,7 @@ def gb_per_s(way):
     )
     try:
         client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-t", str(SECONDS), "-J", *WAYS[way]]
-        # The server serves one client, so a probe would take its place: the client itself tries
-        # again.
+        # The server serves one client, so a probe would take its place: the client itself retries.
         for pause in (0.1, 0.3, 1.0):
             time.sleep(pause)
             with_answer = attempt(client, way)

@@ -1,4 +1,4 @@
-"""What a budget's verdict is: python3 -m unittest discover -s scripts/peers."""
+"""Tests of the budgets' verdicts: python3 -m unittest discover -s scripts/peers."""
 
 import unittest
 

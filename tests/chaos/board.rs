@@ -1,6 +1,6 @@
-//! What the load knows to be stored, and which rank is about to die: the yardstick of every answer.
-//! A key of a living rank is served, always; only what touches the doomed rank may fail, and only
-//! in ways that tell the caller what to do.
+//! The objects that the load has stored, and the rank that is about to be killed: every answer is
+//! checked against them. A key of a living rank is always served; only calls that need the doomed
+//! rank may fail, and only with errors that tell the caller what to do.
 
 use super::calls::Calls;
 use super::logs::{Logs, Mark};
@@ -10,8 +10,7 @@ use nkv::{Error, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Keys that the load leaves stored; past it what it puts it takes away again, so that nothing is
-/// ever evicted but from a log.
+/// Keys that the load leaves stored; beyond that it removes what it puts, so that only logs evict.
 pub const POOL_KEYS: usize = 400;
 
 /// One committed object.
@@ -23,18 +22,18 @@ pub struct Stored {
     pub version: u64,
     /// Its bytes.
     pub len: usize,
-    /// Where it lies, if this process asked.
+    /// Its location, if this process asked for it.
     pub meta: Option<ObjMeta>,
-    /// Where in a log it lies at least, if it may lie in one: a log keeps the newest.
+    /// Its least position in a log, if it may lie in one: a log keeps the newest.
     pub mark: Option<Mark>,
 }
 
-/// What is known of an object whose put or remove did not end well.
+/// What is known of an object whose put or remove failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Acknowledged, and then the master went: it is there.
+    /// Acknowledged before the master died: it is readable.
     Whole,
-    /// Its put was told that it left nothing [I12].
+    /// Its put ended with an error that means absent [I12].
     Absent,
     /// One or the other.
     Either,
@@ -53,11 +52,11 @@ pub struct Victim {
 #[derive(Debug, Default)]
 pub struct SharedState {
     stored: Mutex<Vec<Arc<Stored>>>,
-    // Puts and removes that failed by the doomed rank: to be found out.
+    // Puts and removes that failed because of the doomed rank: to be checked later.
     unsure: Mutex<Vec<(Stored, Fate)>>,
     doomed: Mutex<Option<Victim>>,
     stop: AtomicBool,
-    /// The book of calls.
+    /// Records of calls.
     pub calls: Calls,
     /// The logs of the ranks.
     pub logs: Logs,
@@ -67,7 +66,8 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a call may end that needs a dead rank: never hanging, never `Internal`, never wrong.
+/// True if a call that needs a dead rank may end with this error: it may not hang, return
+/// `Internal`, or return wrong bytes.
 pub fn is_expected_of_dead_rank(e: &Error) -> bool {
     matches!(
         e.kind,
@@ -79,8 +79,8 @@ pub fn is_expected_of_dead_rank(e: &Error) -> bool {
     )
 }
 
-/// How a call may end that needs the master while it is away or has just come back: as above, but
-/// no object of a living rank is ever said to be absent.
+/// True if a call that needs the master may end with this error while the master is away or has
+/// just restarted: as above, but not `NotFound` for an object of a living rank.
 pub fn is_expected_without_master(e: &Error) -> bool {
     e.kind != ErrorKind::NotFound && is_expected_of_dead_rank(e)
 }
@@ -93,23 +93,24 @@ impl Victim {
 }
 
 impl SharedState {
-    /// Committed from now on.
+    /// Adds a committed object.
     pub fn add(&self, stored: Stored) {
         lock(&self.stored).push(Arc::new(stored));
     }
 
-    /// Its put failed: whole or absent, and certainly absent if it was told Reclaimed.
+    /// Adds an object whose put failed: whole or absent, and absent if the error was Reclaimed.
     pub fn add_failed(&self, stored: Stored, e: &Error) {
         let reclaimed = e.kind == ErrorKind::Reclaimed;
         self.add_unsure(stored, if reclaimed { Fate::Absent } else { Fate::Either });
     }
 
-    /// To be found out.
+    /// Adds an object to be checked later.
     pub fn add_unsure(&self, stored: Stored, fate: Fate) {
         lock(&self.unsure).push((stored, fate));
     }
 
-    /// True if a read ended so because a log made room; what is gone for good is forgotten here.
+    /// True if a read may have failed with this error because a log made room; an evicted object is
+    /// removed from the board.
     pub fn log_made_room(&self, s: &Stored, e: &Error) -> bool {
         if e.kind != ErrorKind::NotFound || !self.passed(s) {
             return false;
@@ -123,7 +124,7 @@ impl SharedState {
         self.mark(s).is_some_and(|mark| self.logs.may_have_passed(mark))
     }
 
-    /// Where it lies in a log, if in any; also where that log was not known yet when it was stored.
+    /// Its position in a log, if in any; also if that log was not mapped yet when it was stored.
     pub fn mark(&self, s: &Stored) -> Option<Mark> {
         s.mark.or_else(|| self.logs.mark_of(s.meta.as_ref()?))
     }
@@ -144,12 +145,12 @@ impl SharedState {
         lock(&self.stored).clone()
     }
 
-    /// All keys, which are forgotten here.
+    /// All keys; removes them from the board.
     pub fn take_all(&self) -> Vec<Arc<Stored>> {
         std::mem::take(&mut *lock(&self.stored))
     }
 
-    /// The keys of an incarnation, which are forgotten here.
+    /// The keys of an incarnation; removes them from the board.
     pub fn take_of(&self, incarnation: u64) -> Vec<Arc<Stored>> {
         let mut stored = lock(&self.stored);
         let (theirs, others) = std::mem::take(&mut *stored)
@@ -159,12 +160,12 @@ impl SharedState {
         theirs
     }
 
-    /// What is to be found out, which is forgotten here.
+    /// Objects to be checked; removes them from the board.
     pub fn take_unsure(&self) -> Vec<(Stored, Fate)> {
         std::mem::take(&mut *lock(&self.unsure))
     }
 
-    /// Says, before it happens, which rank dies.
+    /// Sets the rank that is about to be killed.
     pub fn doom(&self, doomed: Option<Victim>) {
         *lock(&self.doomed) = doomed;
     }
@@ -179,7 +180,7 @@ impl SharedState {
         self.stop.store(stop, Ordering::Release);
     }
 
-    /// Whether it was asked to.
+    /// True if the load was asked to end.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }

@@ -1,5 +1,5 @@
-//! The book of every call that the load makes: how long it took, how it ended, whether a byte was
-//! wrong. It does not stop at the first fault: a run tells all it saw, bounded.
+//! Records every call of the load: how long it took, how it ended, whether a byte was wrong. It
+//! does not stop at the first fault; the list of faults is bounded.
 
 use super::content;
 use nkv::{Error, Result};
@@ -7,29 +7,29 @@ use nkv_pace::{HANGS, Stopwatch, Took};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Within this a call has ended, whoever died.
+/// Every call ends within this, whichever process died.
 pub const CALL_LIMIT_MS: u64 = 2_000;
 /// What may be added to it here: three ranks, the load and the checks share two cores.
 pub const CALL_MARGIN_MS: u64 = 300;
-/// Faults that are written word by word.
+/// Most faults kept as text.
 const MAX_FAULTS: usize = 20;
 
-/// What was seen so far.
+/// Counts so far.
 #[derive(Debug, Clone, Default)]
 pub struct Sums {
     /// Calls ended.
     pub calls: u64,
-    /// The slowest.
+    /// Time of the slowest call.
     pub slowest_ms: u64,
-    /// What it was.
+    /// Description of that call.
     pub slowest: String,
     /// Bytes that were not what was written.
     pub wrong_bytes: u64,
     /// How calls ended, by verb and outcome.
     pub outcomes: BTreeMap<String, u64>,
-    /// What may not happen.
+    /// Faults: events that may not happen.
     pub faults: Vec<String>,
-    /// How often it did.
+    /// Number of faults, also those not kept.
     pub faults_seen: u64,
 }
 
@@ -42,12 +42,12 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So far.
+    /// The counts so far.
     pub fn sums(&self) -> Sums {
         self.lock().clone()
     }
 
-    /// Something that may not happen.
+    /// Records a fault.
     pub fn fault(&self, what: String) {
         let mut sums = self.lock();
         sums.faults_seen += 1;
@@ -56,7 +56,7 @@ impl Calls {
         }
     }
 
-    /// A call ended; `end` is `Ok` or the kind of its error.
+    /// Records the end of a call; `end` is `Ok` or the kind of its error.
     pub fn ended(&self, verb: &str, end: &str, what: &str, took: Took) {
         {
             let mut sums = self.lock();
@@ -72,7 +72,7 @@ impl Calls {
         }
     }
 
-    /// Makes a call and writes it down; one that hangs is given up, so that the run itself ends.
+    /// Makes a call and records it; a call that hangs is dropped, so that the run itself ends.
     pub async fn make<T>(
         &self,
         verb: &str,
@@ -99,7 +99,7 @@ impl Calls {
         wrong == 0
     }
 
-    /// Fails the test if anything happened that may not.
+    /// Fails the test if there was a fault.
     pub fn assert_no_fault(&self, context: &str) {
         let sums = self.sums();
         assert!(

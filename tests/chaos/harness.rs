@@ -1,5 +1,5 @@
-//! The part of libtest's command line that `cargo test`, nextest and people use. This test needs a
-//! `main` of its own because it starts itself again as the producer that is to be killed.
+//! The part of libtest's command line that `cargo test`, nextest and people use. This test needs
+//! its own `main` because it starts its own binary again as the producer that is killed.
 
 use nkv::store::clock::{BootClock, Clock};
 use std::panic::catch_unwind;
@@ -10,7 +10,7 @@ const EXIT_FAILED: u8 = 101;
 
 /// One test.
 pub struct Case {
-    /// Its statement.
+    /// Its name.
     pub name: &'static str,
     /// Panics if it does not hold.
     pub run: fn(),
@@ -44,7 +44,7 @@ impl Wanted {
                 "--ignored" => wanted.only_ignored = true,
                 "--format" => wanted.terse = value()? == "terse",
                 "--skip" => wanted.skip.push(value()?),
-                // One case at a time, nothing captured, no colours: as it is.
+                // Accepted without effect: cases run one at a time, uncaptured, without colours.
                 "--test-threads" | "--color" | "-Z" => drop(value()?),
                 "--include-ignored" | "--nocapture" | "--no-capture" | "--show-output" | "-q"
                 | "--quiet" => {}

@@ -1,5 +1,5 @@
-//! A producer that stands, or dies, between its claim in a log and READY. While it stands, whoever
-//! lives is asked and the hole stays; only its death makes it void [I14].
+//! A producer that is stopped, or dies, between its claim in a log and READY. While it is stopped,
+//! the living producers are asked and the hole stays; only its death makes the hole void [I14].
 
 use super::load::shown;
 use super::producer::key;
@@ -15,25 +15,25 @@ use nkv::{ErrorKind, TransportChoice};
 use nkv_pace::Stopwatch;
 use std::time::Duration;
 
-/// It may take so long to stop a producer between its claim and READY.
+/// Limit of stopping a producer between its claim and READY.
 const AIM_MS: u64 = nkv_pace::HANGS_MS;
-/// A claim lies in the last so many bytes of a log when it is looked for.
+/// A claim is looked for in the last this many bytes of a log.
 const BACK_BYTES: u64 = 12 << 20;
-/// The producer stands for so long after everybody was asked.
+/// The producer stays stopped for this long after all were asked.
 const STANDS_MS: u64 = 3 * CLAIM_TTL_MS;
 
 /// A claim that its producer does not settle.
 #[derive(Debug, Clone, Copy)]
 pub struct Hole {
-    /// Whose log.
+    /// Rank of the log.
     pub rank: u32,
-    /// Where.
+    /// Position of the claim.
     pub position: u64,
     /// Bytes claimed.
     pub bytes: u64,
 }
 
-/// Stops a producer between its claim and READY. None if it came past READY every time.
+/// Stops a producer between its claim and READY. None if it had passed READY every time.
 pub fn stop_half_way(stage: &TestCluster, producer: &ProducerProcess) -> Option<Hole> {
     let until = BootClock.now_ms() + AIM_MS;
     while BootClock.now_ms() < until {
@@ -98,8 +98,7 @@ pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
     );
 }
 
-/// Everybody is asked, and for as long as the producer stands nothing is void, however long it
-/// takes.
+/// All producers are asked, and as long as this one is stopped nothing becomes void.
 fn expect_standing(stage: &TestCluster, hole: Hole, before: &OwnerGauges) {
     let asking = Stopwatch::start();
     let mut until = None;
@@ -120,13 +119,13 @@ fn expect_standing(stage: &TestCluster, hole: Hole, before: &OwnerGauges) {
     assert!(still, "nobody wrote to the claim of a process that lives");
 }
 
-/// It is dead: proven first, void then.
+/// The producer is dead: it is fenced first, then its hole becomes void.
 fn expect_fenced_then_void(stage: &TestCluster, hole: Hole) {
     let killed = Stopwatch::start();
     while stage.gauges(hole.rank).log_voided_bytes == 0 {
         assert!(killed.took().within(SETTLE_MS), "a dead producer's claim stays: {hole:?}");
         std::thread::sleep(POLL_INTERVAL);
     }
-    // Counted before anything becomes void, so it is read after.
+    // Counted before anything becomes void, so it is read afterwards.
     assert_eq!(stage.gauges(hole.rank).log_fenced, 1, "void without a fence");
 }

@@ -1,4 +1,4 @@
-//! The load: tasks that put, get, look up and remove through their own handles and judge every
+//! The load: tasks that put, get, look up and remove through their own handles and check every
 //! answer at once. They pause between calls, so that two cores leave room for what is tested.
 
 use super::board::{
@@ -22,7 +22,7 @@ const MAX_PAUSE_US: u64 = 2_000;
 const EXISTS_KEYS: u64 = 8;
 /// Of a hundred puts so many ask for a log.
 const LOG_PERCENT: u64 = 50;
-/// Of a hundred views so many are held, for so long at most.
+/// Of a hundred views so many are held, each for at most this long.
 const HELD_PERCENT: u64 = 30;
 const MAX_HELD_MS: u64 = 10;
 
@@ -32,22 +32,22 @@ pub async fn connect(node: &Address, job: &str, transport: TransportChoice) -> C
     Client::connect(node, config).await.unwrap_or_else(|e| panic!("connect to {node}: {e}"))
 }
 
-/// The doomed rank before a call and after it.
+/// The doomed rank before and after a call.
 type Dooms = (Option<Victim>, Option<Victim>);
 
 /// One task of the load.
 pub struct Worker {
     /// Its handle.
     pub client: Client,
-    /// What all tasks know.
+    /// State shared by all tasks.
     pub board: Arc<SharedState>,
-    /// Its choices.
+    /// Its random choices.
     pub random: Random,
-    /// Begins its keys.
+    /// Prefix of its keys.
     pub name: String,
     /// Ranks of the cluster.
     pub ranks: u32,
-    /// It maps the memory of the ranks, and so looks at objects in place.
+    /// True if it maps the memory of the ranks, and so can view objects in place.
     pub maps: bool,
     /// Keys it made.
     pub made: u64,
@@ -74,7 +74,8 @@ impl Worker {
         self
     }
 
-    /// An error of a call that needs the master, and an owner: if `meets`, perhaps the doomed one.
+    /// Checks the error of a call that needs the master and an owner; `meets`: that owner may be
+    /// the doomed one.
     fn judge(&self, verb: &str, key: &[u8], e: &Error, (dooms, meets): (Dooms, bool)) {
         let without_master = [dooms.0, dooms.1].into_iter().flatten().any(Victim::is_master);
         let excused = (meets && is_expected_of_dead_rank(e))
@@ -109,8 +110,8 @@ impl Worker {
         }
     }
 
-    /// Without a copy; some are held for a while, and are what they were until they are dropped
-    /// [I9].
+    /// Views an object; some views are held for a while, and their bytes must not change until they
+    /// are dropped [I9].
     async fn view_in_place(&mut self) {
         let Some(s) = self.board.pick(&mut self.random) else {
             return;
@@ -133,7 +134,7 @@ impl Worker {
         }
     }
 
-    /// One-sided, without asking anyone where it lies now.
+    /// Reads one-sided by an old location.
     async fn read_where_it_lay(&mut self) {
         let Some(s) = self.board.pick(&mut self.random) else {
             return;
@@ -147,7 +148,7 @@ impl Worker {
         match self.board.calls.make("read_into", &what, read).await {
             Ok(n) => drop(self.board.calls.compare(&s.key, s.version, s.len, &dst[..n])),
             Err(e) if self.board.log_made_room(&s, &e) => {}
-            // It needs the owner and nobody else: the master's absence is no excuse.
+            // It needs only the owner, so the master's absence excuses no error.
             Err(e) => {
                 let on_doomed = Self::on_doomed(&s, (before, self.board.doomed()));
                 if !on_doomed || !is_expected_of_dead_rank(&e) {
@@ -170,7 +171,7 @@ impl Worker {
                     if found == Existence::Ready || self.is_found(s).await {
                         continue;
                     }
-                    // Looked at after the answer.
+                    // Read after the answer.
                     let excused = Self::on_doomed(s, (before, self.board.doomed()));
                     if !excused && !self.board.passed(s) {
                         let text = format!("exists {}: {found:?}", shown(&s.key));
@@ -185,13 +186,13 @@ impl Worker {
         }
     }
 
-    /// What is in a log is listed when its producer has told its name, and found before that; one
-    /// that was killed told no names.
+    /// An object in a log is listed once its producer has sent its key, and can be read before
+    /// that; a killed producer sent no keys.
     async fn is_found(&self, s: &Stored) -> bool {
         self.board.mark(s).is_some() && self.client.get_location(&s.key).await.is_ok()
     }
 
-    /// Puts a fresh key somewhere, and learns where.
+    /// Puts a new key and asks for its location.
     async fn put(&mut self) {
         if let Some(put) = self.put_fresh().await {
             self.board.add(put);
@@ -212,7 +213,7 @@ impl Worker {
             page_bytes: PAGE_BYTES,
             device_alloc: Some(by_log),
         };
-        // Should it not be known afterwards where the object lies.
+        // In case the object's location is not known afterwards.
         let owner = preferred.unwrap_or((key_hash(&key) % u64::from(self.ranks)) as u32);
         let mark = self.board.logs.mark_now(owner).filter(|_| by_log);
         let (before, what) = (self.board.doomed(), shown(&key));
@@ -221,7 +222,8 @@ impl Worker {
         let done = self.board.calls.make(verb, &what, put).await;
         let mut stored = Stored { key, version, len, meta: None, mark };
         let dooms = |board: &SharedState| (before, board.doomed());
-        // Routed by the key's hash it may meet the doomed rank; sent to a living one it may not.
+        // Routed by the key's hash it may need the doomed rank; with a living preferred rank it may
+        // not.
         let meets = |(a, b): Dooms| {
             let mut doomed = [a, b].into_iter().flatten();
             doomed.any(|d| preferred.is_none_or(|p| p == d.rank))
@@ -247,7 +249,7 @@ impl Worker {
             Err(e) => {
                 let dooms = dooms(&self.board);
                 self.judge("get_location after put", &stored.key, &e, (dooms, meets(dooms)));
-                // Acknowledged: only what went to the doomed rank may be lost.
+                // Acknowledged: it may be lost only if it was put on the doomed rank.
                 let fate = if meets(dooms) { Fate::Either } else { Fate::Whole };
                 self.board.add_unsure(stored, fate);
                 return None;
@@ -256,7 +258,7 @@ impl Worker {
         Some(stored)
     }
 
-    /// A location never comes back, whatever lies there by now [I3].
+    /// A location of a removed object is never readable again, whatever lies there now [I3].
     async fn read_what_is_gone(&mut self) {
         if self.gone.is_empty() {
             return;
@@ -282,13 +284,13 @@ impl Worker {
         len as usize
     }
 
-    /// What was removed never comes back.
+    /// Puts and removes a key, which must stay absent.
     async fn put_and_remove(&mut self) {
         let Some(s) = self.put_fresh().await else {
             return;
         };
         let (before, what) = (self.board.doomed(), shown(&s.key));
-        // Held until it is removed and looked for: its bytes stay what they are.
+        // Held until it was removed and looked up: its bytes must not change.
         let view = if self.maps { self.client.get_view(&s.key).await.ok() } else { None };
         let gone = self.board.calls.make("remove", &what, self.client.remove(&s.key)).await;
         if gone.as_ref().is_err_and(|e| self.board.log_made_room(&s, e)) {

@@ -1,5 +1,5 @@
-//! The device logs of the ranks, as this process maps them: whether one has made room at the
-//! expense of an object, and whose claim in it is half written. It looks, and changes nothing.
+//! The device logs of the ranks, as this process maps them: whether one may have evicted an object,
+//! and which claims in it are half written. It only reads.
 
 use nkv::message::{ObjMeta, View};
 use nkv::store::device_log::{BUMP_PTR_OFF, LogGeometry};
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where a header says how many bytes its object has.
+/// Offset of an object's size in its header.
 const BYTES_OFF: u64 = offset_of!(ObjHeader, bytes_total) as u64;
 
-/// Where an object lies in a log, or a position that it does not lie below.
+/// Position of an object in a log, or a lower bound of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     /// The owner.
@@ -45,7 +45,7 @@ impl Logs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps the logs of a view; a rank that is gone meanwhile is left out.
+    /// Maps the logs of a view's ranks; a rank that is gone by then is left out.
     pub fn note(&self, view: &View) {
         let mut inner = self.lock();
         for (info, _) in &view.ranks {
@@ -68,21 +68,21 @@ impl Logs {
         self.lock().mapped.get(&incarnation).cloned()
     }
 
-    /// What a rank puts into its log from now on lies here or above.
+    /// A lower bound of the position of claims in a rank's log from now on.
     pub fn mark_now(&self, rank: u32) -> Option<Mark> {
         let incarnation = *self.lock().latest.get(&rank)?;
         let position = self.of(incarnation)?.claimed();
         Some(Mark { incarnation, position })
     }
 
-    /// Where an object lies; none if it does not lie in a log.
+    /// Position of an object; none if it is not in a log.
     pub fn mark_of(&self, meta: &ObjMeta) -> Option<Mark> {
         let position = self.of(meta.at.incarnation)?.log.position(meta.at.slot, meta.at.epoch)?;
         Some(Mark { incarnation: meta.at.incarnation, position })
     }
 
-    /// True if the log may have evicted what lies at a mark, or above it: its claims came so far
-    /// that a quarter of it could not be kept free otherwise. Before that nothing is evicted.
+    /// True if the log may have evicted an object at or above a mark: it has so many claims that it
+    /// had to evict it to keep a quarter free. Before that nothing is evicted.
     pub fn may_have_passed(&self, mark: Mark) -> bool {
         self.of(mark.incarnation).is_some_and(|m| {
             let needed = (m.claimed() + m.log.max_claim()).saturating_sub(m.log.log_bytes());

@@ -1,6 +1,6 @@
 //! SIGKILL of rank 0, which is the master and an owner in one process, and its return at the same
-//! port. While it is away, reads of what lies elsewhere go on and calls that need it end in time;
-//! afterwards all that the living owners hold is found, and what was removed is not.
+//! port. While it is away, reads from other ranks succeed and calls that need it end in time;
+//! afterwards every object of the living owners is found, and removed ones are not.
 
 use super::board::{Fate, Stored, Victim, is_expected_without_master};
 use super::load::{Worker, shown};
@@ -19,23 +19,24 @@ use std::time::Duration;
 
 /// Tasks in this process.
 const WORKERS: u32 = 3;
-/// The kill falls so long after the cluster holds enough keys.
+/// Delay of the kill after the cluster holds enough keys.
 const KILL_AFTER_MS: (u64, u64) = (0, 500);
 /// How long rank 0 is away; in every other round it is started again at once.
 const AWAY_MS: (u64, u64) = (200, 1_500);
 /// Keys that are read while it is away.
 const KEYS_READ: usize = 24;
-/// It takes objects, and places them on any rank, within this of its start: the others look for it
-/// every half a second, and whoever does not come within a TTL is not waited for.
+/// It takes objects, and places them on any rank, within this time of its start: the other ranks
+/// try to reconnect every half second, and a rank that does not report within a TTL is not waited
+/// for.
 const RETURN_MS: u64 = TTL_MS + SLACK_MS;
-/// The load goes on so long after its return.
+/// The load goes on this long after its return.
 const AFTERWARDS_MS: u64 = 400;
 /// The load on the whole cluster afterwards.
 const WHOLE_AGAIN_MS: u64 = 300;
 /// Keys in one batch of `exists`.
 const EXISTS_KEYS: usize = 256;
 
-/// What the rounds saw.
+/// Results of the rounds.
 #[derive(Default)]
 struct Seen {
     keys_lost: u64,
@@ -87,7 +88,7 @@ fn round(stage: &mut TestCluster, seen: &mut Seen, seed: u64, number: u64) {
     let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
     let away = if at_once { 0 } else { random.between(AWAY_MS.0, AWAY_MS.1) };
     println!("chaos: rank 0 round {number}: killed after {kill_after} ms, away for {away} ms");
-    // Their plans are open for long: most kills meet one of each.
+    // Their plans are open for long: at most kills each producer has one open.
     let mut producers = producers(stage, number, &mut random);
     let workers = stage.workers(WORKERS, &format!("m{number}"), &mut random);
     let load = stage.load(workers);
@@ -148,7 +149,8 @@ fn producers(stage: &TestCluster, number: u64, random: &mut Random) -> Vec<Produ
     [TransportChoice::Shm, TransportChoice::Tcp].map(start).into()
 }
 
-/// What a producer committed is on the board; what it lost is to be found out.
+/// Ends a producer. Its committed objects are on the board; those with failed calls are checked
+/// later.
 fn end(stage: &TestCluster, seen: &mut Seen, producer: &mut ProducerProcess) {
     let journal = producer.end();
     for (kind, n) in journal.lost {
@@ -165,7 +167,7 @@ fn end(stage: &TestCluster, seen: &mut Seen, producer: &mut ProducerProcess) {
     }
 }
 
-/// Reads some keys of living ranks once: from then on this handle knows where they lie.
+/// Reads some keys of living ranks once: from then on this handle has their locations.
 fn locate_some(stage: &TestCluster, doomed: Victim) -> Vec<Arc<Stored>> {
     let lives =
         |s: &Arc<Stored>| s.meta.as_ref().is_some_and(|m| m.at.incarnation != doomed.incarnation);
@@ -178,11 +180,11 @@ fn locate_some(stage: &TestCluster, doomed: Victim) -> Vec<Arc<Stored>> {
     some
 }
 
-/// What was located before is read on, by its location and by its key.
+/// Objects located before are still readable, by location and by key.
 fn read_without_master(stage: &TestCluster, located: &[Arc<Stored>]) -> u64 {
     let calls = &stage.board.calls;
     for s in located {
-        // Where a log made room only the master could say that it lies nowhere else.
+        // If a log may have evicted it, only the master knows whether it lies elsewhere.
         let excused = |e: &Error| stage.board.passed(s) && is_expected_without_master(e);
         if let Some(e) = stage.read(s).filter(|e| !stage.board.log_made_room(s, e) && !excused(e)) {
             calls.fault(format!("get {} without rank 0: {e}", shown(&s.key)));
@@ -199,7 +201,7 @@ fn read_without_master(stage: &TestCluster, located: &[Arc<Stored>]) -> u64 {
     2 * located.len() as u64
 }
 
-/// What needs rank 0 says so, in time.
+/// Calls that need rank 0 fail in time, with an error that says so.
 fn call_without_master(stage: &TestCluster, located: &[Arc<Stored>]) {
     let (rt, client, calls) = (&stage.rt, &stage.observer, &stage.board.calls);
     if located.is_empty() {
@@ -252,12 +254,12 @@ fn restart(stage: &mut TestCluster, seen: &mut Seen, number: u64) {
             );
             std::thread::sleep(POLL_INTERVAL);
         }
-        // What lies in the new log is judged from now on by what that has passed.
+        // From now on evictions are judged by the new log's positions.
         stage.note_logs();
     }
 }
 
-/// Notes a put after the return; the rank that it went to, if that is known.
+/// Records a put after the return; returns its rank, if known.
 fn noted(
     stage: &TestCluster,
     (key, version, len): (Vec<u8>, u64, usize),
@@ -283,7 +285,7 @@ fn noted(
     None
 }
 
-/// Everything on the board is there by its key string, and is read.
+/// Checks that every object on the board exists by its key string, and reads it.
 fn check_all_exist(stage: &TestCluster) {
     let all = stage.board.all();
     for some in all.chunks(EXISTS_KEYS) {
@@ -292,7 +294,7 @@ fn check_all_exist(stage: &TestCluster) {
     stage.check_stored("after rank 0's return");
 }
 
-/// What was removed before, during or after is not there: neither by name nor where it lay.
+/// Checks that objects removed before, during or after are absent, by key and by location.
 fn check_removed(stage: &TestCluster, workers: &[Worker]) -> u64 {
     let calls = &stage.board.calls;
     let mut checked = 0;
@@ -318,7 +320,7 @@ fn expect_existence(stage: &TestCluster, all: &[&Stored], expected: Existence) {
     match stage.rt.block_on(asked) {
         Ok(found) => {
             for (s, found) in all.iter().zip(found).filter(|(_, found)| *found != expected) {
-                // In a log it is found before it is listed.
+                // In a log an object can be read before it is listed.
                 let found_there = || stage.board.mark(s).is_some() && stage.read(s).is_none();
                 if expected == Existence::Ready && (found_there() || stage.board.passed(s)) {
                     continue;

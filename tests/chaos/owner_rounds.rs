@@ -1,5 +1,5 @@
-//! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken
-//! in at once. Rank 0, the master, has rounds of its own.
+//! SIGKILL of an owner: its keys are gone, those of other owners are served, and its successor
+//! joins at once. master_rounds.rs kills rank 0, the master.
 
 use super::board::{Stored, Victim};
 use super::load::shown;
@@ -14,26 +14,26 @@ use std::time::Duration;
 
 /// Tasks in this process.
 const WORKERS: u32 = 4;
-/// The kill falls on a cluster that holds so many keys at least.
+/// The cluster holds at least so many keys before the kill.
 const KEYS_BEFORE: usize = 90;
 const KEYS_LIMIT_MS: u64 = HANGS_MS;
-/// And so long after that.
+/// Delay of the kill after that.
 const KILL_AFTER_MS: (u64, u64) = (0, 500);
-/// The load goes on so long after the kill: every call that met it ends meanwhile.
+/// The load goes on this long after the kill: every call affected by it ends meanwhile.
 const AFTERWARDS_MS: u64 = 1_200;
 /// In every other round, as the seed has it, the successor starts so soon after the kill.
 const SUCCESSOR_AFTER_MS: u64 = 100;
-/// A successor takes new objects within this of its start: less than what is left of its
-/// predecessor's TTL, which is not waited for. Heartbeats come eight to a TTL.
+/// A successor takes new objects within this time of its start: less than the rest of its
+/// predecessor's TTL, which it must not wait for. There are eight heartbeats per TTL.
 const JOIN_MS: u64 = TTL_MS - TTL_MS / 8 - SUCCESSOR_AFTER_MS;
-/// The master sees the broken link within this, and offers the rank to nobody from then on.
+/// The master detects the broken link within this, and places no object on the rank from then on.
 const SUSPECT_MS: u64 = 500;
 /// The load on the whole cluster afterwards.
 const WHOLE_AGAIN_MS: u64 = 300;
 /// Puts to the successor that are checked.
 const NEW_KEYS: u64 = 8;
 
-/// What the rounds saw.
+/// Results of the rounds.
 #[derive(Default)]
 struct Seen {
     keys_lost: u64,
@@ -119,7 +119,7 @@ fn round(stage: &mut TestCluster, seen: &mut Seen, seed: u64, number: u64) {
     stage.remove_all("at the round's end");
 }
 
-/// Without a load no frame to the dead rank fails: its broken link alone must tell.
+/// Without a load no frame to the dead rank fails: only its broken link shows its death.
 pub fn sigkill_of_an_idle_owner_is_seen_at_once() {
     let mut random = Random::new(seed(), 0);
     let mut stage = TestCluster::start();
@@ -137,7 +137,7 @@ fn wait_until_suspect(stage: &TestCluster, doomed: Victim) {
     });
 }
 
-/// Waits until the load stored enough to make a kill worth while.
+/// Waits until the load has stored enough keys for a kill.
 pub fn wait_for_keys(stage: &TestCluster) {
     let until = BootClock.now_ms() + KEYS_LIMIT_MS;
     while stage.board.len() < KEYS_BEFORE {
@@ -147,7 +147,7 @@ pub fn wait_for_keys(stage: &TestCluster) {
     }
 }
 
-/// From now on, what needs this rank may fail.
+/// From now on calls that need this rank may fail.
 pub fn doom(stage: &TestCluster, rank: u32) -> Victim {
     let view = stage.rt.block_on(stage.observer.membership()).unwrap();
     let found = view.ranks.iter().find(|(info, _)| info.rank == rank);
@@ -157,7 +157,7 @@ pub fn doom(stage: &TestCluster, rank: u32) -> Victim {
     doomed
 }
 
-/// Starts the dead rank's successor; it must be in, and take objects, at once.
+/// Starts the dead rank's successor; it must join and take objects at once.
 fn restart(stage: &mut TestCluster, seen: &mut Seen, rank: u32) {
     let (since, watch) = (BootClock.now_ms(), Stopwatch::start());
     stage.cluster.restart(rank);
@@ -197,7 +197,7 @@ fn wait_until_gone(stage: &TestCluster, doomed: Victim) {
     });
 }
 
-/// What lay on the dead rank is not there: neither by name nor where it lay.
+/// Checks that objects of the dead rank are absent, by key and by location.
 pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
     let calls = &stage.board.calls;
     for s in lost {
@@ -219,7 +219,8 @@ pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
     }
 }
 
-/// New objects go to the successor, and nothing of its predecessor is left on this host.
+/// Checks that new objects go to the successor, and no file of its predecessor is left on this
+/// host.
 fn check_successor(stage: &TestCluster, number: u64, rank: u32) {
     let calls = &stage.board.calls;
     let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };

@@ -1,5 +1,5 @@
-//! One-sided verbs past the client handle, as a kernel or NIC of the writer's has them: they know
-//! the plan's token and offsets, and neither its gate nor its deadline.
+//! One-sided verbs that bypass the client handle, like a kernel or NIC of the writer: they use the
+//! plan's token and offsets, and ignore its gate and its deadline.
 
 use nkv::store::shm;
 use nkv::transport::Alive;

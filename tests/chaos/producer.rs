@@ -1,7 +1,6 @@
 //! The process that is killed: this test's own binary, started again. It writes objects page by
-//! page, slowly, so that it spends most of its time between open and READY, and says each step on
-//! stdout before it takes the next: its last line tells where the kill fell. It ends when stdin
-//! does.
+//! page, slowly, so that it spends most of its time between open and READY, and prints each step on
+//! stdout before the next one: its last line shows where it was killed. It ends when stdin ends.
 
 use super::content;
 use super::past_the_handle::own_verbs;
@@ -20,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Holds the producer's task, blanks between its fields; the variable makes a process one.
+/// Holds the producer's task, fields separated by blanks; a process with this variable is a
+/// producer.
 pub const TASK_VARIABLE: &str = "NKV_CHAOS_PRODUCER";
 
-/// Largest object, and its pages; of a hundred objects so many are of one large page, so that a
+/// Largest object, and its page size; of a hundred objects so many have one large page, so that a
 /// kill can fall into the middle of its bytes.
 const MAX_BYTES: u64 = 512 << 10;
 const PAGE_BYTES: u32 = 32 << 10;
@@ -31,16 +31,16 @@ const LARGE_PAGE_BYTES: u32 = 4 << 20;
 const LARGE_PERCENT: u64 = 20;
 /// Writing one object takes about so long, spread over its pages.
 const WRITE_MS: (u64, u64) = (20, 70);
-/// After a call that failed.
+/// Pause after a failed call.
 const LOST_PAUSE: Duration = Duration::from_millis(20);
-/// Sizes of what goes through a log, and the pause before each: it sustains a quarter of its bytes
-/// in every quarantine.
+/// Sizes of objects put through a log, and the pause before each: a log sustains a quarter of its
+/// bytes per quarantine.
 const LOG_BYTES: (u64, u64) = (4 << 20, 8 << 20);
 const LOG_PAUSE: Duration = Duration::from_millis(30);
-/// Longest rest between READY and commit, where the producer flips READY itself.
+/// Longest pause between READY and commit, if the producer sets READY itself.
 const READY_MS: u64 = 20;
 
-/// What a producer is sent.
+/// A producer's task.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// Any node of the cluster.
@@ -49,20 +49,20 @@ pub struct Task {
     pub job: String,
     /// How its bytes travel.
     pub transport: TransportChoice,
-    /// Its choices.
+    /// Seed of its choices.
     pub seed: u64,
-    /// Begins its keys.
+    /// Prefix of its keys.
     pub name: String,
     /// Ranks of the cluster.
     pub ranks: u32,
-    /// Of a hundred objects so many go through a log.
+    /// Of a hundred objects so many are put through a log.
     pub log_percent: u64,
-    /// It goes on when a call fails, because a rank is going to die; else it ends.
+    /// True: it continues after a failed call, because a rank is going to be killed; else it ends.
     pub goes_on: bool,
 }
 
 impl Task {
-    /// As the variable holds it.
+    /// The text for the variable.
     pub fn to_text(&self) -> String {
         let Self { node, job, transport, seed, name, ranks, log_percent, goes_on } = self;
         format!("{node} {job} {transport} {seed} {name} {ranks} {log_percent} {goes_on}")
@@ -107,7 +107,7 @@ pub fn main(task: &str) -> ExitCode {
 /// One line, one write: a reader of the pipe sees it whole or not at all.
 fn print_line(line: &str) {
     let text = format!("{line}\n");
-    // If nobody reads any more, stdin has ended too.
+    // If the parent no longer reads, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
@@ -147,7 +147,7 @@ struct Producer {
     client: Blocking,
     task: Task,
     random: Random,
-    // Verbs past the handle, as a kernel or NIC of the writer's has them, by incarnation.
+    // Verbs that bypass the handle, like a kernel or NIC of the writer, by incarnation.
     own: HashMap<u64, Box<dyn Verbs>>,
 }
 
@@ -198,8 +198,9 @@ impl Producer {
         Ok(())
     }
 
-    /// One call that asks nobody. Large, so that a kill can fall between its claim and READY; a log
-    /// that is full sends it by a plan, and one that goes round may have no trace of it afterwards.
+    /// One call without a message. The object is large, so that a kill can fall between its claim
+    /// and READY. If the log is full the put takes a plan, and later laps of the log may overwrite
+    /// it.
     fn put_into_log(&mut self, number: u64) -> Result<()> {
         let key = key(&self.task.name, number);
         let len = self.random.between(LOG_BYTES.0, LOG_BYTES.1);
@@ -226,7 +227,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Flips READY past the handle: `publish` then finds it done and only commits.
+    /// Sets READY without the handle: `publish` then finds it set and only commits.
     fn flip(&mut self, desc: &PlanDesc) -> Result<()> {
         let (at, offset) = (desc.meta.at, desc.meta.header_off + PUBLISH_OFF);
         let verbs = match self.own.entry(at.incarnation) {

@@ -1,5 +1,5 @@
-//! SIGKILL of a producer: what it had committed stays, what it had made READY is adopted, what it
-//! had opened leaves nothing, and nobody else notices.
+//! SIGKILL of a producer: committed objects stay, READY objects are adopted, open plans leave
+//! nothing, and other clients are not affected.
 
 use super::board::Stored;
 use super::hole_rounds::{Hole, stop_half_way};
@@ -19,18 +19,18 @@ pub const WORKERS: u32 = 3;
 /// A producer has committed something within this.
 pub const FIRST_COMMIT_MS: u64 = nkv_pace::HANGS_MS;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// The kill falls so long after the victim's first commit.
+/// Delay of the kill after the victim's first commit.
 const KILL_AFTER_MS: (u64, u64) = (50, 900);
-/// One round in so many waits for READY before it kills, and so meets what must be adopted.
+/// One round in so many waits for READY before the kill, so that there is an object to adopt.
 const AIMED_EVERY: u64 = 5;
-/// A producer comes past READY within this.
+/// A producer sets READY within this.
 const READY_MS: u64 = nkv_pace::HANGS_MS;
-/// The load goes on so long after the kill.
+/// The load goes on this long after the kill.
 pub const AFTERWARDS_MS: u64 = 300;
-/// Of a hundred kills of producers that write by plans at least so many fall between open and READY
-/// ...
+/// Of a hundred kills of producers that write by plans, at least so many must fall between open and
+/// READY;
 const MIN_BETWEEN_PERCENT: u64 = 20;
-/// ... which so few kills cannot show.
+/// Not checked for fewer kills than this.
 const FEW_KILLS: u64 = 5;
 /// A version that no producer wrote.
 const SECOND_VERSION: u64 = u64::MAX;
@@ -117,7 +117,7 @@ fn round(stage: &mut TestCluster, seed: u64, number: u64) -> &'static str {
     fell
 }
 
-/// Starts a producer that puts so many of a hundred objects through logs.
+/// Starts a producer that puts `log_percent` of a hundred objects through logs.
 pub fn start(
     stage: &TestCluster,
     (transport, log_percent): (TransportChoice, u64),
@@ -135,8 +135,8 @@ fn voided(stage: &TestCluster) -> Vec<u64> {
     (0..RANKS).map(|rank| stage.gauges(rank).log_voided_bytes).collect()
 }
 
-/// A hole that a producer left is void, and nothing else is: whoever lives finishes what it
-/// claimed.
+/// A hole that a killed producer left becomes void, and nothing else does: living producers finish
+/// their claims.
 fn check_hole(stage: &TestCluster, hole: Option<Hole>, before: &[u64]) {
     for (rank, before) in (0..RANKS).zip(before) {
         let expected = hole.filter(|hole| hole.rank == rank).map_or(0, |hole| hole.bytes);
@@ -148,12 +148,12 @@ fn check_hole(stage: &TestCluster, hole: Option<Hole>, before: &[u64]) {
     }
 }
 
-/// Once a producer has put something.
+/// True once a producer has put something.
 pub fn has_committed(journal: &Journal) -> bool {
     journal.objects.iter().any(|w| w.phase == Phase::Committed)
 }
 
-/// Waits for what a producer tells.
+/// Waits until `holds` is true of a producer's journal.
 pub fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) -> bool) {
     let until = BootClock.now_ms() + limit_ms;
     while !holds(&producer.journal()) {
@@ -167,7 +167,7 @@ fn is_over(phase: Phase) -> bool {
     matches!(phase, Phase::Committed | Phase::Unlocated)
 }
 
-/// Whoever lives finishes all it began.
+/// A living producer finishes every object that it began.
 fn check_survivor(stage: &TestCluster, journal: &Journal) {
     let unfinished: Vec<_> = journal.objects.iter().filter(|w| !is_over(w.phase)).collect();
     if !journal.ended || !unfinished.is_empty() {
@@ -176,8 +176,8 @@ fn check_survivor(stage: &TestCluster, journal: &Journal) {
     }
 }
 
-/// What the victim committed is on the board and checked with it; the rest is judged here. Only its
-/// last object can be unfinished.
+/// Objects that the victim committed are on the board and checked with it; the rest is checked
+/// here. Only its last object can be unfinished.
 pub fn check_victim(stage: &TestCluster, name: &str, journal: &Journal) {
     let Some(last) = journal.objects.last().filter(|w| !is_over(w.phase)) else {
         return;
@@ -190,7 +190,7 @@ pub fn check_victim(stage: &TestCluster, name: &str, journal: &Journal) {
     match (last.phase, found) {
         (Phase::Open, None) => calls.fault(format!("{what} was never READY and is read")),
         (_, None) => stage.board.add(stored),
-        // READY was set: whoever looks afterwards keeps it [I10].
+        // READY was set: the owner keeps the object [I10].
         (Phase::Ready, Some(e)) => calls.fault(format!("{what} was READY and is lost: {e}")),
         (_, Some(e)) if e.kind == ErrorKind::NotFound => write_again(stage, stored),
         (_, Some(e)) => calls.fault(format!("{what} is neither whole nor absent: {e}")),

@@ -1,5 +1,5 @@
 //! Every choice of a run follows from one printed seed: which rank or producer dies, when, by which
-//! transport, what is written. What the threads make of it is not repeatable, the choices are.
+//! transport, what is written. The choices are repeatable, the interleaving of threads is not.
 
 use nkv::store::random_u64;
 

@@ -1,5 +1,5 @@
-//! Three ranks in processes of their own, a load on them, and the checks that hold once it is
-//! quiet: what is stored is served, what is used is live, what is removed leaves nothing.
+//! Three ranks in processes of their own, a load on them, and the checks once it has stopped:
+//! stored objects are served, used bytes are live bytes, removed objects leave nothing.
 
 use super::accounts::{self, accounted};
 use super::board::{Fate, SharedState, Stored};
@@ -19,11 +19,11 @@ use tokio::task::JoinHandle;
 pub const RANKS: u32 = 3;
 /// Membership TTL.
 pub const TTL_MS: u64 = 1_000;
-/// From open to commit.
+/// Limit from open to commit (`--write-ttl-ms`).
 pub const DEADLINE_MS: u64 = 2_000;
-/// Retired memory rests.
+/// Quarantine of retired memory.
 pub const QUARANTINE_MS: u64 = 50;
-/// Owners and master look at their deadlines this often at least, and heartbeats carry the figures.
+/// Owners and master check their deadlines at least this often, and heartbeats carry the figures.
 const POLLS_MS: u64 = 500;
 /// What may be added to a wait: three ranks, the load and the checks share two cores.
 pub const SLACK_MS: u64 = 1_000;
@@ -32,9 +32,9 @@ pub const SLACK_MS: u64 = 1_000;
 pub const SETTLE_MS: u64 = TTL_MS + DEADLINE_MS + QUARANTINE_MS + POLLS_MS + SLACK_MS;
 /// Payload bytes of a rank's heap: the load never fills it.
 const HEAP_BYTES: u64 = 96 << 20;
-/// And of its log, which the load goes round.
+/// Bytes of its log, which the load fills many times.
 pub const LOG_BYTES: u64 = 32 << 20;
-/// A claim that is open for so long is asked about.
+/// Age of an open claim after which all producers are asked.
 pub const CLAIM_TTL_MS: u64 = 500;
 /// Threads of this process that carry the load; a tcp call blocks one.
 const THREADS: usize = 4;
@@ -55,14 +55,14 @@ pub struct TestCluster {
     pub cluster: ProcessCluster,
     /// The handle of the checks.
     pub observer: Client,
-    /// What the load knows.
+    /// State shared with the load.
     pub board: Arc<SharedState>,
     /// Slowest wait for used bytes to be live bytes.
     pub slowest_settle_ms: u64,
 }
 
 impl TestCluster {
-    /// Starts the ranks; returns once all are in.
+    /// Starts the ranks; returns once all have joined.
     pub fn start() -> Self {
         let rt = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -91,7 +91,7 @@ impl TestCluster {
         stage
     }
 
-    /// Half of the handles by shared memory, half by tcp, each through another node.
+    /// Connects `n` handles, half by shared memory, half by tcp, each through another node.
     pub fn workers(&self, n: u32, name: &str, random: &mut Random) -> Vec<Worker> {
         self.note_logs();
         let one = |i: u32| {
@@ -111,7 +111,7 @@ impl TestCluster {
         (0..n).map(one).collect()
     }
 
-    /// Maps the logs of the ranks there are.
+    /// Maps the logs of the present ranks.
     pub fn note_logs(&self) {
         self.board.logs.note(&self.rt.block_on(self.observer.membership()).unwrap());
     }
@@ -121,14 +121,14 @@ impl TestCluster {
         accounts::gauges(&self.cluster, rank)
     }
 
-    /// Sets workers to work.
+    /// Starts workers.
     pub fn load(&self, workers: Vec<Worker>) -> Vec<JoinHandle<Worker>> {
         self.note_logs();
         self.board.stop(false);
         workers.into_iter().map(|w| self.rt.spawn(w.run())).collect()
     }
 
-    /// Ends the load; its workers with their handles.
+    /// Ends the load; returns its workers with their handles.
     pub fn quiet(&self, load: Vec<JoinHandle<Worker>>) -> Vec<Worker> {
         self.board.stop(true);
         let ended = async {
@@ -142,7 +142,7 @@ impl TestCluster {
         ended.unwrap_or_else(|_| panic!("the load does not end within {STOP_LIMIT:?}"))
     }
 
-    /// Waits for a condition on the cluster's figures; how long it took.
+    /// Waits for a condition on the cluster's figures; returns how long it took.
     pub fn wait_for(
         &self,
         what: &str,
@@ -163,8 +163,9 @@ impl TestCluster {
         })
     }
 
-    /// Used bytes become live bytes on every one of `ranks` ranks, by the owners' figures and by
-    /// the master's, every claim in a log is accounted for, and no plan is open and no view held.
+    /// Waits until used bytes are live bytes on each of `ranks` ranks, by the owners' figures and
+    /// by the master's, every claim in a log is accounted for, and no plan is open and no view
+    /// held.
     pub fn settle(&mut self, ranks: u32) {
         let waited = self.wait_for("used bytes = live bytes", SETTLE_MS, |s| balanced(s, ranks));
         self.slowest_settle_ms = self.slowest_settle_ms.max(waited);
@@ -183,7 +184,7 @@ impl TestCluster {
         }
     }
 
-    /// Everything on the board is served, to the byte.
+    /// Checks that every object on the board is served with the right bytes.
     pub fn check_stored(&self, context: &str) {
         for s in self.board.all() {
             if let Some(e) = self.read(&s).filter(|e| !self.board.log_made_room(&s, e)) {
@@ -195,8 +196,8 @@ impl TestCluster {
         }
     }
 
-    /// What is whole or absent is found to be either, as its fate has it, and goes on the board if
-    /// it is whole.
+    /// Checks that objects with an unsure put or remove are whole or absent, as their fate allows;
+    /// whole ones go on the board.
     pub fn check_unsure(&self, context: &str) -> u64 {
         let mut whole = 0;
         self.note_logs();
@@ -207,7 +208,7 @@ impl TestCluster {
                 (None, Fate::Absent) => fault("was Reclaimed and is read".to_string()),
                 (None, _) => {
                     whole += 1;
-                    // It may lie in another log than the one that was preferred.
+                    // It may lie in another log than the preferred one.
                     let found = self.rt.block_on(self.observer.get_location(&s.key));
                     s.mark = None;
                     s.meta = found.ok();
@@ -222,7 +223,7 @@ impl TestCluster {
         whole
     }
 
-    /// Takes everything on the board away; then nothing is used anywhere.
+    /// Removes every object on the board; then no byte is used on any rank.
     pub fn remove_all(&mut self, context: &str) {
         let stored = self.board.take_all();
         for some in stored.chunks(REMOVE_KEYS) {

@@ -16,32 +16,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Asked to end, a producer finishes its object and closes its handle within this.
+/// Limit of a producer to finish its object and close its handle when asked to end.
 const END_LIMIT_MS: u64 = nkv_pace::HANGS_MS;
 /// A signal has its effect within this.
 const SIGNAL_LIMIT: Duration = nkv_pace::HANGS;
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Of a call that did not say how long it took.
+/// Time of a call for which none was printed.
 const NEVER: Took = Took { ms: u64::MAX, percent: 100, spare_ms: 0 };
-/// How the call of a producer may end that a dying rank spoils.
+/// Errors of a producer's call that a killed rank may cause.
 const EXCUSED: [&str; 4] = ["Disconnected", "Timeout", "NotReady", "Reclaimed"];
 
-/// How far an object was when its producer's last line about it left.
+/// State of an object by its producer's last line about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Between open and READY.
     Open,
     /// In the middle of a put through the log of that rank, which is one call.
     Putting(u32),
-    /// READY may be set, or committed even.
+    /// READY may be set, and the object may even be committed.
     Publishing,
     /// READY is set; not known to be committed.
     Ready,
     /// Committed.
     Committed,
-    /// It was put, and where it lies is not known: a log may have passed it.
+    /// It was put, and its location is not known: a log may have evicted it.
     Unlocated,
-    /// One of its calls failed, and its producer went on.
+    /// One of its calls failed, and its producer continued.
     Lost,
 }
 
@@ -52,26 +52,26 @@ pub struct Written {
     pub number: u64,
     /// Its bytes.
     pub len: usize,
-    /// Where it lies.
+    /// Its location.
     pub meta: Option<ObjMeta>,
-    /// How far it came.
+    /// Its state.
     pub phase: Phase,
 }
 
-/// What a producer told.
+/// What a producer printed.
 #[derive(Debug, Clone, Default)]
 pub struct Journal {
     /// Its objects, in order.
     pub objects: Vec<Written>,
     /// Calls that failed, by kind.
     pub lost: BTreeMap<String, u64>,
-    /// It ended as asked.
+    /// True if it ended when asked.
     pub ended: bool,
 }
 
 /// See the file's first paragraph.
 pub struct ProducerProcess {
-    /// What it was told.
+    /// Its task.
     pub task: Task,
     child: Child,
     journal: Arc<Mutex<Journal>>,
@@ -79,7 +79,7 @@ pub struct ProducerProcess {
 }
 
 impl ProducerProcess {
-    /// Starts it. What it commits goes on the board, what it reports into the board's book.
+    /// Starts it. Its committed objects go on the board, its calls into the board's records.
     pub fn start(task: Task, board: &Arc<SharedState>) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(TASK_VARIABLE, task.to_text())
@@ -98,12 +98,12 @@ impl ProducerProcess {
         Self { task, child, journal, reader: Some(reader.unwrap()) }
     }
 
-    /// What it told so far.
+    /// Its journal so far.
     pub fn journal(&self) -> Journal {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What it told last of its last object.
+    /// The last state of its last object.
     pub fn last(&self) -> Option<Written> {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner).objects.last().cloned()
     }
@@ -123,14 +123,14 @@ impl ProducerProcess {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Kills it with SIGKILL; its whole journal.
+    /// Kills it with SIGKILL; returns its whole journal.
     pub fn kill(&mut self) -> Journal {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         self.journal_to_the_end()
     }
 
-    /// Lets it end as asked; its whole journal.
+    /// Asks it to end; returns its whole journal.
     pub fn end(&mut self) -> Journal {
         drop(self.child.stdin.take());
         let until = BootClock.now_ms() + END_LIMIT_MS;
@@ -215,7 +215,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
                 board.add_unsure(stored(name, w, board), Fate::Either);
             }
         }
-        // Its other calls write pages: they need the owner, whoever else dies.
+        // Its other calls write pages: they need only the owner.
         ("lost", Some(number), _, Some(took)) => lost(line, (number, took), &mut journal, board),
         ("ended", None, None, None) => journal.ended = true,
         // None of its calls may fail where no rank dies.
@@ -223,8 +223,8 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
     }
 }
 
-/// A call of a producer that goes on failed, by the rank that dies. What it wrote last is whole or
-/// absent, whatever it was told: it may have flipped READY itself.
+/// A call failed because of the killed rank, and the producer continues. Its last object is whole
+/// or absent whatever the error: it may have set READY itself.
 fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &SharedState) {
     let kind = line.split(' ').nth(3).unwrap_or_default();
     *journal.lost.entry(kind.to_string()).or_default() += 1;
@@ -233,12 +233,12 @@ fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &
     }
     match journal.objects.last_mut().filter(|w| w.number == number) {
         Some(w) => w.phase = Phase::Lost,
-        // Never granted: all of it was one call.
+        // No plan was granted: the open was its only call.
         None => board.calls.ended("open", kind, line, took),
     }
 }
 
-/// What the journal tells of an object.
+/// An object as the journal describes it.
 pub fn stored(name: &str, w: &Written, board: &SharedState) -> Stored {
     let (key, version) = (key(name, w.number), w.number);
     let mark = w.meta.as_ref().and_then(|meta| board.logs.mark_of(meta));

@@ -1,5 +1,5 @@
-//! Where the cluster is, and what is said if it cannot be reached: by the node that was named, by
-//! several, and by a living rank whose master is gone.
+//! Connecting to the cluster, and the messages if it cannot be reached: through one named node,
+//! through several, and through a living rank whose master is gone.
 
 use super::{LIMIT, nkv};
 use crate::cluster_process::{ProcessCluster, clean_command, run_to_end, until};
@@ -47,7 +47,7 @@ fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that
     let none = nkv(&cluster, 1, &["get", "k", "--connect", &both]);
     assert_eq!(none.code, 4);
     let output = none.sentence();
-    assert!(output.contains("none of 2 nodes leads to the cluster"), "{output}");
+    assert!(output.contains("none of 2 nodes reaches the master"), "{output}");
     assert!(
         output.contains("; cannot connect to tcp://127.0.0.1:1: ")
             && output.contains("answers, but not"),
@@ -88,7 +88,7 @@ fn while_the_master_is_gone_status_says_what_each_node_knows() {
     assert!(text.stdout.contains(&format!("{rank_1}: rank 1 of 3, ")), "{}", text.stdout);
     assert!(text.stdout.contains(&format!("link to the master {first}, for ")), "{}", text.stdout);
     assert!(text.sentence().starts_with("nkv: none of 2 nodes"), "{}", text.stderr);
-    // The master's word is shown again as soon as there is one.
+    // The master's answer is shown again as soon as it is back.
     cluster.restart(0);
     cluster.wait_ready(LIMIT);
     assert_eq!(nkv(&cluster, 1, &["status", "--connect", &nodes]).code, 0);

@@ -1,4 +1,4 @@
-//! What is said, and with which exit status, where the answer is no: in words, and as JSON.
+//! Error messages and exit statuses of failed commands, as text and as JSON.
 
 use super::{LIMIT, nkv, piped};
 use crate::cluster_process::{ProcessCluster, until};
@@ -41,7 +41,7 @@ fn exit_codes_tell_there_from_absent_from_wrong() {
 
 #[test]
 fn a_key_that_cannot_be_read_now_is_neither_there_nor_absent() {
-    // Its rank is not declared gone while this runs.
+    // So that the rank is not declared gone during the test.
     let mut cluster = ProcessCluster::start(2, |command| {
         command.args(["--ttl-ms", "600000"]);
     });

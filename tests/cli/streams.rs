@@ -1,4 +1,4 @@
-//! Streams and files that take nothing, end the program, or were never there.
+//! Streams and files that refuse writes, end the program by a signal, or were closed at the start.
 
 use super::{LIMIT, bytes, nkv, piped, text};
 use crate::cluster_process::{ProcessCluster, clean_command, run_to_end, until};
@@ -63,7 +63,7 @@ fn a_get_that_a_signal_ends_leaves_nothing_beside_its_file() {
     let to = folder.path().join("f");
     let mut met = 0;
     let end_ms = BootClock.now_ms() + LIMIT.as_millis() as u64;
-    // Some are done before the signal comes: those say nothing.
+    // Runs that end before the signal arrives prove nothing.
     while met < 3 {
         assert!(BootClock.now_ms() < end_ms, "no signal came while a file was written");
         let signal = [Signal::INT, Signal::TERM, Signal::HUP][met % 3];
@@ -82,7 +82,7 @@ fn a_get_that_a_signal_ends_leaves_nothing_beside_its_file() {
 }
 
 #[test]
-fn variables_that_are_wrong_or_unknown_are_told() {
+fn variables_that_are_wrong_or_unknown_are_reported() {
     for (program, args) in [
         (env!("CARGO_BIN_EXE_nkv"), &["status"][..]),
         (env!("CARGO_BIN_EXE_nkv-load"), &["--connect", "127.0.0.1:1", "--duration", "1"]),
@@ -104,7 +104,7 @@ fn variables_that_are_wrong_or_unknown_are_told() {
     assert_eq!(ended.code, 2, "{}", ended.stderr);
     assert!(ended.sentence().contains("RUST_LOG \"nkv=[loud\""), "{}", ended.stderr);
 
-    // Of flags that variables give, the usage says nothing.
+    // The usage line does not show flags that variables set.
     let mut get = clean_command(env!("CARGO_BIN_EXE_nkv"));
     get.arg("get").env("NKV_JOB", "j").env("NKV_CONNECT", "h:1");
     let ended = run_to_end(get, LIMIT);

@@ -1,6 +1,6 @@
-//! Clusters of real `nkv-node` processes for whole-system tests: started with ports of their own
-//! and a job of their own, waited for with bounds, ended when dropped. It must leave nothing
-//! behind, and says so if a rank did: neither processes nor names in shared memory.
+//! Clusters of real `nkv-node` processes for whole-system tests: each with its own ports and its
+//! own job; waits are bounded, and dropping the cluster ends it. A test fails if a rank leaves
+//! processes or names in shared memory.
 #![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
 mod process;
@@ -19,13 +19,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Whether clients that are not to share memory come through RDMA devices, and those count the
-/// claims in logs: `NKV_TEST_RDMA` is set, in a guest of `scripts/rdma-test`.
+/// True if clients without shared memory use RDMA devices, and these execute the claims in logs:
+/// `NKV_TEST_RDMA` is set, in a guest of `scripts/rdma-test`.
 pub fn by_devices() -> bool {
     std::env::var_os("NKV_TEST_RDMA").is_some()
 }
 
-/// Pause between two looks at a condition that is waited for.
+/// Pause between two checks of a condition that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Heap of a rank unless the test says otherwise.
 const HEAP: &str = "16MiB";
@@ -38,7 +38,7 @@ pub struct ProcessCluster {
     job: String,
     ranks: u32,
     port: u16,
-    // Ranks that look for the master elsewhere, as behind a relay.
+    // Ports at which ranks reach the master, if not directly: behind a relay.
     ports: BTreeMap<u32, u16>,
     customise: Customise,
     nodes: Vec<Option<Process>>,
@@ -80,7 +80,7 @@ impl ProcessCluster {
         self.port
     }
 
-    /// From its next start on, a rank looks for the master at this port of this host.
+    /// From its next start on, a rank connects to the master at this port of this host.
     pub fn master_seen_at(&mut self, rank: u32, port: u16) {
         self.ports.insert(rank, port);
     }
@@ -130,7 +130,7 @@ impl ProcessCluster {
         self.nodes[rank as usize] = Some(node);
     }
 
-    /// Waits until every rank that runs says it is ready.
+    /// Waits until every running rank reports that it is ready.
     pub fn wait_ready(&self, limit: Duration) {
         for node in self.nodes.iter().flatten() {
             let mut last = String::new();
@@ -152,7 +152,7 @@ impl ProcessCluster {
         self.nodes[rank as usize] = None;
     }
 
-    /// Waits until a rank that could not go on has joined afresh and is ready.
+    /// Waits until a rank has joined with a new incarnation and is ready.
     pub fn joined_again(&mut self, rank: u32) {
         self.node_mut(rank).joined_again(READY_LIMIT);
         self.wait_ready(READY_LIMIT);
@@ -163,8 +163,7 @@ impl ProcessCluster {
         self.node(rank).signal(rustix::process::Signal::TERM);
     }
 
-    /// Signals a rank that drains until it ends: soon after the first, the same one counts as its
-    /// echo.
+    /// Signals a draining rank until it ends: the same signal soon after the first is ignored.
     pub fn end_at_once(&mut self, rank: u32, signal: rustix::process::Signal) -> Ended {
         until(EXIT_LIMIT, "a second signal ends it", || {
             self.node(rank).signal(signal);
@@ -185,7 +184,7 @@ impl ProcessCluster {
         self.connect_by(rank, TransportChoice::Auto)
     }
 
-    /// A client that takes a certain way to the owners.
+    /// A client that uses a certain transport to the owners.
     pub fn connect_by(&self, rank: u32, transport: TransportChoice) -> Blocking {
         let config = ClientConfig { job: self.job.clone(), transport, ..ClientConfig::default() };
         Blocking::connect(&self.address(rank), config)
@@ -205,7 +204,7 @@ impl ProcessCluster {
         command
     }
 
-    /// What of this job lies in shared memory now.
+    /// Names of this job in shared memory now.
     pub fn left_in_shm(&self) -> Vec<String> {
         left_in_shm(&self.job)
     }
@@ -225,7 +224,7 @@ impl Drop for ProcessCluster {
         for node in self.nodes.iter().flatten() {
             node.signal(rustix::process::Signal::TERM);
         }
-        // The master last: the others say goodbye to it.
+        // The master last: the others leave through it.
         for node in self.nodes.iter_mut().flatten().rev() {
             if !node.ends_within(EXIT_LIMIT) {
                 late.push(format!("rank {}:\n{}", node.rank(), node.stderr()));
@@ -247,7 +246,7 @@ pub fn new_job() -> String {
     format!("test-{}-{number}-{random:08x}", std::process::id())
 }
 
-/// A program with nothing of this process's environment that could change what it does.
+/// A program without those variables of this process's environment that could change its behaviour.
 pub fn clean_command(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear();
@@ -266,7 +265,7 @@ pub fn node_command(job: &str) -> Command {
     command
 }
 
-/// What of a job lies in shared memory now.
+/// Names of a job in shared memory now.
 pub fn left_in_shm(job: &str) -> Vec<String> {
     let prefix = format!("nkv.{job}.");
     let entries = std::fs::read_dir(nkv_store::shm::SHM_DIR).expect("shared memory");
@@ -282,8 +281,8 @@ fn remove_from_shm(job: &str) {
     let _ = std::fs::remove_file(cookie(job));
 }
 
-/// The cookie of a plainly named job. Nothing in a test's environment names a place for it, but its
-/// user may have a runtime folder.
+/// The cookie of a plainly named job. A test's environment names no folder for it, but its user may
+/// have a runtime folder.
 pub fn cookie(job: &str) -> PathBuf {
     let me = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -1,5 +1,5 @@
-//! One process of a test: its output collected by threads of its own, so that no pipe fills up, its
-//! end waited for with a bound, and its death certain when the test is over.
+//! One process of a test: threads collect its output, so that no pipe fills up; waits for its end
+//! are bounded; it is killed when the test is over.
 
 use super::holds_within;
 use nkv_pace::HANGS;
@@ -15,13 +15,13 @@ use std::time::Duration;
 
 /// How long a rank may take to join.
 pub const READY_LIMIT: Duration = HANGS;
-/// How long a process that was told to end may take.
+/// How long a process may take to end after a signal.
 pub const EXIT_LIMIT: Duration = HANGS;
 /// How long a signal may take to reach every thread.
 const SIGNAL_LIMIT: Duration = HANGS;
 /// Bytes of output kept of each stream: the last.
 const KEPT_BYTES: usize = 256 * 1024;
-/// What the line for programs begins with.
+/// Prefix of the line for programs.
 const READY: &str = "nkv-node ready ";
 
 /// The end of one output stream.
@@ -71,7 +71,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The last line of stderr: the one clear sentence.
+    /// The last line of stderr: the error sentence.
     pub fn sentence(&self) -> &str {
         self.stderr.lines().last().unwrap_or_default()
     }
@@ -159,12 +159,12 @@ impl Process {
         self.child.id()
     }
 
-    /// What it said on stdout so far.
+    /// Its stdout so far.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// What it said on stderr so far.
+    /// Its stderr so far.
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -176,7 +176,7 @@ impl Process {
         let _ = kill_process(pid, signal);
     }
 
-    /// SIGSTOP; returns once every thread of it stands.
+    /// SIGSTOP; returns once every thread is stopped.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let pid = self.pid();
@@ -203,7 +203,7 @@ impl Process {
         self.child.try_wait().expect("a child's status")
     }
 
-    /// Waits for its end; panics, having killed it, if that takes longer.
+    /// Waits for its end; kills it and panics if that takes longer than `limit`.
     pub fn wait_exit(&mut self, limit: Duration) -> Ended {
         if !self.ends_within(limit) {
             self.kill9();

@@ -1,6 +1,5 @@
-//! A terminal of a test's own: a program runs at one end, the test reads and closes the other. What
-//! the program writes is read whenever something is waited for, so that it never waits for the
-//! test.
+//! A terminal of a test's own: a program runs at one end, the test reads and closes the other. The
+//! program's output is read during every wait, so that the program never blocks on it.
 
 use super::holds_within;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -72,7 +71,7 @@ impl Terminal {
         assert_eq!(rustix::io::write(ours, keys.as_bytes()), Ok(keys.len()));
     }
 
-    /// Hangs up: whoever is at it finds nobody at the other end.
+    /// Closes the test's end of the terminal.
     pub fn hang_up(&mut self) {
         self.ours = None;
     }
@@ -82,7 +81,7 @@ impl Terminal {
         tcflow(&self.theirs, Action::OOff).expect("a terminal");
     }
 
-    /// Whether it gives lines, and shows what is typed.
+    /// True if it is in line mode with echo again.
     pub fn is_as_it_was(&self) -> bool {
         let modes = tcgetattr(&self.theirs).expect("a terminal").local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO)

@@ -1,5 +1,4 @@
-//! What a flood's objects are: a number, its key, its bytes; and which numbers were seen, a bit
-//! each.
+//! A flood's objects: a number, its key, its bytes; and the set of numbers seen, one bit each.
 
 /// Bytes of every object: one unit of the log.
 pub const VALUE_BYTES: usize = 4096;
@@ -21,7 +20,7 @@ pub fn fill(id: u64, value: &mut [u8; VALUE_BYTES]) {
     }
 }
 
-/// The number that some bytes say they are of.
+/// The number that these bytes begin with.
 pub fn id_of(value: &[u8; VALUE_BYTES]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&value[..8]);
@@ -40,12 +39,12 @@ impl Ids {
         Self { words: vec![0; total.div_ceil(64) as usize], total }
     }
 
-    /// Whether it is there.
+    /// True if it was added.
     pub fn contains(&self, id: u64) -> bool {
         id < self.total && self.words[(id / 64) as usize] >> (id % 64) & 1 == 1
     }
 
-    /// Whether it is one of them at all.
+    /// True if it is below `total`.
     pub fn is_of(&self, id: u64) -> bool {
         id < self.total
     }

@@ -1,6 +1,6 @@
 //! Follows a log by position, from outside: every header that is settled is counted once, and its
-//! bytes are compared. A view held behind it keeps the log from going round past what it has not
-//! seen yet [I9], so that no position is missed however slow it is.
+//! bytes are compared. A view held behind its position keeps the log from overwriting positions
+//! that it has not read yet [I9], so that no position is missed however slow it is.
 
 use super::cluster_process::{ProcessCluster, until};
 use super::ids::{Ids, VALUE_BYTES, fill, id_of, key};
@@ -17,28 +17,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause after a look that brought nothing.
+/// Pause after a poll that found nothing.
 pub const PAUSE: Duration = Duration::from_micros(200);
 /// Positions between two views.
 const VIEW_EVERY: u64 = 4096;
-/// Positions of one look.
+/// Positions per poll.
 const PER_POLL: u64 = 8192;
-/// A claim that shows nothing for so long was given up in line, most likely, which takes 20 ms: it
-/// holds the view up no more, and is looked at now and then until the log has gone round. Should it
-/// be settled and written over between two looks, its number is missed, and the test fails.
+/// A claim without a header for this long was probably abandoned, which takes 20 ms: the view no
+/// longer waits for it, and it is polled now and then until the log's next lap. If it is settled
+/// and overwritten between two polls, its number is missed, and the test fails.
 const GIVEN_UP_MS: u64 = 60;
-/// Between two looks at those.
+/// Pause between two polls of those.
 const LATE_MS: u64 = 5;
 /// The object that is put first, and viewed first.
 const ANCHOR: &[u8] = b"anchor";
 const LIMIT: Duration = nkv_pace::HANGS;
 
-/// What was seen, in claims of one unit each.
+/// Counts, in claims of one unit each.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
     /// Bytes of a unit.
     pub unit: u64,
-    /// Positions looked at.
+    /// Positions read.
     pub positions: u64,
     /// READY.
     pub ready: u64,
@@ -63,9 +63,9 @@ pub struct Observer {
     viewed: u64,
     ids: Ids,
     seen: Seen,
-    // Positions passed that were not settled then, in order, and since when.
+    // Positions passed that were not settled then, in order, each with its time.
     open: VecDeque<(u64, u64)>,
-    // Those that were given up, most likely.
+    // Those that were probably abandoned.
     late: Vec<u64>,
     late_observed_ms: u64,
     next: u64,
@@ -75,14 +75,14 @@ pub struct Observer {
 enum Shown {
     Nothing,
     Writing,
-    // The next round of the log: nothing was ever written.
+    // The log's next lap: nothing was ever written at this position.
     Passed,
     Dead,
     Ready(u64),
 }
 
 impl Observer {
-    /// Puts an object and looks at it, so that the log cannot pass it.
+    /// Puts an object and views it, so that the log cannot pass it.
     pub fn start(cluster: &ProcessCluster, total: u64) -> Self {
         let client = cluster.connect_by(0, TransportChoice::Shm);
         let (info, _) = client.membership().unwrap().ranks.remove(0);
@@ -119,12 +119,12 @@ impl Observer {
         }
     }
 
-    /// So far.
+    /// The counts so far.
     pub fn seen(&self) -> Seen {
         self.seen
     }
 
-    /// Looks at what was claimed since, and again at what was not settled; how much was news.
+    /// Reads new claims, and again those that were not settled; returns how many were new.
     pub fn observe(&mut self) -> u64 {
         let (unit, now_ms) = (self.log.unit(), BootClock.now_ms());
         let end = self.memory.load(BUMP_PTR_OFF).unwrap().min(self.next + PER_POLL * unit);
@@ -150,7 +150,7 @@ impl Observer {
         news
     }
 
-    /// In the order of positions; those that stay, stay in it.
+    /// Reads unsettled positions again, in order; those still unsettled stay in order.
     fn observe_again(&mut self, now_ms: u64) -> u64 {
         let mut news = 0;
         for _ in 0..self.open.len() {
@@ -176,7 +176,7 @@ impl Observer {
         (before - self.late.len()) as u64
     }
 
-    /// Counts what is settled; false if it is not.
+    /// Counts a settled claim; false if it is not settled.
     fn settle(&mut self, shown: &Shown) -> bool {
         match shown {
             Shown::Nothing | Shown::Writing => return false,
@@ -196,8 +196,8 @@ impl Observer {
         }
     }
 
-    /// Looks at this object from now on instead of at one before it, unless something before it is
-    /// still open. One that the log has evicted meanwhile is passed over: a later one is there.
+    /// Views this object from now on instead of an earlier one, unless an earlier position is still
+    /// open. An object that the log has evicted meanwhile is skipped: a later one follows.
     fn hold(&mut self, p: u64, id: u64) {
         let unit = self.log.unit();
         if p < self.viewed + VIEW_EVERY * unit
@@ -238,7 +238,7 @@ impl Observer {
         Shown::Ready(id)
     }
 
-    /// Everything is settled: what was seen. What is still open is so for good.
+    /// Ends the observation and returns the counts. Positions still open will never be settled.
     pub fn end(mut self) -> (Ids, Seen) {
         until(LIMIT, "what is not settled was given up", || {
             self.observe();

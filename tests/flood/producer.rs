@@ -1,5 +1,6 @@
 //! One of the flooding processes: this test's own binary, started again. It puts its numbers one
-//! after the other through the log, looks up at once what went by a plan, and tells those numbers.
+//! after the other through the log, looks up at once each object that was put by a plan, and prints
+//! those numbers.
 
 use super::cluster_process::by_devices;
 use super::ids::{VALUE_BYTES, fill, key};
@@ -10,10 +11,10 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::JoinHandle;
 
-/// Holds node, job, first number and how many; the variable makes a process a producer.
+/// Holds node, job, first number and count; a process with this variable is a producer.
 pub const TASK_VARIABLE: &str = "NKV_FLOOD_PRODUCER";
 
-/// What a producer is sent.
+/// A producer's task.
 pub struct Task {
     /// The node.
     pub node: Address,
@@ -31,7 +32,7 @@ pub fn main(task: &str) -> ExitCode {
         Ok(by_plan) => {
             let mut out = BufWriter::new(std::io::stdout().lock());
             for id in by_plan {
-                // A parent that is gone shows in its own failure.
+                // If the parent is gone, its own failure shows that.
                 let _ = writeln!(out, "{id}");
             }
             let _ = writeln!(out, "ended");
@@ -56,8 +57,8 @@ fn parse(text: &str) -> Option<Task> {
 }
 
 fn flood(task: &Task) -> Result<Vec<u64>> {
-    // Shared memory: claimed by loopback there, if devices count claims. One of two comes by them
-    // alone.
+    // Shared memory; if devices execute claims, they are made by loopback. One of two producers
+    // uses devices alone.
     let transport = match by_devices() && task.first > 0 {
         true => TransportChoice::Rdma,
         false => TransportChoice::Shm,
@@ -86,7 +87,7 @@ fn flood(task: &Task) -> Result<Vec<u64>> {
     Ok(by_plan)
 }
 
-/// The parent's end of one. The process never outlives it.
+/// The parent's end of a producer. The process never outlives it.
 pub struct Flood {
     child: Child,
     reports: Option<JoinHandle<(Vec<u64>, bool)>>,
@@ -116,7 +117,7 @@ impl Flood {
         Self { child, reports: Some(reports.unwrap()) }
     }
 
-    /// False once it has told everything.
+    /// False once it has printed everything.
     pub fn runs(&self) -> bool {
         self.reports.as_ref().is_some_and(|reports| !reports.is_finished())
     }

@@ -1,6 +1,5 @@
 //! Writers that outlive their plan's deadline: stopped in the middle of a copy, or with a late
-//! commit. What the owner does about them differs by how their bytes travel; that nobody else's
-//! object changes does not.
+//! commit. What the owner does depends on the data path; in every case no other object changes.
 
 use super::cluster_process::{ProcessCluster, until};
 use super::content;
@@ -18,12 +17,12 @@ use std::time::Duration;
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 1_000 };
 /// The owner whose memory is written.
 const OWNER: u32 = 1;
-/// Fits beside the large object nowhere: only its extent has room for it.
+/// Does not fit beside the large object: only its extent has room for it.
 const SQUEEZED_BYTES: usize = 24 << 20;
-/// Others work so long beside an extent that is held: many times a quarantine.
+/// How long others work while an extent is held: many quarantines.
 const BESIDE_MS: u64 = 10 * QUARANTINE_MS;
 
-/// A client of the cluster, and a writer that stands in the middle of its copy.
+/// A client of the cluster, and a writer that is stopped in the middle of its copy.
 fn late(transport: TransportChoice) -> (ProcessCluster, Blocking, Writer, String) {
     let cluster = cluster(2, TIMES);
     let client = cluster.connect(0);
@@ -38,7 +37,7 @@ fn is_over(answer: Result<String, String>) -> bool {
     answer.is_err_and(|e| e.starts_with("Reclaimed"))
 }
 
-/// By shared memory nobody can stop a copy but its own process.
+/// In shared memory only the writer's own process can stop its copy.
 pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
     let (cluster, client, mut writer, key) = late(TransportChoice::Shm);
     let since = BootClock.now_ms();
@@ -52,7 +51,7 @@ pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
         round += 1;
     }
     let held = gauges(&cluster, OWNER);
-    // Its room is nobody's: what would fit there only is refused.
+    // Its extent is used by nobody: a put that fits only there is refused.
     let squeezed = put(&client, "squeezed", SQUEEZED_BYTES, OWNER, 1);
     writer.resume();
     // Its copy was in flight; whether it is notified or not, it ends here.
@@ -75,10 +74,10 @@ pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
     assert!(gauges(&cluster, OWNER).reclaimed > 0);
 }
 
-/// By tcp its owner places the bytes, and can refuse them: nobody waits for the writer.
+/// Over tcp the owner's agent writes the bytes, and can refuse them: nothing waits for the writer.
 pub fn a_stopped_writer_by_tcp_changes_nothing_in_its_reused_extent() {
     let (_cluster, client, mut writer, key) = late(TransportChoice::Tcp);
-    // All the while it stands.
+    // While it is stopped.
     settled(&client, OWNER, SLACK);
     put(&client, "squeezed", SQUEEZED_BYTES, OWNER, 1).expect("its extent is free again");
     let rest = HEAP_BYTES as usize * 9 / 10 - SQUEEZED_BYTES;
@@ -87,7 +86,7 @@ pub fn a_stopped_writer_by_tcp_changes_nothing_in_its_reused_extent() {
     writer.resume();
     assert!(writer.answer().is_err(), "its write is not believed to have succeeded");
     assert!(is_over(writer.step("write 0")));
-    // Nor may who has the plan's token and looks at no clock.
+    // Nor may a writer that uses the plan's token without checking a deadline.
     let raw = writer.step("raw").expect_err("a token of a plan that is over");
     assert!(raw.contains("token"), "refused for another reason: {raw}");
     assert!(is_over(writer.step("publish")));
@@ -96,7 +95,7 @@ pub fn a_stopped_writer_by_tcp_changes_nothing_in_its_reused_extent() {
     assert_eq!(client.exists(&[key.as_bytes()], false).unwrap(), [Existence::Absent]);
 }
 
-/// A commit travels slowly; when it arrives its plan is over and the key another writer's.
+/// A commit is delayed; when it arrives its plan is over and another writer has the key.
 pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() {
     let cluster = cluster(2, TIMES);
     let client = cluster.connect(0);
@@ -114,7 +113,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
     std::thread::scope(|scope| {
         let committing = scope.spawn(|| slow.publish(plan));
         until(SLACK, "the commit is on its way", || relay.held(Direction::Up) > 0);
-        // READY without a commit: whoever looks at the deadline keeps it.
+        // READY without a commit: at the deadline the owner adopts it.
         until(SLACK, "the owner looks and adopts", || gauges(&cluster, OWNER).adopted == 1);
         until(SLACK, "it is found", || client.get(key).is_ok_and(|got| got == b"late"[..]));
         client.remove(key).unwrap();
@@ -132,7 +131,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
     assert_eq!(client.get(key).unwrap(), &b"theirs"[..]);
 }
 
-/// A writer that stood past its deadline between two steps is notified, by either way.
+/// A writer that was stopped past its deadline between two steps is notified, on either data path.
 pub fn a_publish_past_the_deadline_is_reclaimed_and_leaves_nothing() {
     let cluster = cluster(2, TIMES);
     let client = cluster.connect(0);

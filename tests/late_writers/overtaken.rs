@@ -1,6 +1,6 @@
-//! Writers whose plan was granted by a master that is no more: rank 0 is killed and started again
-//! while they stand, or while their grant is on its way. The owner lets nobody write for the lower
-//! term before it tells the new master what it holds.
+//! Writers whose plan was granted by a former master: rank 0 is killed and started again while they
+//! are stopped, or while their grant is in flight. The owner fences all writes of the lower term
+//! before it reports to the new master.
 
 use super::cluster_process::{ProcessCluster, until};
 use super::relay::{Direction, Relay};
@@ -21,25 +21,26 @@ use std::time::Duration;
 const TIMES: Times = Times { ttl_ms: 1_500, write_ttl_ms: 20_000 };
 /// The owner whose memory is written.
 const OWNER: u32 = 1;
-/// A rank that has nothing to do with it.
+/// A rank that is not involved.
 const OTHER: u32 = 2;
 /// Keys of each owner.
 const KEYS: u64 = 12;
-/// Fits nowhere beside the large object: if anybody may have its extent, this does.
+/// Does not fit beside the large object: it is stored only if the large object's extent is free.
 const SQUEEZED: &str = "squeezed";
 const SQUEEZED_BYTES: usize = 24 << 20;
 
 /// Its attachment is notified of the term by the owner's welcome.
-pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_attaches_late() {
+pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_a_late_attachment() {
     refuses_a_grant_that_arrives_after_the_term(false);
 }
 
-/// Its attachment was told of the term before; of the plan its owner never heard.
-pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_was_attached() {
+/// Its attachment was notified of the term before; its owner never received the plan.
+pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_an_attached_writer() {
     refuses_a_grant_that_arrives_after_the_term(true);
 }
 
-/// A grant arrives after rank 0 was killed and started again, and its owner obeys the new term.
+/// A grant arrives after rank 0 was killed and started again, when its owner already obeys the new
+/// term.
 fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
     let (mut cluster, link) = relayed_cluster(2, TIMES);
     let relay = Relay::to(cluster.port());
@@ -54,7 +55,7 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
         put(&slow, "before", SMALL_BYTES, OWNER, 0).unwrap();
         link.hold(Direction::Down);
     }
-    // Long enough to be told from every other request by its length.
+    // Long enough to be distinguished from every other request by its length.
     let overtaken = "overtaken".repeat(100);
     relay.hold_answer_to(overtaken.len());
     std::thread::scope(|scope| {
@@ -85,10 +86,11 @@ fn slots_being_written(cluster: &ProcessCluster) -> usize {
     slots.filter(|slot| low(word(*slot)) == state::WRITING).count()
 }
 
-/// A cluster in which rank 0 came back while a writer of rank 1 stands in the middle of its copy.
+/// A cluster in which rank 0 was restarted while a writer to rank 1 is stopped in the middle of its
+/// copy.
 struct Overtaken {
     cluster: ProcessCluster,
-    // From before: it knows where everything lies.
+    // Connected before: it has every location.
     client: Blocking,
     writer: Writer,
     // Being written.
@@ -98,7 +100,7 @@ struct Overtaken {
     others: Vec<String>,
 }
 
-/// `heard`: the owner heard of the writer's plan; if not, the word of it was lost with the master.
+/// `heard`: the owner received the writer's plan; if not, the message was lost with the master.
 fn overtaken(heard: bool) -> Overtaken {
     let (mut cluster, link) = relayed_cluster(3, TIMES);
     let client = cluster.connect(0);
@@ -110,7 +112,7 @@ fn overtaken(heard: bool) -> Overtaken {
     let others = put_some(&client, "other", KEYS, OTHER);
     client.remove(b"owner/0").unwrap();
     let mut writer = Writer::start(&cluster, TransportChoice::Shm);
-    // It is attached from here on: nobody asks the owner about its next plan.
+    // It is attached from here on: its next plan needs no message to the owner.
     writer.open("attaches", (10, 10), OWNER, 0);
     writer.step("abort").expect("aborted");
     let key = if heard {
@@ -144,7 +146,7 @@ fn stop_unheard_of(
 }
 
 impl Overtaken {
-    /// One-sided reads never notice, whatever the masters do.
+    /// One-sided reads succeed, whatever the masters do.
     fn expect_located(&self) {
         for (key, meta) in self.owners.iter().skip(1) {
             let mut dst = vec![0; SMALL_BYTES];
@@ -154,7 +156,7 @@ impl Overtaken {
         }
     }
 
-    /// The owner holds its report back; within one TTL everybody else goes on.
+    /// The owner delays its report; within one TTL the other ranks are served.
     fn expect_others_to_go_on(&self, fresh: &Blocking) {
         let since = BootClock.now_ms();
         self.expect_located();
@@ -167,7 +169,8 @@ impl Overtaken {
         expect_all(fresh, &self.others);
         expect(fresh, "meanwhile", SMALL_BYTES, 0);
         assert_eq!(fresh.get_location(b"meanwhile").unwrap().rank, OTHER);
-        // What only the owner holds is not said to be gone, and its heap takes nothing.
+        // Objects that only this owner holds are not answered as absent, and its heap takes no
+        // puts.
         for (key, _) in self.owners.iter().skip(1) {
             let kind = kind_in_time("get", || fresh.get(key.as_bytes()));
             assert_eq!(kind, Some(ErrorKind::NotReady), "{key}, whose owner has not reported");
@@ -177,7 +180,7 @@ impl Overtaken {
         self.expect_located();
     }
 
-    /// The owner reports: all it holds is found by its key, and what was removed is not.
+    /// The owner reports: all its objects are found by their keys, and removed ones are not.
     fn expect_report(&self, fresh: &Blocking) {
         until(SLACK, "the owner's report", || fresh.get(b"owner/1").is_ok());
         expect(fresh, SQUEEZED, SQUEEZED_BYTES, 0);
@@ -216,8 +219,8 @@ pub fn an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_runs_again
     reports_when_the_writer_runs_again(true);
 }
 
-/// Its slot looks free: only the word of its process tells that nobody writes there any more.
-pub fn an_owner_with_a_stopped_writer_that_it_never_heard_of_reports_when_it_runs_again() {
+/// Its slot looks free: only the answer of its process proves that nothing writes there any more.
+pub fn an_owner_with_a_stopped_writer_of_an_unknown_plan_reports_when_it_runs_again() {
     reports_when_the_writer_runs_again(false);
 }
 

@@ -1,5 +1,6 @@
-//! Remove racing puts of the same key, from processes of their own. What was open or stored when a
-//! remove began is not read once the remove has returned, neither by its key nor where it lay [I6].
+//! Remove racing puts of the same key, from processes of their own. An object that was open or
+//! stored when a remove began is not readable once the remove has returned, neither by key nor by
+//! location [I6].
 
 use super::cluster_process::ProcessCluster;
 use super::content;
@@ -21,7 +22,7 @@ const BYTES: u64 = PAGES * PAGE_BYTES;
 const OWNER: u32 = 1;
 /// How long they race.
 const RACE_MS: u64 = 2_500;
-/// A race in which less happened shows nothing.
+/// A race with fewer removes proves nothing.
 const MIN_REMOVES: u64 = 20;
 const MIN_OVERTAKEN: u64 = 10;
 /// Longest pause before a page is a multiple of this.
@@ -33,9 +34,9 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(2);
 struct Version {
     number: u64,
     meta: ObjMeta,
-    // From here on it is open, or more.
+    // Time from which on it is open, published or committed.
     opened_ns: u64,
-    // A remove that began later returned then.
+    // Time at which a remove that began later returned.
     removed_ns: Option<u64>,
 }
 
@@ -163,7 +164,7 @@ impl Race {
             let numbers: Vec<u64> = self.versions().iter().rev().map(|v| v.number).collect();
             let is = |n: &u64| content::wrong(KEY.as_bytes(), *n, BYTES as usize, &got) == 0;
             match numbers.into_iter().find(is) {
-                // Written, published and read before its writer told us of it.
+                // Written, published and read before its writer recorded it.
                 None if self.is_over() => {}
                 None => self.fault("bytes that are no version's".to_string()),
                 Some(n) if self.removed_ns(n).is_some_and(|at| at < began_ns) => {

@@ -1,5 +1,5 @@
 //! A relay between a client or a rank and the master's control port. It copies bytes, changes none,
-//! and can hold back what goes one way: so a word arrives as late as a test wants it, or never.
+//! and can hold back one direction, so that a message arrives as late as a test needs, or never.
 
 use nkv::Address;
 use nkv::store::threads::spawn_named;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Nothing is held back for longer, whatever a test does.
+/// No byte is held back for longer, whatever a test does.
 const LONGEST_HOLD: Duration = Duration::from_secs(30);
 
-/// Which way bytes go.
+/// Direction of bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the master.
@@ -26,7 +26,7 @@ struct Held {
     on: bool,
     // Bytes that arrived since and wait.
     bytes: usize,
-    // What waits is lost, and its connection with it.
+    // The waiting bytes are lost, and their connection is closed.
     lost: bool,
     // Only answers to requests of so many bytes and more are held.
     asked: Option<usize>,
@@ -35,7 +35,7 @@ struct Held {
 /// One connection.
 #[derive(Default)]
 struct Line {
-    // What went up since something came down: a request, as far as a relay can tell.
+    // Bytes sent up since the last bytes came down: a request, as far as a relay can see.
     request_bytes: AtomicUsize,
     // A request passed whose answer is to be held.
     asked: AtomicBool,
@@ -102,23 +102,23 @@ impl Relay {
         self.port
     }
 
-    /// Holds what goes that way back from now on.
+    /// Holds back bytes of that direction from now on.
     pub fn hold(&self, direction: Direction) {
         self.set(direction, Held { on: true, ..Held::default() });
     }
 
-    /// Holds the answer to a request back that has so many bytes or more: of one that is encrypted,
-    /// a relay sees nothing but its length.
+    /// Holds back the answer to a request of `request_bytes` bytes or more: a relay sees only the
+    /// length of an encrypted request.
     pub fn hold_answer_to(&self, request_bytes: usize) {
         self.set(Direction::Down, Held { on: true, asked: Some(request_bytes), ..Held::default() });
     }
 
-    /// Lets all that was held back go on, and all that comes.
+    /// Forwards all bytes held back, and all later ones.
     pub fn release(&self, direction: Direction) {
         self.set(direction, Held::default());
     }
 
-    /// Loses what was held back, with the connections that it came by; what comes goes on.
+    /// Drops the bytes held back and closes their connections; later bytes are forwarded.
     pub fn lose(&self, direction: Direction) {
         self.set(direction, Held { lost: true, ..Held::default() });
     }
@@ -135,7 +135,7 @@ impl Relay {
     }
 }
 
-/// Whether a request of so many bytes is one whose answer is to be held on its way down.
+/// True if the answer to a request of `request_bytes` bytes is to be held back.
 fn asks(gates: &[Gate; 2], request_bytes: usize) -> bool {
     gates[Direction::Down as usize].lock().asked.is_some_and(|least| request_bytes >= least)
 }

@@ -1,5 +1,5 @@
-//! What the tests of late writers share: a cluster with short times, an owner's figures, a look
-//! into its memory, and a writer that is stopped while its bytes are on their way.
+//! Shared parts of the tests of late writers: a cluster with short times, an owner's figures,
+//! access to its memory, and a writer that is stopped while its bytes are in flight.
 
 use super::cluster_process::{ProcessCluster, READY_LIMIT, until};
 use super::content;
@@ -16,9 +16,9 @@ use std::time::Duration;
 
 /// What a busy machine may add to a wait.
 pub const SLACK: Duration = HANGS;
-/// Every call ends within this, whoever is dead or stands.
+/// Every call ends within this, whichever process is dead or stopped.
 pub const CALL_MS: u64 = 2_300;
-/// Retired memory rests.
+/// Quarantine of retired memory.
 pub const QUARANTINE_MS: u64 = 50;
 /// The object that is written slowly: one page, so that a stop falls into the middle of a copy.
 pub const LARGE_BYTES: u64 = 48 << 20;
@@ -26,7 +26,7 @@ pub const LARGE_BYTES: u64 = 48 << 20;
 pub const HEAP_BYTES: u64 = 64 << 20;
 /// The log of each rank.
 pub const LOG_BYTES: u64 = 4 << 20;
-/// It may take so many tries to stop a writer before its copy is over.
+/// Most attempts to stop a writer before its copy is over.
 pub const TRIES: u64 = 20;
 
 /// A cluster's times.
@@ -34,7 +34,7 @@ pub const TRIES: u64 = 20;
 pub struct Times {
     /// Membership TTL.
     pub ttl_ms: u64,
-    /// From open to commit.
+    /// Limit from open to commit (`--write-ttl-ms`).
     pub write_ttl_ms: u64,
 }
 
@@ -75,7 +75,7 @@ fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
     })
 }
 
-/// To a rank's heap.
+/// Options of a put to a rank's heap.
 pub fn on(rank: u32) -> PutOptions {
     PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
@@ -97,14 +97,14 @@ pub fn put_some(client: &Blocking, name: &str, n: u64, rank: u32) -> Vec<String>
 /// Objects of [`put_some`].
 pub const SMALL_BYTES: usize = 20_000;
 
-/// Every key of [`put_some`] is found, to the byte.
+/// Every key of [`put_some`] is found, with the right bytes.
 pub fn expect_all(client: &Blocking, keys: &[String]) {
     for key in keys {
         expect(client, key, SMALL_BYTES, 0);
     }
 }
 
-/// Version `version` of `key` is found, to the byte.
+/// Version `version` of `key` is found, with the right bytes.
 pub fn expect(client: &Blocking, key: &str, len: usize, version: u64) {
     let got = client.get(key.as_bytes()).unwrap_or_else(|e| panic!("get {key}: {e}"));
     let wrong = content::wrong(key.as_bytes(), version, len, &got);
@@ -153,8 +153,8 @@ fn word(memory: &dyn Memory, offset: u64) -> u64 {
     memory.load(offset).expect("within the segment")
 }
 
-/// Opens a large object in `rank`'s heap and stops the writer while its bytes are on their way: the
-/// first are there, the last are not. The step is not answered yet.
+/// Opens a large object in `rank`'s heap and stops the writer while its bytes are in flight: the
+/// first are written, the last are not. The step is not answered yet.
 pub fn stop_in_mid_write(
     cluster: &ProcessCluster,
     writer: &mut Writer,
@@ -168,7 +168,7 @@ pub fn stop_in_mid_write(
     panic!("{TRIES} copies were over before the writer stood");
 }
 
-/// One try; if the copy was over before the signal, its plan is aborted.
+/// One attempt; if the copy was over before the signal, its plan is aborted.
 pub fn try_to_stop(
     cluster: &ProcessCluster,
     writer: &mut Writer,

@@ -1,6 +1,6 @@
-//! The writer process: this test's own binary, started again. It does what each line on stdin says
-//! and answers with one line, so that a test can stop it between any two steps, or within one. It
-//! decides nothing, and ends when stdin does.
+//! The writer process: this test's own binary, started again. It runs the step of each line on
+//! stdin and answers with one line, so that a test can stop it between any two steps, or within
+//! one. It ends when stdin ends.
 
 use super::content;
 use super::past_the_handle::own_verbs;
@@ -10,24 +10,25 @@ use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, Wr
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
 
-/// Holds node, job and transport, blanks between them; the variable makes a process a writer.
+/// Holds node, job and transport, separated by blanks; a process with this variable is a writer.
 pub const WRITER_VARIABLE: &str = "NKV_LATE_WRITER";
 
-/// What a line asks for.
+/// A step.
 enum Step<'a> {
     /// `open KEY BYTES PAGE_BYTES RANK VERSION`: answers with the plan.
     Open([&'a str; 5]),
     /// `write PAGE`
     Write(u32),
-    /// `raw`: the whole object past the handle, with the plan's token and no look at any clock.
+    /// `raw`: writes the whole object without the handle, with the plan's token and without
+    /// checking a deadline.
     Raw,
     /// `publish`
     Publish,
     /// `abort`
     Abort,
-    /// `view KEY BYTES VERSION`: looks at the object in place, and goes on holding it.
+    /// `view KEY BYTES VERSION`: views the object in place, and keeps the view.
     View([&'a str; 3]),
-    /// `look`: the bytes of the view are still what they were.
+    /// `look`: checks that the bytes of the view are unchanged.
     Observe,
     /// `unview`
     Unview,
@@ -52,7 +53,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Obeys until stdin ends.
+/// Runs steps until stdin ends.
 pub fn main(task: &str) -> ExitCode {
     let words: Vec<&str> = task.split(' ').collect();
     let [node, job, transport] = words[..] else {
@@ -85,7 +86,7 @@ pub fn main(task: &str) -> ExitCode {
 /// One line, one write.
 fn print_line(line: &str) {
     let text = format!("{}\n", line.replace('\n', " "));
-    // If nobody reads any more, stdin has ended too.
+    // If the parent no longer reads, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
@@ -110,7 +111,7 @@ struct Writer {
     job: String,
     transport: TransportChoice,
     plan: Option<WritePlan>,
-    // What a kernel or NIC was told of the plan outlives it.
+    // The plan as a kernel or NIC would keep it, beyond its end.
     last: Option<PlanDesc>,
     value: Vec<u8>,
     view: Option<ObjectView>,

@@ -1,5 +1,5 @@
-//! Ranks that stand still for longer than the TTL and run again: the master, which then must not
-//! blame anybody else, and an owner, which then is another one.
+//! Ranks that are stopped for longer than the TTL and run again: the master, which then must not
+//! declare other ranks gone, and an owner, which then gets a new incarnation.
 
 use super::cluster_process::until;
 use super::scene::{
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 2_000 };
-/// How long rank 0 stands at least.
+/// How long rank 0 is stopped, at least.
 const STANDS_MS: u64 = 5 * TIMES.ttl_ms / 2;
 
 fn incarnations(client: &Blocking) -> BTreeMap<u32, u64> {
@@ -33,7 +33,7 @@ pub fn a_master_that_stood_for_longer_than_the_ttl_declares_nobody_gone() {
 
     let since = BootClock.now_ms();
     stop(cluster.node(0).pid());
-    // What was located is read on; what needs the master says so in time.
+    // Located objects are still read; calls that need the master fail in time.
     expect_all(&client, &keys[1][1..]);
     expect_all(&client, &keys[2]);
     let mut round = 0;
@@ -75,7 +75,7 @@ pub fn an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_emp
     let by_tcp = cluster.connect_by(0, TransportChoice::Tcp);
     let keys = put_some(&by_tcp, "stood", 8, 1);
     for client in [&by_shm, &by_tcp] {
-        // Not of rank 0's private memory: both reach rank 1.
+        // Not from rank 0's private memory: both clients can reach rank 1.
         expect_all(client, &keys);
     }
     let metas: Vec<_> = keys.iter().map(|k| by_tcp.get_location(k.as_bytes()).unwrap()).collect();

@@ -1,5 +1,5 @@
-//! A process that looks at an object in place, and is stopped or killed while it does: the object's
-//! space waits for it, and for nothing but its end [I9].
+//! A process that views an object in place, and is stopped or killed meanwhile: the object's space
+//! stays pinned until the view or the process ends [I9].
 
 use super::cluster_process::until;
 use super::content;

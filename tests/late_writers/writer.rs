@@ -1,5 +1,5 @@
-//! The parent's end of a writer process: sends it one step at a time, stops it and lets it run
-//! again. The process never outlives this handle, stopped or not.
+//! The parent's end of a writer process: sends it one step at a time, stops it and resumes it. The
+//! process never outlives this handle, stopped or not.
 
 use super::cluster_process::{ProcessCluster, all_threads_stand, until};
 use super::steps::WRITER_VARIABLE;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-/// A step of a writer that runs takes no longer.
+/// Limit of a step of a running writer.
 pub const STEP_LIMIT: Duration = nkv_pace::HANGS;
 /// A signal takes effect within this.
 const SIGNAL_LIMIT: Duration = nkv_pace::HANGS;
@@ -49,13 +49,13 @@ impl Writer {
         writer
     }
 
-    /// Tells it a step, and waits for nothing.
+    /// Sends it a step without waiting.
     pub fn send(&mut self, step: &str) {
         let stdin = self.child.stdin.as_mut().expect("stdin");
         writeln!(stdin, "{step}").and_then(|()| stdin.flush()).expect("a pipe to the writer");
     }
 
-    /// The answer to the step that was told first and is not answered yet.
+    /// The answer to the oldest step that is not answered yet.
     pub fn answer(&self) -> Answer {
         let line = self.answers.recv_timeout(STEP_LIMIT);
         let line = line.unwrap_or_else(|_| panic!("no answer within {STEP_LIMIT:?}"));
@@ -112,7 +112,7 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("a signal to a child");
 }
 
-/// SIGSTOP; returns once every thread of it stands.
+/// SIGSTOP; returns once every thread is stopped.
 pub fn stop(pid: u32) {
     signal(pid, Signal::STOP);
     until(SIGNAL_LIMIT, "the process stands", || all_threads_stand(pid));

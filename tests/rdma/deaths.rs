@@ -1,5 +1,5 @@
-//! Either side dies or stands still in the middle: no wrong byte, fenced before anything is used
-//! again, and nothing of it left behind.
+//! Either side is killed or stopped in the middle of a write: no wrong byte, a fence before
+//! anything is reused, and no resource left behind.
 
 use crate::cluster_process::{ProcessCluster, clean_command, until};
 use crate::{SOON, by_devices, bytes, on, owner};
@@ -39,7 +39,7 @@ fn load(cluster: &ProcessCluster, seconds: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// What the order of fences is read from.
+/// Log filter of the lines from which the order of fences is read.
 const ORDER: &str = "nkv_actors=debug,nkv_transport=debug";
 
 /// Stops a producer while it has a plan open on that rank.
@@ -48,7 +48,7 @@ fn stop_in_a_plan(cluster: &ProcessCluster, rank: u32, producer: &Child) {
     until(SOON, "it is stopped in the middle of a plan", || {
         signal(Signal::STOP);
         let is_open = || owner(cluster, rank)["owner"]["plans_open"] != 0;
-        // What it had sent before may end its plan still.
+        // A request that it had sent before may still end its plan.
         let open = is_open() && {
             std::thread::sleep(Duration::from_millis(200));
             is_open()
@@ -60,9 +60,9 @@ fn stop_in_a_plan(cluster: &ProcessCluster, rank: u32, producer: &Child) {
     });
 }
 
-/// Reads in what a rank said that whatever it fenced was out before: every way through which its
-/// producer writes was severed, or the producer had said so over that very way [I10]. How many by
-/// severing alone.
+/// Checks in a rank's log that each fence came after its proof: every data path through which the
+/// producer writes was severed, or the producer had answered over that data path's own attach
+/// connection [I10]. Returns how many were fenced by severing alone.
 fn fenced_by_severing(log_text: &str) -> usize {
     let field = |line: &str, name: &str| {
         let at = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name}: {line}"));
@@ -80,11 +80,12 @@ fn fenced_by_severing(log_text: &str) -> usize {
             for of in pairs_of.values_mut() {
                 of.remove(&pairs);
             }
-        } else if line.contains(": dropped by its word") {
+        } else if line.contains(": dropped by producer") {
             words.insert((field(line, "pairs"), field(line, "plan")));
         } else if line.contains(": fenced") {
             let (producer, plan) = (field(line, "producer"), field(line, "plan"));
-            // One that attached before the part that is read, or by no device, is not judged.
+            // A producer that attached before this part of the log, or not through a device, is not
+            // checked.
             let Some(left) = pairs_of.get(&producer) else { continue };
             if left.is_empty() {
                 severed += 1;
@@ -170,7 +171,7 @@ fn i18_owners_killed_in_the_middle_of_transfers_cost_no_wrong_byte_and_no_pair()
         });
         let killer = killer.unwrap();
         let mut put = Vec::new();
-        // Until it is dead, and a few more.
+        // Until it is dead, and a few operations more.
         let mut left = 4;
         for n in 0u32.. {
             let (key, value) = (format!("{round}/{n}"), bytes(n, 60_000 + n as usize));

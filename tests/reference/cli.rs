@@ -1,5 +1,5 @@
-//! `cli.md`: what every program and every command of `nkv` say of themselves. Options that all
-//! commands share are shown once.
+//! `cli.md`: the help of every program and every command of `nkv`. Options that all commands share
+//! are shown once.
 
 use crate::page::{Page, output_of};
 

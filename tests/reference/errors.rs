@@ -5,7 +5,7 @@ use crate::page::{Page, exit_statuses, output_of};
 use crate::sources::{self, Source};
 use nkv::{ErrorKind, exit};
 
-/// How an error type is marked in the sources.
+/// How an error type is marked in the sources: by this derive.
 const DERIVE: &str = "thiserror::Error";
 
 /// Those that have exit statuses.

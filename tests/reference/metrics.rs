@@ -35,7 +35,8 @@ fn metrics_is_what_a_rank_serves() {
          | `rank` | the rank that is asked; every line of nkv's own metrics has it |\n\
          | `segment` | number of a mounted segment; without it: the rank's first one |\n\
          | `actor` | an actor of the rank |\n\
-         | `request` | a kind of request to the master; it appears with its first one |\n\
+         | `request` | a kind of request to the master; a metric with it has no line, and no \
+         labels below, before the first request |\n\
          | `le` | upper bound of a histogram's bucket, 1 µs to 10 s |\n\n\
          Metrics `nkv_master_*` are served by rank 0 alone. Gets and puts that mapped memory alone \
          answers are in no histogram: reading a clock twice would be a good part of them.",

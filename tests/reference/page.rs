@@ -4,12 +4,12 @@ use crate::cluster_process::{Ended, clean_command, run_to_end};
 use std::fmt::Write;
 use std::path::Path;
 
-/// The variable that has pages written instead of compared.
+/// If this variable is set, pages are written instead of compared.
 const WRITE: &str = "NKV_WRITE_REFERENCE";
 /// Columns of a line, as everywhere in the project.
 const COLUMNS: usize = 100;
 
-/// The text of a page in the making.
+/// The text of a page being generated.
 pub struct Page {
     name: &'static str,
     text: String,
@@ -124,7 +124,7 @@ pub fn output_of(program: &str, args: &[&str]) -> String {
     ended.stdout
 }
 
-/// Runs a program to its end, in an environment that says nothing about nkv.
+/// Runs a program to its end, in an environment without nkv's variables.
 pub fn run(program: &str, args: &[&str]) -> Ended {
     let mut command = clean_command(program);
     command.args(args);

@@ -1,6 +1,6 @@
 //! `settings.md`: every setting of `nkv-node` from its help, and the fields of the library's
-//! configurations from the sources and their `Default`. Ranges and defaults are not believed: the
-//! program is started with the ends of each range and with what lies beyond them.
+//! configurations from the sources and their `Default`. Ranges and defaults are checked: the
+//! program is started with the ends of each range and with values beyond them.
 
 use crate::page::{Page, output_of, run};
 use crate::sources;

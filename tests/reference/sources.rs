@@ -1,5 +1,5 @@
-//! What the sources say and no program prints: documented fields of a structure, and the messages
-//! of error types. It reads code as rustfmt leaves it and takes nothing else for granted.
+//! Facts that only the sources have: documented fields of a structure, and the messages of error
+//! types. It parses code formatted by rustfmt.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! The simulated cluster: which processes there are, and how each is started, killed and started
-//! again, as a launcher does with real ones. What runs in them is the program: `Node::start_in` and
-//! `Client::connect_in`, each in an environment of its own process.
+//! The simulated cluster: its processes, and how each is started, killed and started again, as a
+//! launcher does with real ones. They run the real program: `Node::start_in` and
+//! `Client::connect_in`, each in the environment of its own process.
 
 mod clients;
 mod ranks;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// Between looks at who is a member and who is joined. A link that breaks is down for longer.
+/// Pause between checks of members and joined ranks. A broken link is down for longer.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Purposes of streams of choices.
@@ -34,7 +34,7 @@ const NET: u64 = 2;
 const MACHINES: u64 = 3;
 const PROCESSES: u64 = 4;
 
-/// A rank, whatever process it has now.
+/// A rank, and its present process if there is one.
 #[derive(Default)]
 struct Rank {
     process: Option<Rc<Process>>,
@@ -42,7 +42,7 @@ struct Rank {
     leave: Rc<Notify>,
 }
 
-/// What a process cannot do to itself.
+/// Requests that a process cannot carry out on itself.
 #[derive(Debug, Clone, Copy)]
 enum ProcessJob {
     /// This rank's process has come to its end.
@@ -76,15 +76,14 @@ pub struct Cluster {
     next_pid: Cell<Pid>,
     ranks: RefCell<Vec<Rank>>,
     clients: RefCell<Vec<ClientProgram>>,
-    // Since which moment an incarnation has been joined without a break, as far as it was looked
-    // at.
+    // Since when each incarnation has been joined without interruption, as far as it was checked.
     joined: RefCell<BTreeMap<u64, u64>>,
     members: RefCell<BTreeSet<u64>>,
-    // The same of links as the master sees them.
+    // The same for links as the master sees them.
     linked: RefCell<BTreeMap<u64, u64>>,
-    // Who was a member in this term and is none any more.
+    // Former members of this term.
     past: RefCell<(Term, BTreeSet<u64>)>,
-    // What masters counted, as of the last look, and the terms there were.
+    // Counters of masters at the last check, by term.
     masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
     terms: RefCell<BTreeSet<Term>>,
     jobs: mpsc::UnboundedSender<ProcessJob>,
@@ -138,7 +137,7 @@ impl Cluster {
         }
     }
 
-    /// Starts everything, and what looks after it.
+    /// Starts all processes, and the task that restarts them.
     pub fn start(self: &Rc<Self>) {
         tokio::task::spawn_local(self.net.delivery());
         for rank in 0..self.plan.ranks.len() {
@@ -211,7 +210,7 @@ impl Cluster {
             }
             *self.members.borrow_mut() = members;
         } else {
-            // A master that is leaving may still answer: who its members are nobody can see then.
+            // A leaving master may still answer, but its members cannot be read then.
             self.members.borrow_mut().clear();
             self.linked.borrow_mut().clear();
         }
@@ -226,7 +225,7 @@ impl Cluster {
         }
     }
 
-    /// Within a term, an incarnation that ceased to be a member is none for good [I17].
+    /// Within a term, an incarnation that ceased to be a member never becomes one again [I17].
     fn nobody_comes_back(&self, term: Term, members: &BTreeSet<u64>) {
         let mut past = self.past.borrow_mut();
         if past.0 != term {
@@ -240,7 +239,7 @@ impl Cluster {
         }
     }
 
-    /// Members now, and who of them has been joined since before that moment.
+    /// Members now, and which of them have been joined since before `since`.
     pub fn roster(&self, since: u64) -> Roster {
         self.check_members();
         let joined = self.joined.borrow();
@@ -267,7 +266,7 @@ impl Cluster {
         self.with_node(rank, of).flatten()
     }
 
-    /// What a master counted: what is new since it was asked last is added up.
+    /// Adds the increase of a master's counters since the last call.
     pub fn note_master(&self, term: Term, counters: &MasterCounters) {
         let mut seen = self.masters.borrow_mut();
         for (what, n) in counters_of(counters) {

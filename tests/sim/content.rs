@@ -1,5 +1,5 @@
-//! Values that tell whose they are: every byte follows from the number of the put that wrote it, so
-//! that a byte of another put, or of none, is known at once.
+//! Values that identify their put: every byte follows from the number of the put that wrote it, so
+//! that a byte of another put, or of none, is detected.
 
 /// Number of a put, never used twice in a run.
 pub type PutId = u64;

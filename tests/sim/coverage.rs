@@ -1,11 +1,11 @@
 //! What happened in runs, counted: every branch that is rare in production must have been taken in
-//! some of them, or they tested less than they seem to.
+//! some of them; else the runs tested less than intended.
 
 use nkv::NodeStatus;
 use nkv::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
-/// What is counted only when it happens, and must.
+/// Counters that exist only once the event has happened, and that must have happened.
 const MUST_HAPPEN: [&str; 37] = [
     "connections broken",
     "fault: a client is killed",
@@ -46,9 +46,9 @@ const MUST_HAPPEN: [&str; 37] = [
     "unmount: done",
 ];
 
-/// So many runs are needed before what is rarest must have happened.
+/// Runs from which on the rarest events must have happened.
 const MANY: u64 = 10_000;
-/// What happens in one of some hundreds of runs, or fewer: demanded of many.
+/// Events of one in some hundreds of runs, or fewer: required only of [`MANY`] runs.
 const RAREST: [&str; 10] = [
     "log: bytes abandoned",
     "master: out of memory",
@@ -86,7 +86,7 @@ impl Coverage {
         other.0.iter().for_each(|(what, n)| self.add(what, *n));
     }
 
-    /// What a node counted until now; read once, at its end.
+    /// Adds a node's counters; called once, at its end.
     pub fn of_node(&mut self, status: &NodeStatus) {
         let o = &status.owner;
         let owner = [
@@ -123,12 +123,12 @@ impl Coverage {
         self.of_slow_path("owner", status.owner_slow_path.all());
     }
 
-    /// What is rare in production.
+    /// Adds counters of slow paths.
     pub fn of_slow_path(&mut self, of: &str, counted: Vec<(&'static str, u64)>) {
         counted.iter().for_each(|(what, n)| self.add(&format!("{of}: {what}"), *n));
     }
 
-    /// How the puts of a handle went.
+    /// Adds a handle's counters of puts.
     pub fn of_writes(&mut self, w: &WriteCounters) {
         let writes = [
             ("by log", w.by_log),
@@ -139,7 +139,7 @@ impl Coverage {
         writes.iter().for_each(|(what, n)| self.add(&format!("puts: {what}"), *n));
     }
 
-    /// How the reads of a handle went.
+    /// Adds a handle's counters of reads.
     pub fn of_reads(&mut self, r: &ReadCounters) {
         let reads = [
             ("accepted", r.accepted),
@@ -154,10 +154,10 @@ impl Coverage {
 }
 
 impl Coverage {
-    /// What must have happened in so many runs, two hundred or more, and did not: every counter
-    /// that the program has of a retry, a fence, a change of terms, a loss or a refusal, and every
-    /// fault. They are known by being counted, 0 included: a counter that the program gains is
-    /// demanded from then on.
+    /// Events that must have happened in `runs` runs, two hundred or more, and did not: every
+    /// counter that the program has of a retry, a fence, a change of terms, a loss or a refusal,
+    /// and every fault. Counters are known by being added, also with 0, so a new counter of the
+    /// program is required without a change here.
     pub fn never(&self, runs: u64) -> Vec<&str> {
         let zero = self.0.iter().filter(|(_, n)| **n == 0).map(|(what, _)| &what[..]);
         let listed = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));

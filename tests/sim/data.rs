@@ -1,10 +1,10 @@
 //! The data plane between hosts: one-sided verbs to a segment by way of an agent in its owner's
-//! process. Who may place what is decided by the program's own grants, and an owner that revokes a
-//! token cuts whoever is inside. What is played is the wire: batches arrive late, in parts, or not
-//! at all, and part of a batch may still arrive after its client gave up: a late write.
+//! process. The program's own grants decide which bytes may be written, and an owner that revokes a
+//! token cuts the connections that use it. Only the wire is simulated: batches arrive late, in
+//! parts, or not at all, and part of a batch may still arrive after its client gave up: a late
+//! write.
 //!
-//! Shared memory needs nothing of the kind: there the program's own verbs run over simulated
-//! memory.
+//! Shared memory does not need this: there the program's own verbs run over simulated memory.
 
 mod agent;
 mod verbs;
@@ -39,7 +39,7 @@ pub struct WireProfile {
 #[derive(Debug)]
 pub struct Wire {
     wire_profile: WireProfile,
-    // It is not, any more.
+    // True once the wire has no faults any more.
     kind: Arc<AtomicBool>,
     dice: Mutex<Dice>,
 }
@@ -88,7 +88,7 @@ impl Sent {
     }
 }
 
-/// What came of a verb.
+/// Result of a verb.
 #[derive(Debug)]
 enum Result1 {
     Bytes(Vec<u8>),

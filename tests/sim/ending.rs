@@ -1,6 +1,6 @@
-//! The end of a run: everything is healed, clients finish, and within a bounded time all that
-//! leaked must have been reclaimed. Used bytes are live bytes, at every owner and at the master;
-//! what was acknowledged is read; then all is removed, and nothing is used any more.
+//! The end of a run: all faults end, clients finish, and within a bounded time everything leaked
+//! must have been reclaimed. Used bytes are live bytes, at every owner and at the master;
+//! acknowledged objects are read; then all are removed, and no byte is used any more.
 
 use crate::cluster::Cluster;
 use crate::ledger::{KnownBy, Roster};
@@ -14,13 +14,13 @@ use std::time::Duration;
 
 /// Calls that were begun before the end may take so long.
 const LAST_CALLS: Duration = Duration::from_secs(60);
-/// Everything is whole, reclaimed or gone within so long: terms, deadlines, TTLs and the kernel's
-/// patience with connections, one after the other.
+/// Everything is joined, reclaimed or gone within this: terms, deadlines, TTLs and the kernel's
+/// timeouts of connections, one after the other.
 const RECLAIMED: Duration = Duration::from_secs(90);
-/// Between looks.
+/// Pause between checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Heals everything and checks what is left.
+/// Ends all faults and checks what is left.
 pub async fn check(cluster: Rc<Cluster>) {
     for a in 0..cluster.plan.hosts {
         (0..cluster.plan.hosts).for_each(|b| cluster.net.mend(a, b));
@@ -96,7 +96,7 @@ async fn reclaimed(
     false
 }
 
-/// What is not as it must be once nothing happens any more.
+/// The first violation of the state that must hold once all is quiet.
 fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
     if stats.plans_open > 0 || stats.waiting > 0 {
         return Some(format!(
@@ -140,7 +140,7 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
         objects += o.objects;
         logged += o.log_objects;
     }
-    // Objects of a log whose producer died before it told their keys are listed nowhere.
+    // Objects of a log whose producer died before it sent their keys are not listed by the master.
     let listed = stats.objects;
     (!(objects..=objects + logged).contains(&listed)).then(|| {
         format!("owners have {objects} objects and {logged} in logs, the master lists {listed}")
@@ -155,10 +155,10 @@ fn in_use(stats: &ClusterStats) -> Option<String> {
     })
 }
 
-/// How often a read at the end is made again whose owner is gone: as often as ranks can go.
+/// How often a read at the end is repeated if its owner is gone: ranks can go so often.
 const READ_AGAIN: usize = 3;
 
-/// Every key is what the ledger says that it is.
+/// Checks that every key has the state that the ledger expects.
 async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
     let roster: Roster = cluster.roster(u64::MAX);
     for (key, spot) in cluster.ledger.must_be_there(&roster) {
@@ -166,7 +166,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
         match handle.get_location(&name).await {
             Ok(meta) if meta.at.slot == spot.slot && meta.at.epoch == spot.epoch => {}
             Ok(meta) => cluster.trace.note("elsewhere", format!("key {key}: {:?}", meta.at)),
-            // Its owner may evict it meanwhile: its log makes room ahead of need.
+            // Its owner may evict it meanwhile: a log makes room ahead of demand.
             Err(_) if !cluster.ledger.is_readable(spot) => {}
             Err(e) => {
                 let name = name.escape_ascii();
@@ -180,7 +180,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
             let began = cluster.ledger.moment();
             stack::read_from();
             let mut read = handle.get(&cluster.ledger.key_name(key)).await;
-            // A rank that stood still may be declared gone between a location and the bytes.
+            // A rank that was stopped may be declared gone between the lookup and the read.
             for _ in 0..READ_AGAIN {
                 let gone = |e: &nkv::Error| e.kind == nkv::ErrorKind::Disconnected;
                 if !read.as_ref().is_err_and(gone) {

@@ -1,5 +1,5 @@
-//! What goes wrong, and when: faults spread over the calls of a run, several at a time, each of a
-//! kind and at a place that follow from the seed.
+//! The faults of a run: spread over its calls, several at a time, each of a kind and at a place
+//! that follow from the seed.
 
 use crate::cluster::{Actor, Cluster};
 use crate::dice::Dice;
@@ -7,22 +7,22 @@ use crate::plan::OPS;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Those that may panic. The master is on rank 0, the poller where there is a log.
+/// Actors that may be made to panic. The master is on rank 0, a poller on ranks with a log.
 const ACTORS: [Actor; 5] =
     [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer, Actor::Poller];
-/// How often it is looked whether somebody claimed.
+/// Number of polls whether a client has claimed.
 const TRAPPED_POLLS: u32 = 40;
-/// Between looks whether it is time for the next fault.
+/// Pause between checks whether the next fault is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// A fault comes so many events after its time, at most.
+/// A fault begins at most this many events after it is due.
 const WITHIN_EVENTS: u64 = 300;
-/// The next fault comes at last after so long, whatever calls are doing.
+/// The next fault begins after this many polls even if calls make no progress.
 const MAX_WAITS: u32 = 600;
-/// Cuts that outlast the kernel's patience with a connection, of a thousand.
+/// Of a thousand cuts, how many last longer than the kernel's timeout of a connection.
 const LONG_PERMILLE: u64 = 80;
 const LONG_MS: (u64, u64) = (16_000, 25_000);
 
-/// Brings on every fault of the run; returns when the last has begun. Cuts and pauses end by
+/// Causes every fault of the run; returns when the last has begun. Cuts and pauses end by
 /// themselves.
 pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
     let n = cluster.plan.faults as u64;
@@ -35,7 +35,7 @@ pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         loop {
-            // In the middle of what goes on in one moment, not between two.
+            // In the middle of the events of one virtual time, not between two.
             let within = cluster.trace.after_events(dice.below(WITHIN_EVENTS));
             let _ = tokio::time::timeout(POLL_INTERVAL * 10, within).await;
             // One that finds nothing to break is no fault.
@@ -80,15 +80,15 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     done
 }
 
-/// A client that stands still holds back what its owners report to the next master; meanwhile keys
-/// are put anew elsewhere. False if there is none.
+/// A stopped client delays its owners' reports to the next master; meanwhile its keys are put again
+/// elsewhere. False if there is none.
 fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dice) -> bool {
     let stopped = cluster.pause_client(client, dice.ms(3_000, 8_000));
     stopped && cluster.kill_rank(0, lossy)
 }
 
-/// A client program is killed when it has claimed in a log that it has at hand, before it wrote.
-/// False if none claims within a while.
+/// Kills a client program that has claimed in a mapped log, before it writes. False if none claims
+/// within a while.
 async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
     let trap = cluster.machines.trap.clone();
     trap.arm(true);
@@ -102,8 +102,8 @@ async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
     false
 }
 
-/// The master goes on for a while with words to one rank that never arrive, and dies. False if it
-/// has not even a process.
+/// For a while the master's messages to one rank do not arrive; then the master is killed. False if
+/// it has no process.
 fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
     let (from, to) = (cluster.plan.ranks[0], cluster.plan.ranks[rank]);
     if from == to || !cluster.is_running(0) {

@@ -1,10 +1,10 @@
-//! The oracle. It knows every put and every remove that clients began and how they ended, and from
-//! the memories themselves whose bytes became readable where and what ended them. With that it
-//! decides whether an answer may be true: no read returns bytes that were not put under that key,
-//! what was removed stays removed, and nothing acknowledged is lost while its owner lives.
+//! The oracle. It records every put and every remove that clients began and how they ended, and,
+//! from the memories themselves, which put's bytes became readable where and what ended that. With
+//! that it checks every answer: no read returns bytes that were not put under that key, what was
+//! removed stays removed, and nothing acknowledged is lost while its owner lives.
 //!
-//! What docs/reference/limits.md states as residual is allowed here, and nothing else; each has its
-//! own word in `excuse.rs`.
+//! Only the residuals that docs/reference/limits.md states are allowed; each has its own name in
+//! `excuse.rs`.
 
 mod answers;
 mod excuse;
@@ -22,7 +22,7 @@ use nkv::store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Values of fewer bytes may be alike.
+/// Values of fewer bytes may be equal for two puts.
 const TELLING_BYTES: usize = 8;
 /// Violations kept; the first says most.
 const MAX_WRONG: usize = 8;
@@ -46,7 +46,7 @@ impl std::fmt::Debug for SlotEpoch {
 pub enum Outcome {
     Done,
     Failed(ErrorKind),
-    /// Its caller gave it up, or died.
+    /// Its caller dropped it, or died.
     Dropped,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// A moment: moments of one run are in one order.
+/// A logical time: all events of one run have one order.
 pub type LogicalTime = u64;
 
 #[derive(Debug)]
@@ -81,14 +81,14 @@ struct Put {
     ended: Option<(LogicalTime, Outcome)>,
     // When it was acknowledged, in virtual milliseconds.
     acked: Option<u64>,
-    // It asked for the log: whatever object of its key is readable, it is done.
+    // It asked for the log: it is done if any object of its key is readable.
     any: bool,
-    // Where READY took in a log, and when.
+    // Where READY was set in a log, and when.
     logged: Option<SlotEpoch>,
     settled: Option<LogicalTime>,
     // Where its bytes became readable.
     spot: Option<SlotEpoch>,
-    // Since when they are not any more, and why; and in virtual milliseconds.
+    // When and why they ceased to be readable; and that time in virtual milliseconds.
     gone: Option<(LogicalTime, Cause)>,
     gone_ms: u64,
 }
@@ -102,8 +102,7 @@ impl Put {
         self.acked.is_some()
     }
 
-    // READY of a put to a log that failed may come late: over tcp its last verbs may be on their
-    // way.
+    // READY of a failed put to a log may arrive late: over tcp its last verbs may be in flight.
     fn was_over_at(&self, moment: LogicalTime) -> bool {
         let over = |ended: LogicalTime| self.settled.unwrap_or(ended).max(ended) < moment;
         self.ended.is_some_and(|(ended, _)| over(ended))
@@ -113,28 +112,28 @@ impl Put {
 struct Removal {
     began: LogicalTime,
     ended: Option<(LogicalTime, Outcome)>,
-    // The members of the cluster when it was acknowledged, and those of them who knew who they
-    // were.
+    // The members of the cluster when it was acknowledged, and those of them that knew this view.
     members: BTreeSet<u64>,
     knew: BTreeSet<u64>,
-    // Who was none, and came back to a master that went on without meeting one of those who knew.
+    // Incarnations that were no members, and rejoined under a master that started without a report
+    // of any rank that knew.
     came_back: BTreeSet<u64>,
-    // Those whose logs could be asked all the time, if it asked logs.
+    // If it asked logs: the incarnations whose logs could be asked during the whole call.
     asked: BTreeSet<u64>,
-    // How many masters there had been when it began, and whether there was one more when its
-    // caller, who may have stood still, took the answer: who was a member when it was given nobody
-    // knows then.
+    // Number of masters so far when it began; and true if there was one more when its caller, which
+    // may have been stopped, took the answer: then the members at the time of the answer are
+    // unknown.
     masters: usize,
     late: bool,
     known_by: KnownBy,
 }
 
-/// Who has to know of an object for an answer to be right.
+/// Which actors must know an object for an answer to be right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownBy {
-    /// The master, who hears of an object in a log some time after its put was done.
+    /// The master, to which an object in a log is announced some time after its put.
     ByTheMaster,
-    /// The owners of logs as well, who were asked.
+    /// The owners of logs as well, which were asked.
     ByAll,
 }
 
@@ -145,8 +144,8 @@ impl std::fmt::Debug for Removal {
 }
 
 impl Removal {
-    /// It may take away what was put from that moment on. One without an answer may still be on its
-    /// way.
+    /// True if it may remove an object whose put began then. A removal without an answer may still
+    /// be in flight.
     fn may_take(&self, put_began: LogicalTime) -> bool {
         match self.ended {
             None | Some((_, Outcome::Dropped)) => true,
@@ -158,7 +157,7 @@ impl Removal {
         }
     }
 
-    /// It came to know of this put's object, if that was there.
+    /// True if it found this put's object, if that was there.
     fn met(&self, put: &Put) -> bool {
         let asked =
             |at: SlotEpoch| self.known_by == KnownBy::ByAll && self.asked.contains(&at.incarnation);
@@ -187,10 +186,10 @@ struct History {
     at: BTreeMap<SlotEpoch, PutId>,
     // READY in a log, and neither accepted nor found to be one too many.
     unaccepted: BTreeMap<SlotEpoch, PutId>,
-    // Which process has an incarnation, and which processes were masters.
+    // The process of each incarnation, and the processes that were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
-    // Of the last master that went on, and who was one before and is no more.
+    // Members of the last master that started, and former members.
     members: BTreeSet<u64>,
     left: BTreeSet<u64>,
     wrong: Vec<String>,
@@ -261,7 +260,7 @@ impl Ledger {
         self.lock().tick()
     }
 
-    /// A segment of this process, which has the master or not.
+    /// Registers a segment of this process; `master`: the process runs the master.
     pub fn home(&self, incarnation: u64, pid: Pid, master: bool) {
         let mut history = self.lock();
         history.homes.insert(incarnation, pid);
@@ -288,7 +287,7 @@ impl Ledger {
     /// also if another put's object is readable.
     pub fn begin_put(&self, key: usize, len: usize, any: bool) -> (PutId, Vec<u8>) {
         let mut history = self.lock();
-        // Values too short to tell whose they are: each length once for each key.
+        // Values too short to identify their put: each length is used once per key.
         let like = |p: &PutId| history.put(*p).len == len;
         let alike = len < TELLING_BYTES && history.keys[key].puts.iter().any(like);
         let len = if alike { len + TELLING_BYTES } else { len };
@@ -311,13 +310,14 @@ impl Ledger {
         (put, value(put, len))
     }
 
-    /// Its handle finds the plan by the key: it may be another worker's, opened when this one's was
-    /// over.
+    /// The handle looks its plan up by the key: it may find another worker's plan, opened after
+    /// this one's was over.
     pub fn by_key(&self, put: PutId) {
         self.lock().puts[put as usize].any = true;
     }
 
-    /// It ended. What is acknowledged was published before, and is there unless it was taken away.
+    /// The put ended. An acknowledged put was published before, and is readable unless it was
+    /// removed.
     pub fn end_put(&self, put: PutId, outcome: Outcome) {
         let mut history = self.lock();
         let now = history.tick();
@@ -338,7 +338,7 @@ impl Ledger {
         history.check_end_of(&self.trace, put);
     }
 
-    /// READY took at this spot.
+    /// READY was set at this spot.
     pub fn published(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut history = self.lock();
         let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
@@ -348,7 +348,7 @@ impl Ledger {
         self.trace.event("ready", (put, spot), describe);
     }
 
-    /// What was readable at this spot is not any more.
+    /// The object at this spot ceased to be readable.
     pub fn retired(&self, spot: SlotEpoch, cause: Cause) {
         let mut history = self.lock();
         let now = history.tick();
@@ -362,7 +362,7 @@ impl Ledger {
         history.check_end_of(&self.trace, put);
     }
 
-    /// A removal of these keys begins; the moment names it.
+    /// A removal of these keys begins; the returned time identifies it.
     pub fn begin_removal(&self, keys: &[usize], known_by: KnownBy) -> LogicalTime {
         let mut history = self.lock();
         let began = history.tick();
@@ -385,7 +385,7 @@ impl Ledger {
         began
     }
 
-    /// A master goes on with these members: all who could be met in time.
+    /// A master starts with these members: all that reported in time.
     pub fn goes_on_with(&self, members: &BTreeSet<u64>) {
         let mut history = self.lock();
         let before = std::mem::replace(&mut history.members, members.clone());
@@ -398,7 +398,8 @@ impl Ledger {
         }
     }
 
-    /// It ended for one of its keys. Acknowledged, nothing put before it is readable any more [I6].
+    /// The removal ended for one of its keys. If acknowledged, nothing put before it is readable
+    /// any more [I6].
     pub fn end_removal(&self, began: LogicalTime, key: usize, outcome: Outcome, roster: &Roster) {
         let mut history = self.lock();
         let (now, masters) = (history.tick(), history.masters.len());

@@ -1,6 +1,5 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
-//! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is
-//! played.
+//! hosts. The program uses a machine through `nkv::machine::Machine`; only that trait is simulated.
 
 use crate::data::{AgentEndpoint, SimAgent, SimVerbs, Wire, WireProfile};
 use crate::dice::Dice;
@@ -79,7 +78,7 @@ impl Machines {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on nothing is lost, and nobody is held up.
+    /// From here on nothing is lost, and no thread is delayed.
     pub fn be_kind(&self) {
         self.kind.store(true, Ordering::Relaxed);
     }
@@ -89,7 +88,7 @@ impl Machines {
         self.lock().watches.get(&incarnation).cloned()
     }
 
-    /// The machine as a process of this host has it; `master`: it runs the master.
+    /// The machine as seen by a process of this host; `master`: it runs the master.
     pub fn of(&self, pid: Pid, host: usize, master: bool) -> SimMachine {
         SimMachine { machines: self.clone(), pid, host, master }
     }
@@ -159,7 +158,7 @@ impl Machine for SimMachine {
     fn prefault(&self, _: &str) {}
 
     fn rest(&self, pause: Duration) {
-        // Only a client's thread can wait: nothing else of a process may stand still alone.
+        // Only a client's thread can wait: no other part of a process may be stopped alone.
         if stack::is_client() {
             stack::rest(pause);
         }

@@ -1,9 +1,10 @@
 //! A deterministic simulation of the whole cluster: the program's own nodes and clients, in one
-//! thread, on virtual time, over a network, machines, clocks and threads that misbehave as a seed
-//! says. Its oracle: no read returns bytes that were not put under that key, what was removed stays
+//! thread, on virtual time, over a network, machines, clocks and threads whose faults follow from a
+//! seed. Its oracle: no read returns bytes that were not put under that key, what was removed stays
 //! removed, nothing acknowledged is lost while its owner lives, and everything leaked is reclaimed.
 //!
-//! `scripts/sim SEED` repeats one run and tells it; `scripts/sim --seeds N` runs fresh ones.
+//! `scripts/sim SEED` repeats one run and prints its events; `scripts/sim --seeds N` runs fresh
+//! ones.
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster;

@@ -1,7 +1,6 @@
 //! Memory of a simulated segment. It is the program's own private memory, with two additions: a
-//! client that reads or writes it may be held up between any two of its accesses, as a real thread
-//! may be, and every change is seen by the segment's watch. Owners are never held up: they are no
-//! clients.
+//! client that reads or writes it may be delayed between any two of its accesses, like a real
+//! thread, and the segment's watch sees every change. Owners are never delayed.
 
 use crate::dice::Dice;
 use crate::oracle::Watch;
@@ -13,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a trap holds whoever is in it.
+/// How long a trap delays a caught client.
 const HELD: Duration = Duration::from_millis(500);
 
-/// How often, and for how long, a client's thread is held up in the middle of an access.
+/// How often, and for how long, a client's thread is delayed in the middle of an access.
 #[derive(Debug, Clone, Copy)]
 pub struct StallProfile {
     /// Of a thousand accesses.
@@ -27,8 +26,7 @@ pub struct StallProfile {
     pub claim_permille: u64,
 }
 
-/// Catches the next client program that has claimed in a log that it has at hand, and holds it
-/// there.
+/// Catches the next client program that has claimed in a mapped log, and delays it there.
 #[derive(Debug, Default)]
 pub struct ClaimTrap {
     armed: AtomicBool,
@@ -36,12 +34,12 @@ pub struct ClaimTrap {
 }
 
 impl ClaimTrap {
-    /// Catches one from here on, or none any more.
+    /// Arms or disarms the trap.
     pub fn arm(&self, armed: bool) {
         self.armed.store(armed, Ordering::Relaxed);
     }
 
-    /// Who was caught since it was asked last.
+    /// The client program caught since the last call.
     pub fn caught(&self) -> Option<Pid> {
         self.caught.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -54,11 +52,11 @@ impl ClaimTrap {
     }
 }
 
-/// What holds clients up.
+/// What delays clients.
 #[derive(Debug)]
 pub struct StallInjection {
     hiccups: StallProfile,
-    // Nobody is held up any more.
+    // True once no client is delayed any more.
     kind: Arc<AtomicBool>,
     trap: Arc<ClaimTrap>,
     dice: Mutex<Dice>,
@@ -74,7 +72,7 @@ impl StallInjection {
         Self { hiccups, kind, trap, dice: Mutex::new(dice) }
     }
 
-    /// How long a client is held up now, if it is.
+    /// How long the client is delayed now, if at all.
     fn pause(&self, permille: u64) -> Option<Duration> {
         if self.kind.load(Ordering::Relaxed) {
             return None;
@@ -115,7 +113,7 @@ impl SimMemory {
         &self.watch
     }
 
-    /// Between two accesses: a client may lose its processor here.
+    /// Called between two accesses: the client may be delayed here.
     fn between(&self) {
         if stack::is_client()
             && let Some(pause) = self.stalls.pause(self.stalls.hiccups.permille)
@@ -124,7 +122,7 @@ impl SimMemory {
         }
     }
 
-    /// Between a look at the log and its claim, and between the claim and whatever follows.
+    /// Called between reading the log's words and the claim, and after the claim.
     fn at_claim(&self) {
         if stack::is_client()
             && let Some(pause) = self.stalls.pause(self.stalls.hiccups.claim_permille)
@@ -133,7 +131,7 @@ impl SimMemory {
         }
     }
 
-    /// Where an access of this length is split in two, if the client is to be held up within it.
+    /// Where an access of this length is split in two, if the client is delayed within it.
     fn split(&self, len: usize) -> usize {
         if len <= 64 || !stack::is_client() {
             return 0;

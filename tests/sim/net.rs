@@ -5,11 +5,11 @@
 //! sockets, shared memory) are neither slow nor cut.
 //!
 //! Why not turmoil 0.7, which has hosts, paths and virtual time as well: a segment that it drops is
-//! lost for good while its connection lives on, so that neither end ever learns of it, where the
-//! program relies on tcp to be whole or broken; its hosts cannot stand still; and each of its hosts
-//! costs a turn of a runtime every millisecond, 240 ms for 30 idle seconds of 6 hosts, where one
-//! paused runtime needs 2. The one-sided verbs would have had to go around it in any case, by the
-//! same paths.
+//! lost while its connection lives on, so that neither end ever learns of it, but the program
+//! relies on tcp to deliver or to break; its hosts cannot be stopped; and each of its hosts costs a
+//! turn of a runtime every millisecond, 240 ms for 30 idle seconds of 6 hosts, where one paused
+//! runtime needs 2. The one-sided verbs would have had to go around it in any case, by the same
+//! paths.
 
 mod frames;
 mod pipe;
@@ -32,8 +32,8 @@ use std::time::Duration;
 use stream::SimStream;
 use tokio::time::{Instant, Sleep};
 
-/// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody
-/// acknowledges, and with a silent peer.
+/// The kernel's timeouts, as transport/src/half_open.rs sets them: for unacknowledged bytes, and
+/// for a silent peer.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 const SILENT: Duration = Duration::from_secs(20);
 /// Longest pause before tcp sends again once a path is whole.
@@ -41,7 +41,7 @@ const RESEND_MS: u64 = 200;
 
 pub type ConnId = u64;
 
-/// How fast and how even a network is.
+/// Delays of a network.
 #[derive(Debug, Clone, Copy)]
 pub struct NetworkProfile {
     /// Usual delay of a part of a stream between hosts, in milliseconds.
@@ -93,7 +93,7 @@ struct State {
     due: BTreeMap<(Instant, u64), Due>,
     next_due: u64,
     delivery: Option<Waker>,
-    // A process that is being killed, and whether what it had sent goes with it.
+    // A process that is being killed, and whether the bytes that it had sent are lost.
     dying: Option<(Pid, bool)>,
 }
 
@@ -151,7 +151,7 @@ impl Net {
         self.lock().delay(from, to)
     }
 
-    /// Nothing goes from one host to the other until it is mended.
+    /// No byte goes from one host to the other until [`Net::mend`].
     pub fn cut(&self, from: usize, to: usize) {
         if from == to {
             return;
@@ -216,7 +216,7 @@ impl Net {
         let its: Vec<_> =
             state.listeners.extract_if(.., |_, listener| listener.pid == pid).collect();
         drop(state);
-        // With them go connections that nobody accepted: without the lock.
+        // Drops connections that were not accepted: outside the lock.
         drop(its);
     }
 
@@ -321,7 +321,7 @@ impl State {
         Some(arrived)
     }
 
-    /// The end of what `side` sends was heard: its sender has closed, so writing to it is in vain.
+    /// The peer has read the end of what `side` sends: that side has closed, so writes to it fail.
     fn end_of(&mut self, id: ConnId, side: usize, ended: bool) {
         if ended && let Some(conn) = self.conns.get_mut(&id) {
             conn.pipes[1 - side].lose_flight();

@@ -1,7 +1,7 @@
-//! What is true of one segment, from the words that its memory saw: which objects are readable,
-//! whose bytes they are, and what ended them. It believes no actor and no message. Rules that can
-//! be checked on the spot are checked here; what an object's end means for its put, the ledger
-//! knows.
+//! The state of one segment, computed only from the words written to its memory, from no actor and
+//! no message: which objects are readable, which put wrote their bytes, and what ended them. Rules
+//! about the segment alone are checked here; the ledger checks what an object's end means for its
+//! put.
 
 mod log;
 
@@ -81,7 +81,7 @@ impl Watch {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The segment was formatted: from here on its words mean something.
+    /// The segment was formatted: from here on its words are checked.
     pub fn formatted(&self, geometry: Geometry) {
         self.lock().geometry = Some(geometry);
     }
@@ -98,7 +98,7 @@ impl Watch {
         }
     }
 
-    /// Bytes were written. Nobody may change what is readable [I6].
+    /// Bytes were written. Checks that none of them is readable [I6].
     pub fn written(&self, offset: u64, len: usize) {
         let inner = self.lock();
         let Some(geometry) = &inner.geometry else { return };
@@ -184,7 +184,7 @@ impl Watch {
         self.ledger.retired(spot, cause);
     }
 
-    /// A producer begins to write: what was retired a moment ago is not to be touched yet [I8].
+    /// A producer begins to write: checks that it does not touch an extent in quarantine [I8].
     fn begun(&self, inner: &Inner, g: &Geometry, slot: u32, header: &ObjHeader) {
         let sure = Duration::from_nanos(g.quarantine_ns()) * SURE_PERCENT / 100;
         let (start, end) = (header.payload_base, header.payload_base + header.bytes_total);
@@ -202,7 +202,7 @@ impl Watch {
         }
     }
 
-    /// READY took: every byte must be there [I4], and be of one put of this key.
+    /// READY was set: every byte must be there [I4], and be of one put of this key.
     fn published(
         &self,
         inner: &mut Inner,
@@ -213,7 +213,7 @@ impl Watch {
     ) {
         let epoch = epoch_of(header.owner);
         if low(header.owner) & flag::LIVE == 0 || epoch_of(header.publish) != epoch {
-            // Too late: its slot was retired. No reader believes it.
+            // Too late: its slot was retired. No reader takes it as valid.
             return;
         }
         let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
@@ -223,7 +223,7 @@ impl Watch {
         self.serves(inner, g, spot, header);
     }
 
-    /// What a header says that its payload is.
+    /// The payload bytes that a header describes.
     fn bytes_of(&self, slot: u32, header: &ObjHeader, memory: &AnonMemory) -> Option<Vec<u8>> {
         let (start, len) = (header.payload_base, header.bytes_total);
         let inside = start.checked_add(len).is_some_and(|end| end <= memory.len());
@@ -235,7 +235,7 @@ impl Watch {
         Some(bytes)
     }
 
-    /// From here on readers believe it: it lies alone.
+    /// From here on it is readable: checks that no other readable object overlaps it.
     fn serves(&self, inner: &mut Inner, g: &Geometry, spot: SlotEpoch, header: &ObjHeader) {
         let (start, len, SlotEpoch { slot, epoch, .. }) =
             (header.payload_base, header.bytes_total, spot);

@@ -1,7 +1,6 @@
-//! What a seed says of a run before it begins: how many ranks on which hosts, how small their heaps
-//! and how short their limits, which clients come by which way, and how bad network, clocks and
-//! threads are. Everything is small and short, so that what is rare in production happens all the
-//! time.
+//! What a seed fixes before a run begins: ranks and their hosts, heap sizes and time limits, the
+//! clients' hosts, and the faults of network, clocks and threads. Everything is small and short, so
+//! that events that are rare in production happen often.
 
 use crate::data::WireProfile;
 use crate::dice::Dice;
@@ -62,7 +61,7 @@ impl Plan {
         }
         let clients = dice.between(2, 4) as usize;
         let hosts = n + 2;
-        // Mostly where a rank is: they have its memory at hand.
+        // Mostly on a rank's host: they map its memory.
         let clients = (0..clients).map(|_| match dice.permille(600) {
             true => *dice.pick(&ranks),
             false => dice.below(hosts as u64) as usize,
@@ -85,7 +84,7 @@ impl Plan {
             wire_profile: wire_profile(&mut dice),
             hiccups: StallProfile {
                 permille: dice.between(0, 20),
-                // Past the end of many a plan, and past its quarantine.
+                // Often longer than a plan, and its quarantine.
                 ms: (1, *dice.pick(&[15, 60, 120, 120, 400])),
                 claim_permille: *dice.pick(&[0, 30, 120, 300]),
             },

@@ -1,6 +1,6 @@
-//! One simulated process: a set of tasks that is run, stood still or killed as a whole. Killing it
-//! drops every task at whatever it waits for, and with them all that the process had but its shared
-//! memory.
+//! One simulated process: a set of tasks that is run, stopped or killed as a whole. Killing it
+//! drops every task wherever it waits, and with them everything that the process had except its
+//! shared memory.
 
 use crate::time::HostClock;
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,7 @@ use tokio::task::LocalSet;
 /// Number of a process, never used twice in a run.
 pub type Pid = u32;
 
-/// Whether a process lives: what a pidfd tells of a real one.
+/// Whether a process lives, as a pidfd shows for a real one.
 #[derive(Debug)]
 pub struct Liveness(AtomicBool);
 
@@ -105,7 +105,7 @@ impl Future for Running {
         let mut tasks = process.tasks.borrow_mut();
         let Some(set) = tasks.as_mut() else { return Poll::Ready(()) };
         let _named = tracing::info_span!("process", pid = process.pid).entered();
-        // A process without tasks goes on: tasks are given to it from outside.
+        // A process without tasks stays alive: tasks are added from outside.
         let _ = Pin::new(set).poll(cx);
         Poll::Pending
     }

@@ -12,12 +12,12 @@ use tokio::task::LocalSet;
 
 /// Purpose of the faults' stream of choices.
 const FAULTS: u64 = 5;
-/// Virtual time that calls may take in all: much more than they need.
+/// Limit of the virtual time of all calls: much more than they need.
 const WORK: Duration = Duration::from_secs(600);
-/// Between looks.
+/// Pause between checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub seed: u64,
@@ -31,7 +31,7 @@ pub struct Outcome {
     pub coverage: Coverage,
 }
 
-/// Says nothing of the panics that a run brings on itself.
+/// Suppresses the messages of panics that a run injects.
 fn keep_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -49,7 +49,7 @@ fn keep_quiet() {
 pub fn run(seed: u64, verbose: bool) -> Outcome {
     keep_quiet();
     if verbose {
-        // What the program itself says, where it is asked for.
+        // The program's own log, if requested.
         let filter = tracing_subscriber::EnvFilter::from_env("NKV_SIM_LOG");
         let _ = tracing_subscriber::fmt().with_env_filter(filter).without_time().try_init();
     }

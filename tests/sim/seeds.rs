@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 const SEED_BITS: u64 = 32;
 /// Fresh seeds of a plain `cargo test`.
 const SEEDS: u64 = 200;
-/// From so many seeds on every counter below must have moved.
+/// From so many seeds on every required counter must have increased.
 const ENOUGH: u64 = 200;
-/// A line of progress after so many seeds.
+/// A progress line after so many seeds.
 const PROGRESS: usize = 500;
 
 /// One seed, and whether its events are printed; else how many fresh ones.
@@ -45,13 +45,13 @@ fn report(outcome: &Outcome) {
     }
 }
 
-/// What must hold of every run besides its oracle.
+/// Checks the size of every run, besides its oracle.
 fn check_size(outcome: &Outcome) {
     let Outcome { seed, ranks, ops, faults, .. } = outcome;
     assert!(*ranks >= 3 && *ops >= 2_000 && *faults >= 5, "seed {seed}: {ranks} {ops} {faults}");
 }
 
-/// Runs seeds on all processors; returns what they add up to, and the seeds that failed.
+/// Runs seeds on all processors; returns the sum of their counters, and the seeds that failed.
 fn run_many(first: u64, n: u64, jobs: usize) -> (Coverage, Vec<u64>) {
     let next = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicUsize::new(0));

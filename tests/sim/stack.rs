@@ -1,7 +1,7 @@
-//! Client threads. The data plane's verbs block the thread that posts them, and what happens in the
-//! rest of the cluster meanwhile is what the protocol is about. So every client task of a
+//! Client threads. The data plane's verbs block the thread that posts them, and the rest of the
+//! cluster runs meanwhile: that is what the protocol must tolerate. So every client task of a
 //! simulation runs on a stack of its own, and a verb that waits suspends that stack, in the middle
-//! of whatever call it is in, until its virtual time has come. It decides nothing.
+//! of its call, until its virtual time has come. This module makes no choices.
 
 use crate::process::Pid;
 use generator::{Generator, Gn};
@@ -17,10 +17,10 @@ use std::time::Duration;
 const STACK_WORDS: usize = 64 << 10;
 
 thread_local! {
-    // Whoever runs on a stack now.
+    // The client that runs on a stack now.
     static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
-    // What the stack that starts next is to run: it is not `Send`, and a stack takes nothing that
-    // is not.
+    // The work of the stack that starts next: it is not `Send`, and a stack takes only `Send`
+    // values.
     static STARTING: RefCell<Option<Work>> = const { RefCell::new(None) };
 }
 
@@ -65,7 +65,7 @@ impl<T> StackfulFuture<T> {
         Self { stack, work: Some(Box::pin(work)), read: Rc::default(), program: None, result }
     }
 
-    /// It is of this client program: it can be killed without its memory.
+    /// Marks it as part of this client program, which can be killed without its memory.
     pub fn of(self, program: Option<Pid>) -> Self {
         Self { program, ..self }
     }
@@ -115,7 +115,7 @@ pub fn wait<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// Holds this client's thread up for so long.
+/// Delays this client's thread.
 pub fn rest(pause: Duration) {
     wait(tokio::time::sleep(pause));
 }

@@ -1,6 +1,6 @@
-//! Time in a simulation: tokio's paused clock, seen by each host through a clock of its own that
-//! began somewhere else and runs a little faster or slower. It never goes back, as CLOCK_BOOTTIME
-//! does not; a host that stands still finds that time has passed.
+//! Time in a simulation: tokio's paused clock, seen by each host through a clock with its own
+//! offset that runs a little faster or slower. Like CLOCK_BOOTTIME it never goes back, and it
+//! advances while a host is stopped.
 
 use nkv::store::clock::Clock;
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ pub struct HostClock {
 }
 
 impl HostClock {
-    /// A clock that says `offset_ns` now and runs at `rate_ppm` millionths of true time.
+    /// A clock that shows `offset_ns` now and runs at `rate_ppm` millionths of true time.
     pub fn new(offset_ns: u64, rate_ppm: u64) -> Self {
         Self { began: Instant::now(), offset_ns, rate_ppm }
     }

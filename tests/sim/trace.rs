@@ -1,5 +1,5 @@
 //! What happened in a run, as one number: every delivered byte, every result, every fault, each
-//! with its virtual time. Two runs of one seed have the same number, or the simulation is none.
+//! with its virtual time. Two runs of one seed must have the same number.
 
 use std::fmt::Display;
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ struct Inner {
     hash: u64,
     events: u64,
     verbose: bool,
-    // Woken when there were so many events.
+    // Woken after so many events.
     trip: Option<(u64, Waker)>,
 }
 
@@ -33,7 +33,7 @@ impl Trace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Folds in an event: what kind it is, and what tells it from others.
+    /// Adds an event: its kind, and the facts that distinguish it.
     pub fn event(&self, what: &str, facts: impl Hash, verbose: impl FnOnce() -> String) {
         let mut inner = self.lock();
         let at_us = inner.began.elapsed().as_micros() as u64;
@@ -58,8 +58,8 @@ impl Trace {
         self.event(what, text.as_str(), || text.clone());
     }
 
-    /// Resolves after so many more events, in the middle of whatever goes on then. One waits at a
-    /// time.
+    /// Resolves after `n` more events, in the middle of whatever happens then. Only one task may
+    /// wait.
     pub async fn after_events(&self, n: u64) {
         let due = self.lock().events + n;
         poll_fn(|cx| {
@@ -85,8 +85,7 @@ impl Trace {
     }
 }
 
-/// A hasher whose outcome depends on nothing but what it is fed: std's is seeded anew in every
-/// process.
+/// A hasher whose result depends only on its input: std's has a random seed in every process.
 struct Fold(u64);
 
 impl Hasher for Fold {

@@ -1,6 +1,6 @@
 //! What clients do: tasks that call the program's own handle, again and again, by choices that
-//! follow from the seed, and tell the ledger what they were told. A call may be given up midway,
-//! and its process may be killed under it: the ledger learns that, too.
+//! follow from the seed, and record every answer in the ledger. A call may be dropped midway, and
+//! its process may be killed during it: the ledger records that too.
 
 mod reads;
 mod removals;
@@ -16,7 +16,7 @@ use nkv::{Client, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Of a thousand calls, how many are given up midway, and after how long at most.
+/// Of a thousand calls, how many are dropped midway, and after how long at most.
 const GIVEN_UP_PERMILLE: u64 = 30;
 const GIVEN_UP_MS: u64 = 60;
 /// Locations that a task remembers, to read by them later.
@@ -176,7 +176,7 @@ pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 9] {
     ]
 }
 
-/// True if an answer says that there is no such key.
+/// True if the answer is that there is no such key.
 fn is_absent<T>(result: &nkv::Result<T>) -> bool {
     matches!(result, Err(e) if e.kind == ErrorKind::NotFound)
 }

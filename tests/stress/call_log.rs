@@ -1,5 +1,5 @@
-//! What a stressed process did, as it tells its parent on stdout: sums now and then, faults at
-//! once. One line, one write, so that a kill cuts none in two.
+//! The calls of a stressed process, printed to its parent on stdout: sums from time to time, faults
+//! at once. Each line is one write, so that a kill never splits a line.
 
 use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, ErrorKind};
@@ -9,7 +9,7 @@ use std::io::Write;
 /// Between two lines of sums.
 const PRINT_MS: u64 = 100;
 
-/// How many calls ended how, by verb and outcome.
+/// Number of calls by verb and outcome.
 pub type Sums = BTreeMap<String, u64>;
 
 /// See the file's first paragraph.
@@ -19,7 +19,7 @@ pub struct CallLog {
     printed_ms: u64,
 }
 
-/// How a call may end while processes die and memory is short; never otherwise.
+/// True for errors that a call may end with while processes die and memory is short.
 fn is_excused(e: &Error) -> bool {
     matches!(
         e.kind,
@@ -35,12 +35,12 @@ fn is_excused(e: &Error) -> bool {
 /// One line to the parent.
 pub fn print_line(line: &str) {
     let text = format!("{}\n", line.replace('\n', " "));
-    // If nobody reads any more, stdin has ended too.
+    // If the parent no longer reads, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 impl CallLog {
-    /// A call ended.
+    /// Counts a call that ended.
     pub fn count(&mut self, verb: &str, end: &str) {
         *self.sums.entry(format!("{verb}:{end}")).or_default() += 1;
         let now_ms = BootClock.now_ms();
@@ -50,7 +50,7 @@ impl CallLog {
         }
     }
 
-    /// A call failed: excused, or a fault.
+    /// Counts a failed call, or records a fault.
     pub fn failed(&mut self, verb: &str, what: &[u8], e: &Error) {
         if !is_excused(e) {
             self.fault(&format!("{verb} {}: {e}", String::from_utf8_lossy(what)));
@@ -58,7 +58,7 @@ impl CallLog {
         self.count(verb, &e.kind.to_string());
     }
 
-    /// Something that may not happen.
+    /// Prints a fault.
     pub fn fault(&mut self, what: &str) {
         print_line(&format!("fault {what}"));
     }
@@ -70,7 +70,7 @@ impl CallLog {
     }
 }
 
-/// What a line of sums says.
+/// Parses a line of sums.
 pub fn parse(line: &str) -> Sums {
     let pairs = line.split(' ').filter_map(|pair| {
         let (what, n) = pair.split_once('=')?;

@@ -1,5 +1,6 @@
-//! A stressed process: this test's own binary, started again as a writer or a reader. Its parent's
-//! end keeps what it told, and kills it; it never outlives that, and ends when its stdin does.
+//! A stressed process: this test's own binary, started again as a writer or a reader. The parent's
+//! end collects its output and kills it; the process never outlives the parent's end, and ends when
+//! its stdin ends.
 
 use super::call_log::{self, Sums, print_line};
 use super::{reader, writer};
@@ -13,17 +14,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Holds the task, blanks between its fields; the variable makes a process one.
+/// Holds the task, fields separated by blanks; a process with this variable runs it.
 pub const TASK_VARIABLE: &str = "NKV_STRESS_TASK";
 /// Writers of a run.
 pub const WRITERS: u64 = 4;
-/// Asked to end, a process does so within this.
+/// A process ends within this when asked to.
 const END_MS: u64 = nkv_pace::HANGS_MS;
-/// Connecting is tried for so long: a rank may be dead just then.
+/// Connecting is retried for this long: a rank may be dead at that time.
 const CONNECT_MS: u64 = nkv_pace::HANGS_MS;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a process is sent.
+/// A process's task.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// A node that lives throughout.
@@ -32,13 +33,13 @@ pub struct Task {
     pub job: String,
     /// How its bytes travel.
     pub transport: TransportChoice,
-    /// It writes; else it reads.
+    /// True for a writer, else it is a reader.
     pub writes: bool,
     /// Which of the writers, or of the readers.
     pub number: u64,
     /// Grows with every restart; part of its keys.
     pub generation: u64,
-    /// Its choices.
+    /// Seed of its choices.
     pub seed: u64,
     /// Ranks of the cluster.
     pub ranks: u64,
@@ -71,13 +72,13 @@ impl Task {
 pub struct Stopped(Arc<AtomicBool>);
 
 impl Stopped {
-    /// Whether it has.
+    /// True once stdin has ended.
     pub fn is(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Works until stdin ends. Its lines tell which generation of a writer writes.
+/// Works until stdin ends. Lines on stdin give the present generation of each writer.
 pub fn main(text: &str) -> ExitCode {
     let Some(task) = Task::parse(text) else {
         eprintln!("{TASK_VARIABLE}: not a task: {text}");
@@ -137,7 +138,7 @@ fn connect(task: &Task) -> Result<Blocking> {
     }
 }
 
-/// What a process told.
+/// What a process printed.
 #[derive(Debug, Clone, Default)]
 struct Reported {
     sums: Sums,
@@ -148,7 +149,7 @@ struct Reported {
 
 /// The parent's end.
 pub struct Stressed {
-    /// What it was told.
+    /// Its task.
     pub task: Task,
     child: Child,
     stdin: Option<ChildStdin>,
@@ -188,20 +189,20 @@ impl Stressed {
         self.shared_report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says which generation of a writer writes.
+    /// Sends it the present generation of a writer.
     pub fn announce_generation(&mut self, writer: u64, generation: u64) {
         if let Some(stdin) = &mut self.stdin {
-            // Who is dead already is found out otherwise.
+            // A process that is dead already is detected elsewhere.
             let _ = writeln!(stdin, "{writer} {generation}");
         }
     }
 
-    /// Milliseconds since it told anything.
+    /// Milliseconds since its last line.
     pub fn silent_ms(&self) -> u64 {
         BootClock.now_ms().saturating_sub(self.reported().last_ms)
     }
 
-    /// SIGKILL; its sums and faults.
+    /// SIGKILL; returns its sums and faults.
     pub fn kill(mut self) -> (Sums, Vec<String>) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -209,7 +210,7 @@ impl Stressed {
         (shared_report.sums, shared_report.faults)
     }
 
-    /// Lets it end as asked; its sums and faults.
+    /// Asks it to end; returns its sums and faults.
     pub fn end(mut self) -> (Sums, Vec<String>) {
         drop(self.stdin.take());
         let until = BootClock.now_ms() + END_MS;

@@ -1,5 +1,5 @@
-//! A reading process: single, in batches, in place, by location, and whether keys are there.
-//! Whatever a read brings is some version of that key, to the byte, or nothing.
+//! A reading process: it reads single keys, batches, in place and by location, and calls `exists`.
+//! Every read returns the exact bytes of some version of the key, or no object.
 
 use super::call_log::CallLog;
 use super::process::{Stopped, Task};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Keys of one batch.
 const BATCH: u64 = 8;
-/// Longest hold of a view: of many, and of some, in which a log goes round more than once.
+/// Longest hold of most views, and of some that are held for more than one lap of a log.
 const HOLD_MS: u64 = 10;
 const LONG_HOLD_MS: u64 = 600;
 const LONG_PERCENT: u64 = 3;
@@ -20,13 +20,13 @@ const LONG_PERCENT: u64 = 3;
 struct Reader {
     client: Blocking,
     random: Random,
-    // Of each writer, the generation that writes.
+    // The present generation of each writer.
     generations: Arc<Vec<AtomicU64>>,
     buffers: Vec<Vec<u8>>,
     call_log: CallLog,
 }
 
-/// Works until it is told to stop.
+/// Works until it is asked to stop.
 pub fn run(
     client: Blocking,
     task: &Task,
@@ -57,7 +57,7 @@ impl Reader {
         self.key_of(number)
     }
 
-    /// A key of a writer that writes, or of one that was killed.
+    /// A key of a present writer, or of a killed one.
     fn key_of(&mut self, number: u64) -> Vec<u8> {
         let writer = self.random.below(self.generations.len() as u64);
         let generation = self.generations[writer as usize].load(Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Reader {
         self.buffers = buffers;
     }
 
-    /// The bytes of a view are what they are until it is dropped [I9].
+    /// Checks that the bytes of a view do not change until it is dropped [I9].
     fn read_view(&mut self, key: &[u8]) {
         match self.client.get_view(key) {
             Ok(view) => {
@@ -128,7 +128,7 @@ impl Reader {
         }
     }
 
-    /// What is matched is read where it lies.
+    /// Reads matched objects by their locations.
     fn match_prefix(&mut self) {
         let first = self.key();
         let keys: Vec<Vec<u8>> = std::iter::once(first).chain(self.batch()).collect();

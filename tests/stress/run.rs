@@ -1,5 +1,5 @@
-//! The run: starts the processes, kills some and starts others in their place, and judges what all
-//! of them told and what the owners are left with.
+//! The run: starts the processes, kills some and starts others in their place, and checks what all
+//! of them printed and the final state of the owners.
 
 use super::accounts::accounted;
 use super::call_log::Sums;
@@ -13,22 +13,22 @@ use std::time::Duration;
 
 const RANKS: u32 = 3;
 const READERS: u64 = 3;
-/// Little enough that everything is evicted all the time.
+/// Small enough that objects are evicted all the time.
 const HEAP_BYTES: u64 = 6 << 20;
 const LOG_BYTES: u64 = 4 << 20;
 
-/// Bytes of heap and log: little enough for memory to be short, in an emulated guest too.
+/// Bytes of heap and log: small enough for memory to be short, in an emulated guest too.
 fn room() -> (u64, u64) {
     if by_devices() { (HEAP_BYTES / 6, LOG_BYTES / 4) } else { (HEAP_BYTES, LOG_BYTES) }
 }
 const SECONDS: u64 = 5;
-/// Between two kills.
+/// Milliseconds between two kills.
 const KILL_MS: (u64, u64) = (200, 900);
-/// The owner is dead for so long.
+/// Milliseconds until the killed owner is started again.
 const AWAY_MS: (u64, u64) = (0, 1_500);
-/// Whoever is alive tells something within this.
+/// A living process prints a line within this.
 const SILENT_MS: u64 = nkv_pace::HANGS_MS;
-/// Afterwards all that is used is live within this.
+/// At the end used bytes are live bytes within this.
 const SETTLE: Duration = nkv_pace::HANGS;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -124,7 +124,7 @@ impl Run {
         let transport = [TransportChoice::Shm, far][number as usize % 2];
         let generation = if writes { self.generations[number as usize] } else { 0 };
         let task = Task {
-            // The master's: no other is sure to be there.
+            // The master's node: the others may be dead.
             node: self.cluster.address(0),
             job: self.cluster.job().to_string(),
             transport,
@@ -141,7 +141,8 @@ impl Run {
         self.all.push(started);
     }
 
-    /// A writer's successor has keys of its own: what the dead one left half done may yet appear.
+    /// A writer's successor has its own keys: unfinished puts of the killed one may still become
+    /// readable.
     fn kill_one(&mut self) {
         let at = self.random.below(self.all.len() as u64) as usize;
         let dead = self.all.swap_remove(at);
@@ -156,7 +157,7 @@ impl Run {
         self.start_one(writes, number);
     }
 
-    /// One that is not the master; when it is to be back.
+    /// Kills an owner other than rank 0; returns it and when to start it again.
     fn kill_owner(&mut self) -> (u32, u64) {
         let rank = self.random.between(1, u64::from(RANKS) - 1) as u32;
         let o = super::accounts::gauges(&self.cluster, rank);
@@ -222,7 +223,7 @@ impl Run {
         );
     }
 
-    /// Waits until every owner is at rest, and this holds of each.
+    /// Waits until every owner is idle, and `holds` is true of each.
     fn settled(
         &self,
         client: &Blocking,

@@ -1,5 +1,5 @@
-//! What the objects of the stress are: a key by its writer, that writer's generation and a number;
-//! a value that begins with its version, from which its length and every other byte follow.
+//! Objects of the stress test: a key made of its writer, that writer's generation and a number; a
+//! value that begins with its version, which determines its length and every other byte.
 
 use super::content;
 use super::random::Random;
@@ -29,7 +29,7 @@ pub fn value(key: &[u8], version: u64) -> Vec<u8> {
     value
 }
 
-/// The version of a value that was read; what is wrong with it, if it is none of this key.
+/// The version of a value that was read, or an error if it is no value of this key.
 pub fn version(key: &[u8], got: &[u8]) -> Result<u64, String> {
     let shown = String::from_utf8_lossy(key);
     let Some((first, rest)) = got.split_first_chunk::<VERSION_BYTES>() else {

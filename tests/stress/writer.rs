@@ -1,5 +1,5 @@
-//! A writing process: it puts, by log and by plan, removes and reads what is its own. Nobody else
-//! writes its keys, so it knows of each what a read may bring: this version, or nothing.
+//! A writing process: it puts, by log and by plan, removes and reads its own keys. No other process
+//! writes them, so it knows what each read may return: this version, or nothing.
 
 use super::call_log::CallLog;
 use super::process::{Stopped, Task};
@@ -17,7 +17,7 @@ const PAGE_BYTES: u32 = 32 << 10;
 struct Own {
     number: u64,
     version: Option<u64>,
-    // It was put at some time, so it is removed before it is put again: memory may have been short.
+    // It was put before, so it is removed before it is put again: it may have been evicted.
     put: bool,
 }
 
@@ -30,7 +30,7 @@ struct Writer {
     call_log: CallLog,
 }
 
-/// Works until it is told to stop; then everything of its own is read once more.
+/// Works until it is asked to stop; then reads all its keys once more.
 pub fn run(client: Blocking, task: Task, stopped: &Stopped) -> Result<()> {
     let own = (0..KEYS).map(|number| Own { number, version: None, put: false }).collect();
     let random = Random::new(task.seed, 0);
@@ -54,7 +54,7 @@ impl Writer {
         values::key(self.task.number, self.task.generation, self.own[at].number)
     }
 
-    /// Whether a call that failed took effect is not known: that key is used no more.
+    /// Stops using a key: a call failed and it is unknown whether it took effect.
     fn leave(&mut self, at: usize) {
         self.own[at] = Own { number: self.next, version: None, put: false };
         self.next += 1;
@@ -82,15 +82,14 @@ impl Writer {
         }
     }
 
-    /// True if it is gone for good.
+    /// True if the key is certainly absent.
     fn remove(&mut self, at: usize) -> bool {
         let key = self.key(at);
         match self.client.remove(&key) {
             Ok(()) => self.call_log.count("remove", "Ok"),
             Err(e) => {
                 self.call_log.failed("remove", &key, &e);
-                // It was evicted; or who could tell is not there, and it is not known what became
-                // of it.
+                // It was evicted; or the rank that knows is not there, and its state is unknown.
                 if e.kind != ErrorKind::NotFound {
                     self.leave(at);
                     return false;

@@ -1,5 +1,6 @@
 //! Gets of one size: of one object again and again (warm), of a ring in order (cold), of a ring
-//! jumping, and of one object while another process puts. Each recorded get stands beside a copy.
+//! with a stride, and of one object while another process puts. Each recorded get has a copy beside
+//! it.
 
 use super::ring::{RingCopy, stride};
 use super::{SMALL, by_log, producers, row};
@@ -13,7 +14,7 @@ use crate::tally::ErrorTally;
 use nkv::{Blocking, ErrorKind};
 use std::time::Duration;
 
-/// Time for one row, and the fewest gets of one.
+/// Time for one row, and the fewest gets of a row.
 const ROW: Duration = Duration::from_millis(600);
 const FEWEST: u64 = 60;
 /// Objects of one put or remove of many.
@@ -23,7 +24,7 @@ const BATCH_BYTES: usize = 64 << 20;
 /// Rows of one size.
 ///
 /// # Errors
-/// If the ring cannot be put, or no producer be started.
+/// If the ring cannot be put, or a producer cannot be started.
 pub(super) fn measure(
     handle: &Blocking,
     walk: &mut RingCopy,
@@ -51,7 +52,7 @@ pub(super) fn measure(
     let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     for names in names.chunks(BATCH) {
         for (key, outcome) in names.iter().zip(handle.remove_many(names)) {
-            // One that is gone was evicted: a producer that finds the log full fills the heap.
+            // An absent key was evicted: a producer that finds the log full fills the heap.
             if let Err(error) = outcome
                 && error.kind != ErrorKind::NotFound
             {
@@ -62,7 +63,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Puts a ring of objects by plans: none of them is evicted while it is measured.
+/// Puts a ring of objects by plans, so that none is evicted during the measurement.
 fn put_ring(handle: &Blocking, walk: &RingCopy, size: usize) -> anyhow::Result<Vec<Vec<u8>>> {
     let run_id = nkv_store::random_u64();
     let name = |i| format!("budgets/{run_id:016x}/{size}/{i}").into_bytes();
@@ -110,7 +111,7 @@ impl Gets<'_> {
         }
     }
 
-    /// Every byte of every object, before anything is timed; it also touches every page.
+    /// Compares every byte of every object before anything is timed; this also touches every page.
     fn compare_all(&mut self) {
         for index in 0..self.keys.len() {
             if self.get(index).is_some() {
@@ -121,8 +122,8 @@ impl Gets<'_> {
         }
     }
 
-    /// Gets and copies by turns; whoever is second finds the caller's buffer warmer, so they also
-    /// take turns in that.
+    /// Times gets and copies alternately. The second of a pair finds the caller's buffer warmer, so
+    /// they also alternate in going first.
     fn run(&mut self, op: &'static str, place: impl Fn(usize) -> usize, stop: &Stop) -> OpTimes {
         let mut times = OpTimes::new(op, self.size as u64);
         let deadline = Deadline::after(ROW);

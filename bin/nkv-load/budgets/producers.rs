@@ -1,4 +1,4 @@
-//! Producers in processes of their own: this program started again with `--pour`. They begin on a
+//! Producers in processes of their own: this program started again with `--pour`. They start on a
 //! line that all of them are sent at once, and each ends by itself.
 
 use crate::flags::Flags;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// How long they put.
+/// How long the producers put.
 pub(super) const LENGTH: Duration = Duration::from_millis(1500);
 
 #[derive(Deserialize)]
@@ -25,10 +25,10 @@ struct ProducerRate {
     per_s: f64,
 }
 
-/// Starts so many, runs `meanwhile` beside them, and adds up what they tell.
+/// Starts the producers, runs `meanwhile` at the same time, and adds up the rates that they print.
 ///
 /// # Errors
-/// If one cannot be started or says nothing.
+/// If one cannot be started or prints no result.
 pub(super) fn rates(
     flags: &Flags,
     processes: u32,
@@ -59,7 +59,7 @@ pub(super) fn rates(
             outcome.failed,
         );
         if outcome.failed > 0 {
-            // It stopped there: its rate is none.
+            // The run was stopped: there are no rates.
             return Ok(Vec::new());
         }
         for rate in &mut rates {
@@ -70,7 +70,7 @@ pub(super) fn rates(
     Ok(rates)
 }
 
-/// Ended when dropped.
+/// A producer process; dropping it ends the process.
 struct Producer {
     child: Child,
     stdout: BufReader<std::process::ChildStdout>,
@@ -91,13 +91,13 @@ impl Producer {
         Ok(Self { child, stdout: BufReader::new(stdout) })
     }
 
-    /// Waits for a line: it comes, or the process ends.
+    /// Waits for the line `wanted`; an error if another line comes or the process ends.
     fn wait_for_line(&mut self, wanted: &str) -> anyhow::Result<()> {
         let mut line = String::new();
         self.stdout.read_line(&mut line)?;
         if line.trim() != wanted {
             bail!(
-                "a producer said {:?} instead of {wanted:?}: run nkv-load --pour 1 by hand",
+                "a producer printed {:?} instead of {wanted:?}: run nkv-load --pour 1 by hand",
                 line.trim()
             );
         }
@@ -106,19 +106,19 @@ impl Producer {
 
     fn go(&mut self) -> anyhow::Result<()> {
         let pipe = self.child.stdin.as_mut().context("a producer without a standard input")?;
-        pipe.write_all(b"go\n").context("a producer that ended before it began")
+        pipe.write_all(b"go\n").context("a producer ended before it started")
     }
 
     fn outcome(mut self) -> anyhow::Result<ProducerOutcome> {
         let mut line = String::new();
         self.stdout.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("a producer said {line:?}"))
+        serde_json::from_str(&line).with_context(|| format!("a producer printed {line:?}"))
     }
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        // Ended already, unless something failed here.
+        // It has ended already, unless something failed here.
         drop(self.child.stdin.take());
         let _ = self.child.kill();
         let _ = self.child.wait();

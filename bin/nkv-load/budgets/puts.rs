@@ -1,6 +1,6 @@
 //! Puts of one size through the device log, from a cold source, each beside a copy of as many bytes
-//! to cold pages; of 4 KiB also with a pause between, and by plans. Only puts that went the way
-//! that the row names are in it.
+//! to cold pages; of 4 KiB also with a pause between, and by plans. A row contains only puts that
+//! took the path that it names.
 
 use super::ring::RingCopy;
 use super::{SMALL, by_log, row};
@@ -11,17 +11,17 @@ use crate::stopwatch::{Deadline, timed};
 use nkv::{Blocking, ErrorKind};
 use std::time::Duration;
 
-/// Time for one row, and the fewest puts of one.
+/// Time for one row, and the fewest puts of a row.
 const ROW: Duration = Duration::from_millis(800);
 const FEWEST: u64 = 40;
-/// Puts, then as many copies: a copy between two puts would warm the caches for one of them.
+/// Puts in a row before as many copies: a copy between two puts would warm the caches.
 const BLOCK: usize = 32;
 /// Most bytes of one block.
 const BLOCK_BYTES: usize = 16 << 20;
-/// Between two puts that are isolated, and between two of which the first is forgotten by everyone.
+/// Pause between two isolated puts, and between two of which every poller is asleep again.
 const ISOLATED: Duration = Duration::from_millis(1);
 const IDLE: Duration = Duration::from_millis(5);
-/// Puts of such a row.
+/// Puts of a row with pauses.
 const APART: u64 = 200;
 /// Puts by plans, removed afterwards.
 const PLANNED: u64 = 4000;
@@ -47,7 +47,7 @@ pub(super) fn measure(
     puts.remove_planned();
 }
 
-/// Rows of puts by plans. To be measured first: after puts through the log, their keys still go to
+/// Rows of puts by plans. Measured first: after puts through the log, their keys are still sent to
 /// the owner and the master for seconds.
 pub(super) fn planned(handle: &Blocking, walk: &mut RingCopy, stop: &Stop, report: &mut Report) {
     let run_id = nkv_store::random_u64();
@@ -71,7 +71,7 @@ struct Puts<'a> {
 }
 
 impl Puts<'_> {
-    /// Nanoseconds, if it went the way that is wanted.
+    /// Puts once; returns nanoseconds if the put took the wanted path.
     fn put(&mut self, log: bool) -> Option<u64> {
         let key = format!("budgets/{:016x}/{}", self.run_id, self.step).into_bytes();
         let value = self.walk.value(self.size, self.step);
@@ -95,7 +95,7 @@ impl Puts<'_> {
         ns
     }
 
-    /// Back to back, in blocks.
+    /// Times puts back to back, in blocks.
     fn blocks(&mut self, op: &'static str, log: bool, most: u64, stop: &Stop) -> OpTimes {
         let mut times = OpTimes::new(op, self.size as u64);
         let block = (BLOCK_BYTES / self.size).clamp(1, BLOCK);
@@ -114,7 +114,7 @@ impl Puts<'_> {
         times
     }
 
-    /// With a pause before each.
+    /// Times puts with a pause before each.
     fn apart(&mut self, op: &'static str, log: bool, pause: Duration, stop: &Stop) -> OpTimes {
         let mut times = OpTimes::new(op, self.size as u64);
         for _ in 0..APART {
@@ -133,7 +133,7 @@ impl Puts<'_> {
         for keys in self.removed.chunks(256) {
             let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
             for (key, outcome) in names.iter().zip(self.handle.remove_many(&names)) {
-                // One that is gone was evicted: puts that found the log full may fill the heap.
+                // An absent key was evicted: puts that found the log full may fill the heap.
                 if let Err(error) = outcome
                     && error.kind != ErrorKind::NotFound
                 {

@@ -1,5 +1,5 @@
-//! The memory that plain copies walk beside the operations, and the order in which both walk. The
-//! memory of objects is the node's; this is as much again, of the same kind.
+//! The memory that plain copies use beside the operations, and the order in which both walk theirs.
+//! Objects lie in the node's memory; this is as much again, of the same kind.
 
 use crate::content::Stream;
 use crate::memcpy::faulted;
@@ -11,11 +11,11 @@ use std::hint::black_box;
 /// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the
 /// caller.
 pub(super) struct RingCopy {
-    /// Stands for the segment.
+    /// Takes the place of the segment.
     segment: AnonPages,
-    /// What puts put, and copies copy.
+    /// Source of puts and of copies into the ring.
     source: Buffer,
-    /// Where gets end.
+    /// Target of gets and of copies out of the ring.
     pub(super) target: Buffer,
 }
 
@@ -23,7 +23,7 @@ impl RingCopy {
     /// Maps and touches twice `bytes`.
     ///
     /// # Errors
-    /// If the machine has not that much memory.
+    /// If the memory is not available.
     pub(super) fn new(bytes: usize) -> anyhow::Result<Self> {
         let mut source = Buffer::new(bytes)?;
         Stream::of(b"budgets", 0).fill(&mut source);
@@ -31,7 +31,7 @@ impl RingCopy {
         Ok(Self { segment: AnonPages::new(bytes)?, source, target })
     }
 
-    /// Objects of a size in a ring.
+    /// Number of objects of a size in the ring.
     pub(super) fn objects(&self, size: usize) -> usize {
         (self.source.len() / size).max(1)
     }
@@ -42,14 +42,14 @@ impl RingCopy {
         &self.source[at..at + size]
     }
 
-    /// Copies object `index` of the ring into the caller's buffer; nanoseconds.
+    /// Copies object `index` of the ring into the caller's buffer; returns nanoseconds.
     pub(super) fn copy_out(&mut self, size: usize, index: usize) -> u64 {
         let at = index % self.objects(size) * size;
         let (src, dst) = (&self.segment[at..at + size], &mut self.target[..size]);
         copy(src, dst)
     }
 
-    /// Copies value `index` to its place in the ring; nanoseconds.
+    /// Copies value `index` to its place in the ring; returns nanoseconds.
     pub(super) fn copy_in(&mut self, size: usize, index: usize) -> u64 {
         let at = index % self.objects(size) * size;
         copy(&self.source[at..at + size], &mut self.segment[at..at + size])
@@ -62,10 +62,9 @@ fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
     ns
 }
 
-/// A step that jumps: taken `n` times from anywhere, modulo `n`, it comes to each of `n` places
-/// once.
+/// A stride for `n` places: `n` steps from any start, modulo `n`, visit each place once.
 pub(super) fn stride(n: usize) -> usize {
-    // About the golden section, so that no few steps come near where they began.
+    // About the golden section, so that a few steps never return near their start.
     let from = n / 100 * 62 + 1;
     (from..from + n).find(|s| gcd(*s, n) == 1).unwrap_or(1)
 }

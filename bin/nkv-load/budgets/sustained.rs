@@ -1,5 +1,5 @@
-//! Puts and gets of 1 MiB and more over sockets: one at a time, and several in one call, as a
-//! stream of bytes goes that is held against iperf3. The rate that counts is bytes per time spent.
+//! Puts and gets of 1 MiB and more over sockets: one at a time, and several in one call, for a
+//! comparison with the stream of bytes of iperf3. The rate that counts is bytes per time spent.
 
 use super::{LARGE, row};
 use crate::content::Verdict;
@@ -22,18 +22,19 @@ const BATCH_BYTES: usize = 64 << 20;
 /// of the heap.
 const BATCHES: usize = 16;
 const SHARE_OF_HEAP: u64 = 2;
-/// The first of them come after a pause, and are not counted.
+/// The first batches follow a pause, and are not counted.
 const FIRST: usize = 2;
 const FEWEST: usize = 4;
-/// Twice the quarantine that a node has by default, and some more.
+/// More than twice the default quarantine.
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Rows of every size.
 ///
 /// # Errors
-/// If something cannot be put or read, or the heap is too small.
+/// If a put or a get fails, or the heap is too small.
 pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> anyhow::Result<()> {
-    // The last batch has bytes of its own: what is read of it was not there before.
+    // The last batch has other bytes than the earlier ones, so a read of stale bytes would be
+    // found.
     let sources = [0, 1].map(|of| {
         let mut bytes = faulted(BATCH_BYTES);
         crate::content::Stream::of(b"sustained", of).fill(&mut bytes);
@@ -78,10 +79,10 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
     Ok(())
 }
 
-/// How many batches go into the heap at once.
+/// How many batches fit in the heap at once.
 fn room(handle: &Blocking) -> anyhow::Result<usize> {
     let view = handle.membership()?;
-    let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
+    let (info, _) = view.ranks.first().context("the cluster has no ranks")?;
     let fit = (info.arena_bytes / SHARE_OF_HEAP) as usize / BATCH_BYTES;
     if fit < FEWEST {
         let why = format!(
@@ -94,7 +95,7 @@ fn room(handle: &Blocking) -> anyhow::Result<usize> {
     Ok(fit.min(BATCHES))
 }
 
-/// Puts a batch, one object by one or all in one call.
+/// Puts a batch, one object at a time or all in one call.
 fn put(
     handle: &Blocking,
     (keys, source): (&[&[u8]], &[u8]),

@@ -127,7 +127,7 @@ fn weights_and_watermarks_are_read_and_checked() {
 }
 
 #[test]
-fn a_run_lasts_15_seconds_unless_told() {
+fn a_run_lasts_15_seconds_by_default() {
     let flags = |args: &[&str]| Flags::try_parse_from([&["nkv-load"], args].concat()).unwrap();
     assert_eq!(flags(&[]).run_length(), Duration::from_secs(15));
     assert_eq!(flags(&["--duration", "1.5s"]).run_length(), Duration::from_millis(1500));

@@ -1,5 +1,5 @@
-//! Latency: for every operation and size the distribution on one logarithmic axis, the median of a
-//! plain copy beside it; and for every operation the curve of its percentiles up to the slowest.
+//! Latency: for every operation and size the distribution on one logarithmic axis with the median
+//! of a plain copy; and for every operation the curve of its percentiles.
 
 use super::plot::{Axis, Plot, escape, legend, show_ns, svg_text, time_axis};
 use super::{figure, op_class, size_class};
@@ -10,9 +10,9 @@ use std::fmt::Write;
 
 /// Bars of a distribution per factor of ten.
 const BARS_PER_DECADE: f64 = 20.0;
-/// Points of a percentile curve per factor of ten of what lies above.
+/// Points of a percentile curve per factor of ten of the share above it.
 const POINTS_PER_DECADE: u32 = 20;
-/// Curves end at 99.999%: beyond, one outlier is the curve.
+/// Curves end at 99.999%: beyond, single outliers dominate.
 const MOST_NINES: f64 = 5.0;
 /// Size of the drawing of distributions in its own units: rows are added to the height.
 const WIDTH: f64 = 1160.0;
@@ -21,7 +21,7 @@ const FIGURES_WIDTH: f64 = 190.0;
 const ROW_HEIGHT: f64 = 36.0;
 const AXIS_HEIGHT: f64 = 40.0;
 
-/// What a row or a curve is called.
+/// Name of a row or a curve.
 fn name(times: &OpTimes) -> String {
     match times.bytes() {
         0 => times.op().to_string(),
@@ -62,7 +62,7 @@ pub(super) fn distributions(times: &[OpTimes]) -> Option<String> {
     Some(figure("Distributions", keys, &svg))
 }
 
-/// One row: the distribution standing on `base`, its marks and figures.
+/// One row: the distribution above `base`, with its marks and figures.
 fn ridge(times: &OpTimes, class: &str, axis: &Axis, base: f64) -> String {
     let bars = bars(times.times(), axis);
     let most = bars.iter().map(|b| b.1).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
@@ -138,7 +138,7 @@ pub(super) fn percentiles(times: &[OpTimes]) -> String {
 }
 
 fn curves(op: &str, times: &[&OpTimes]) -> String {
-    // One size: its copies fit in. Several: one more curve each would hide those that matter.
+    // With one size, its copies get a curve too. With several sizes these would hide the others.
     let copies = times.len() == 1 && !times[0].copies().is_empty();
     let mut lines: Vec<(String, String, &Histogram<u64>)> = Vec::new();
     for (index, t) in times.iter().enumerate() {
@@ -170,7 +170,7 @@ fn curves(op: &str, times: &[&OpTimes]) -> String {
     figure(&format!("Percentiles of {op}"), &keys, &plot.svg(&format!("percentiles of {op}")))
 }
 
-/// The quantile with so many nines: 0 is the least, 1 is 90%, 2 is 99%.
+/// The quantile with `nines` nines: 0 is the least, 1 is 90%, 2 is 99%.
 fn quantile(nines: f64) -> f64 {
     1.0 - 10f64.powf(-nines)
 }

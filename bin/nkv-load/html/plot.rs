@@ -1,6 +1,6 @@
-//! One chart as inline SVG: a frame with axes, and lines or areas in it. It knows positions and
-//! labels, not what they mean; colours come from the page's style by class, so one drawing serves
-//! light and dark.
+//! One chart as inline SVG: a frame with axes, and lines or areas in it. It handles positions and
+//! labels only. Colours come from the page's style by class, so one drawing serves light and dark
+//! mode.
 
 use std::fmt::Write;
 
@@ -32,7 +32,7 @@ impl Axis {
     }
 }
 
-/// A chart in the making.
+/// A chart being drawn.
 #[derive(Debug)]
 pub(super) struct Plot {
     x: Axis,
@@ -41,12 +41,12 @@ pub(super) struct Plot {
 }
 
 impl Plot {
-    /// An empty one.
+    /// An empty chart.
     pub(super) fn new(x: Axis, y: Axis) -> Self {
         Self { x, y, body: String::new() }
     }
 
-    /// A line through `points`, with a tip for who points at it. One point alone is a dot.
+    /// A line through `points`, with a tooltip. A single point is a dot.
     pub(super) fn line(&mut self, class: &str, points: &[(f64, f64)], tip: &str) {
         let tip = escape(tip);
         if let [point] = points {
@@ -76,7 +76,7 @@ impl Plot {
         self.body.push_str(&area);
     }
 
-    /// The drawing; `label` says for readers of text what it shows.
+    /// The drawing; `label` describes it for screen readers.
     pub(super) fn svg(&self, label: &str) -> String {
         let mut out = format!(
             "<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
@@ -143,7 +143,7 @@ pub(super) fn svg_text(class: &str, (x, y): (f64, f64), anchor: &str, text: &str
     )
 }
 
-/// Text that may stand between tags and in attributes.
+/// Escapes text for use between tags and in attributes.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -159,7 +159,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Names of colours, as legends show them.
+/// A legend: each entry's name and colour class.
 pub(super) fn legend<'a>(entries: impl Iterator<Item = (String, &'a str)>) -> String {
     let items: String = entries
         .map(|(class, text)| {
@@ -173,7 +173,7 @@ pub(super) fn legend<'a>(entries: impl Iterator<Item = (String, &'a str)>) -> St
 pub(super) fn time_axis(least_ns: u64, most_ns: u64, title: &'static str) -> Axis {
     let lo = (least_ns.max(1) as f64).log10();
     let hi = (most_ns.max(least_ns.max(1)) as f64).log10();
-    // At least half a decade, so that equal times are a line in the middle and not at the edge.
+    // At least half a decade wide, so that equal times appear in the middle and not at the edge.
     let (lo, hi) = if hi - lo < 0.5 { (lo - 0.25, hi + 0.25) } else { (lo - 0.05, hi + 0.05) };
     let wide = hi - lo > 1.5;
     let mut ticks = Vec::new();

@@ -1,12 +1,11 @@
-//! The page as a reader of it sees it: whole, with everything that was measured, and nothing from
-//! elsewhere.
+//! The page is complete, shows everything that was measured, and loads nothing from elsewhere.
 
 use super::{Setting, page};
 use crate::latency::OpTimes;
 use crate::report::Report;
 use nkv::Error;
 
-/// Elements that have no end of their own unless it is written at their start.
+/// Checks that every element is closed, by an end tag or `/>`.
 fn assert_well_formed(page: &str) {
     let body = page.strip_prefix("<!DOCTYPE html>").expect("a document type");
     let (mut open, mut rest) = (Vec::new(), body);
@@ -109,7 +108,7 @@ fn a_run_without_measurements_or_with_one_is_a_page_too() {
 }
 
 #[test]
-fn troubles_are_told_and_cannot_become_markup() {
+fn problems_are_listed_and_escaped() {
     let mut report = report(&[("get", 4096)]);
     report.tally.failed("get", b"<script>", &Error::timeout("late"));
     let page = page(&report, &setting());

@@ -1,15 +1,15 @@
 //! Throughput over time: payload and operations a second of each kind of operation, all sizes
-//! together. Rates are per wall time: what the generator itself does between operations (making
-//! and comparing contents, copies for the ratio) lowers them.
+//! together. Rates are per wall time: work of the generator between operations (making and
+//! comparing contents, copies for the ratio) lowers them.
 
 use super::plot::{Axis, Plot, legend, linear_axis, show_number};
 use super::{figure, op_class};
 use crate::latency::OpTimes;
 use crate::timeline::Timeline;
 
-/// Most points of a line: few enough that a run in rounds is a curve and not a comb.
+/// Most points of a line: few enough that a run in rounds gives a smooth curve.
 const MAX_POINTS: usize = 64;
-/// With fewer steps than these the first and the last are shown too, although they are incomplete.
+/// With fewer steps than this the first and the last are shown too, although they are incomplete.
 const CUT_FROM: usize = 8;
 
 /// Rates of one kind of operation in equal steps.
@@ -62,7 +62,7 @@ impl Grid {
         count as f64 * 1e9 / self.width_ns as f64
     }
 
-    /// Steps that lie wholly within the run, as far as there are many.
+    /// Steps to show: those wholly within the run, or all if there are fewer than [`CUT_FROM`].
     fn shown(self) -> std::ops::Range<usize> {
         if self.steps < CUT_FROM { 0..self.steps } else { 1..self.steps - 1 }
     }

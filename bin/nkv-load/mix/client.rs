@@ -1,6 +1,6 @@
 //! One client of the mix: a thread, a handle, some keys that nobody else uses, and for each the
-//! version that is stored. A key is used again with the next version after a remove, so what was
-//! removed would show up as wrong bytes if it ever came back.
+//! version that is stored. After a remove a key is used again with the next version, so a removed
+//! value that became readable again would show as wrong bytes.
 
 use crate::content::Stream;
 use crate::flags::Weights;
@@ -16,27 +16,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Pause after a failure: a cluster that is down must not be hammered.
+/// Pause after a failure, so that a cluster that is down is not flooded with calls.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What all clients of a run share.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Random: keys of two runs never meet.
+    /// Random, so that two runs never use the same keys.
     pub(super) run_id: u64,
     /// Bytes of an object.
     pub(super) size: usize,
     /// Objects that each client keeps alive.
     pub(super) objects: usize,
-    /// Frequencies.
+    /// Relative frequencies of the operations.
     pub(super) weights: Weights,
-    /// Before each operation.
+    /// Pause before each operation.
     pub(super) pause: Duration,
-    /// When to end.
+    /// Time at which the run ends.
     pub(super) deadline: Deadline,
-    /// Whether to end sooner.
+    /// Flag that ends the run sooner.
     pub(super) stop: Stop,
-    /// Operations done by all.
+    /// Operations done by all clients.
     pub(super) done: Arc<AtomicU64>,
 }
 
@@ -51,12 +51,12 @@ pub(super) struct Outcome {
     pub(super) asked: u64,
     /// Gets that found the value.
     pub(super) found: u64,
-    /// What went wrong.
+    /// Wrong bytes and failures.
     pub(super) tally: ErrorTally,
 }
 
 impl Outcome {
-    /// Nothing yet, for objects of `size` bytes.
+    /// An empty outcome, for objects of `size` bytes.
     pub(super) fn new(size: usize) -> Self {
         let bytes = size as u64;
         Self {
@@ -70,7 +70,7 @@ impl Outcome {
         }
     }
 
-    /// Adds another client's.
+    /// Adds another client's outcome.
     pub(super) fn merge(&mut self, other: Self) {
         self.puts.merge(&other.puts);
         self.gets.merge(&other.gets);
@@ -120,7 +120,7 @@ impl Client {
         }
     }
 
-    /// Fills its keys, does the mix until the end, removes its keys.
+    /// Puts all its keys, runs the mix until the end, removes its keys.
     pub(super) fn run(mut self) -> Outcome {
         for slot in 0..self.slots.len() {
             if self.over() {
@@ -191,7 +191,7 @@ impl Client {
             }
             Err(error) => {
                 self.failed("put", slot, &key, &error);
-                // It may be there: whole or absent, nobody knows.
+                // The put may have succeeded: the object is whole or absent.
                 let _ = self.handle.remove(&key);
             }
         }
@@ -227,7 +227,7 @@ impl Client {
         self.counted();
     }
 
-    /// Asks for a stored key, or for one that was never put.
+    /// Calls `exists` for a stored key, or for one that was never put.
     fn exists(&mut self, slot: usize) {
         let stored = self.slots[slot].stored.is_some();
         let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
@@ -239,7 +239,7 @@ impl Client {
             }
             Ok([Existence::Ready]) if stored => self.outcome.exists.record(ns),
             Ok([Existence::Unreachable]) => {
-                // Who holds it, and where, says whoever is asked for the object itself.
+                // The location call's error names the rank that holds it.
                 let error = self.handle.get_location(&key).err().unwrap_or_else(|| {
                     Error::disconnected("the rank that holds it was down a moment ago")
                 });
@@ -257,7 +257,7 @@ impl Client {
         self.counted();
     }
 
-    /// Whether the key is gone now. That it was evicted before is no failure.
+    /// True if the key is absent now. `NotFound` is no failure: it may have been evicted.
     fn remove(&mut self, slot: usize) -> bool {
         let key = self.key(slot);
         let (outcome, ns) = timed(|| self.handle.remove(&key));
@@ -289,7 +289,7 @@ impl Client {
         }
     }
 
-    /// Counts a failure and gives the key up: what is stored under it is not known any more.
+    /// Counts a failure and stops using the key: its stored version is unknown from now on.
     fn failed(&mut self, op: &str, slot: usize, key: &[u8], error: &Error) {
         self.outcome.tally.failed(op, key, error);
         let slot = &mut self.slots[slot];

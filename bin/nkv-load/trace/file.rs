@@ -1,6 +1,6 @@
 //! Reads a trace: one JSON object a line, of which `timestamp` (milliseconds) and `hash_ids` (the
 //! blocks of the request's prefix, first to last) are used. Other fields are ignored; a line that
-//! lacks these two ends the program, because a replay of half a trace would look like a result.
+//! lacks these two ends the program, because the result of an incomplete replay would mislead.
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -17,7 +17,7 @@ pub(super) struct Request {
     /// When it was issued, in milliseconds since the trace began.
     #[serde(rename = "timestamp")]
     pub(super) timestamp_ms: f64,
-    /// Its blocks: equal ids are equal blocks with equal prefixes.
+    /// Ids of its blocks: equal ids stand for equal blocks with equal prefixes.
     pub(super) hash_ids: Vec<u64>,
 }
 
@@ -58,7 +58,7 @@ fn parse(lines: impl BufRead, limit: usize) -> anyhow::Result<Vec<Request>> {
     Ok(requests)
 }
 
-/// What the parser says, with the column only: each line is a text of one line to it.
+/// The parser's message with the column only: it sees each line as a text of its own.
 fn in_one_line(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

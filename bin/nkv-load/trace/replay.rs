@@ -1,6 +1,5 @@
-//! What one request of a trace does: match the longest prefix, read and compare it, put what is
-//! missing. It knows no cluster, only the three verbs it needs, so that tests can lose blocks
-//! between two of them.
+//! What one request of a trace does: match the longest prefix, read and compare it, put the missing
+//! blocks. It uses only the trait [`Blocks`], so that tests can remove blocks between two calls.
 
 use crate::content::Stream;
 use crate::latency::OpTimes;
@@ -14,16 +13,16 @@ use std::collections::HashSet;
 
 /// Bytes read or put by one call; also the size of the reused buffer.
 const CALL_BYTES: usize = 64 << 20;
-/// Memory of the yardstick.
+/// Memory of the buffers of plain copies.
 const YARDSTICK_BYTES: usize = 64 << 20;
-/// Most buffers of the yardstick.
+/// Most buffers of plain copies.
 const YARDSTICK_BUFFERS: usize = 4096;
-/// Copies made beside one call.
+/// Plain copies timed after each call.
 const COPIES_PER_CALL: usize = 16;
 /// Blocks have one version: a trace never changes one.
 const VERSION: u64 = 0;
 
-/// The verbs a replay needs; each is a batch.
+/// The calls that a replay needs; each takes a batch.
 pub(super) trait Blocks {
     /// The longest readable run from the first key.
     fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>>;
@@ -47,7 +46,7 @@ impl Blocks for Blocking {
     }
 }
 
-/// What became of a block of the matched prefix.
+/// Outcome of a block of the matched prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// Read.
@@ -74,7 +73,7 @@ pub(super) struct Replay<'a, B> {
 }
 
 impl<'a, B: Blocks> Replay<'a, B> {
-    /// Nothing replayed yet; `block_bytes` is at least 1.
+    /// A replay that has not begun; `block_bytes` is at least 1.
     pub(super) fn new(blocks: &'a B, block_bytes: usize) -> Self {
         let bytes = block_bytes as u64;
         let ring = (YARDSTICK_BYTES / block_bytes).clamp(2, YARDSTICK_BUFFERS);
@@ -92,7 +91,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         }
     }
 
-    /// One request, given the ids of its blocks, first to last.
+    /// Replays one request, given the ids of its blocks, first to last.
     pub(super) fn request(&mut self, ids: &[u64]) {
         let keys: Vec<Vec<u8>> = ids.iter().map(|id| block_key(self.block_bytes, *id)).collect();
         let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -114,12 +113,12 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.put_missing(&missing);
     }
 
-    /// Blocks read so far, whether they count as hits or lay behind a lost one.
+    /// Blocks read so far, whether they count as hits or come after a lost one.
     pub(super) fn blocks_read(&self) -> u64 {
         self.gets.count()
     }
 
-    /// The outcome.
+    /// Ends the replay and returns its report.
     pub(super) fn into_report(mut self) -> Report {
         let all = [self.matches, self.gets, self.puts];
         all.into_iter().for_each(|times| self.report.measured(times));
@@ -184,7 +183,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         }
     }
 
-    /// Puts blocks; that another client was faster is no failure.
+    /// Puts blocks; `AlreadyExists` is no failure, since another client may have put them.
     fn put_missing(&mut self, names: &[&[u8]]) {
         self.grow_buffer(names.len());
         for call in (0..names.len().div_ceil(self.per_call)).rev() {
@@ -225,7 +224,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
     }
 }
 
-/// The key of a block. Its size is part of it: replays with other sizes share nothing.
+/// The key of a block. The block's size is part of it: replays with other sizes share no objects.
 fn block_key(block_bytes: usize, id: u64) -> Vec<u8> {
     format!("trace/{block_bytes}/{id}").into_bytes()
 }

@@ -1,6 +1,6 @@
-//! How much payload memory an embedded replay gives each rank when nobody said: what the trace's
-//! unique blocks need, bounded by what is available now (the lesser of MemAvailable and what
-//! control groups leave).
+//! The default payload memory of each rank in an embedded replay: what the trace's unique blocks
+//! need, bounded by the memory available now (the lesser of MemAvailable and what the control
+//! groups leave).
 
 use super::file::Request;
 use crate::sizes::show_bytes;
@@ -9,16 +9,16 @@ use std::collections::HashSet;
 
 /// Payloads are placed in units of this many bytes.
 const UNIT: u64 = 4096;
-/// Percent of all blocks that one of several ranks may have to hold, spread by hash, with room for
-/// rounding to the allocator's bins and for the watermark.
+/// Percent of all blocks that one of several ranks may have to hold when blocks are spread by hash,
+/// including rounding to the allocator's bins and the watermark.
 const SHARE_PERCENT: u64 = 55;
-/// Least room that is worth starting with.
+/// Least payload bytes of a rank.
 const LEAST: u64 = 16 << 20;
 
-/// Payload bytes for each of `ranks` ranks. Prints where the number comes from.
+/// Payload bytes for each of `ranks` ranks. Prints how the number was computed.
 ///
 /// # Errors
-/// If the machine does not say what it has.
+/// If the available memory cannot be determined.
 pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> anyhow::Result<u64> {
     let available = nkv_store::shm::available_bytes();
     ensure!(available > 0, "this machine does not say what memory is available: give --heap-bytes");

@@ -1,7 +1,7 @@
-//! The HTTP connections: so many at once, each for one request and with so much time for it. When
-//! there is no room for one more, one goes: the oldest that said nothing yet, else the oldest whose
-//! answer has not begun. So who is silent keeps no probe out, not for a moment. It knows nothing of
-//! HTTP.
+//! The HTTP connections: bounded in number, each for one request, with a time limit. A new
+//! connection beyond the bound ends another one: the oldest that has sent nothing yet, else the
+//! oldest whose answer has not begun. So silent peers cannot keep a probe out. This module does not
+//! parse HTTP.
 
 use axum::serve::Listener;
 use std::collections::BTreeMap;
@@ -16,26 +16,26 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
-/// Connections at once: enough that a probe among thousands of new ones a second has the time to
-/// ask.
+/// Most connections at once: enough that a probe has time to send its request while thousands of
+/// others connect per second.
 pub(super) const MAX_CONNECTIONS: usize = 256;
-/// Until the first byte of the answer, and from there to its last.
+/// Limit of each of two steps: until the first byte of the answer, and from there to its last.
 pub(super) const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after an accept error (out of file descriptors), so that it cannot spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts everybody, and lets the oldest go.
+/// Accepts every connection, and ends the oldest beyond the bound.
 pub(super) struct Bounded {
     listener: TcpListener,
     open: Arc<Open>,
     limit: Duration,
 }
 
-/// The connections there are, by number and so by age.
+/// The open connections by number, which is also their order of age.
 #[derive(Debug, Default)]
 struct Open(Mutex<(u64, BTreeMap<u64, One>)>);
 
-/// How far it is; the least goes first.
+/// Progress of a connection; the one with the least is ended first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Silent,
@@ -46,7 +46,7 @@ enum Step {
 #[derive(Debug)]
 struct One {
     step: Step,
-    // Dropped, it ends the connection.
+    // Dropping it ends the connection.
     _stays: oneshot::Sender<()>,
 }
 
@@ -55,7 +55,7 @@ impl Open {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters one more, at the cost of the oldest if there is no room.
+    /// Adds a connection; ends the oldest with the least progress if there is no room.
     fn enter(&self) -> (u64, oneshot::Receiver<()>) {
         let (stays, ends) = oneshot::channel();
         let mut all = self.lock();
@@ -78,7 +78,7 @@ impl Open {
 }
 
 impl Bounded {
-    /// `limit` is for each of the two steps of a connection.
+    /// `limit` applies to each of the two steps of a connection.
     pub(super) fn new(listener: TcpListener, limit: Duration) -> Self {
         Self { listener, open: Arc::default(), limit }
     }
@@ -92,7 +92,7 @@ impl Listener for Bounded {
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    // Those accepted before are heard before they can lose their places.
+                    // Connections accepted before can read their request before they may be ended.
                     tokio::task::yield_now().await;
                     return (Connection::new(stream, self.limit, self.open.clone()), peer);
                 }
@@ -107,7 +107,7 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection that counts for as long as it lives, which is two limits at most.
+/// A connection. It counts towards the bound until it is dropped, after two limits at most.
 pub(super) struct Connection {
     stream: TcpStream,
     limit: Duration,
@@ -125,7 +125,7 @@ impl Connection {
         Self { stream, limit, step_ends, step: Step::Silent, open, number, ends }
     }
 
-    /// True if it was not there before.
+    /// Records the step; true if the connection had not reached it before.
     fn reached(&mut self, step: Step) -> bool {
         let further = self.step < step;
         if further {
@@ -135,8 +135,8 @@ impl Connection {
         further
     }
 
-    /// An error once the step has lasted too long, or another needs the place; else the task is
-    /// woken when it is so.
+    /// An error once the step has exceeded its limit, or a newer connection has ended this one;
+    /// else the task is woken when that happens.
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if Pin::new(&mut self.ends).poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -200,14 +200,14 @@ mod tests {
 
     type Entered = (u64, oneshot::Receiver<()>);
 
-    /// Which of them were told to go.
+    /// Numbers of the connections that were ended.
     fn gone(all: &mut [Entered]) -> Vec<u64> {
         let over = |one: &mut Entered| one.1.try_recv() == Err(TryRecvError::Closed);
         all.iter_mut().filter_map(|one| over(one).then_some(one.0)).collect()
     }
 
     #[test]
-    fn the_oldest_that_says_nothing_goes_first_and_then_the_oldest_that_waits_for_its_answer() {
+    fn the_oldest_silent_connection_is_ended_first_and_then_the_oldest_that_waits_for_its_answer() {
         let open = Open::default();
         let mut all: Vec<_> = (0..MAX_CONNECTIONS).map(|_| open.enter()).collect();
         assert!(gone(&mut all).is_empty(), "there was room");
@@ -220,7 +220,7 @@ mod tests {
             open.reached(*number, Step::Asking);
         }
         all.push(open.enter());
-        // The newest said nothing yet, and is there: whoever waits longest goes.
+        // The newest has sent nothing yet and is still open: the oldest is ended.
         assert_eq!(gone(&mut all), [second, third]);
         assert_eq!(open.lock().1.len(), MAX_CONNECTIONS);
     }

@@ -1,4 +1,4 @@
-//! Peers that are silent, slow or greedy against what a probe needs.
+//! Silent, slow or greedy peers do not keep a probe from its answer.
 
 use super::connections::MAX_CONNECTIONS;
 use super::*;
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 /// Short enough for a test.
 const STEP: Duration = Duration::from_millis(300);
-/// Longer than any of this should take.
+/// A wait longer than this is a hang.
 const LIMIT: Duration = nkv_pace::HANGS;
 const GET_HEALTHZ: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n";
 
@@ -16,7 +16,7 @@ async fn served() -> SocketAddr {
     serve_within(at, routes(Readiness::joining()), STEP).await.unwrap()
 }
 
-/// What the server says until it closes the connection.
+/// What the server sends until it closes the connection.
 async fn rest(mut stream: TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await;
@@ -27,7 +27,7 @@ async fn rest(mut stream: TcpStream) -> String {
 
 #[tokio::test]
 async fn a_probe_is_answered_though_silent_peers_hold_every_place() {
-    // Nothing but the probe's coming ends one of them.
+    // Only the probe's connection ends one of them.
     let at = "127.0.0.1:0".parse().unwrap();
     let at =
         serve_within(at, routes(Readiness::joining()), Duration::from_secs(600)).await.unwrap();

@@ -1,12 +1,12 @@
-//! Slurm's compressed host lists, such as `n[01-03,07],m5`: their first host and how many there
-//! are. A list is never spelled out, since it may name more hosts than anybody wants to hold.
+//! Slurm's compressed host lists, such as `n[01-03,07],m5`: the first host and the number of hosts.
+//! A list is never expanded, since a short text may name very many hosts.
 
 /// Longest list read, in bytes.
 const MAX_LIST_BYTES: usize = 64 * 1024;
 /// Most digits of a number in a list.
 const MAX_DIGITS: usize = 18;
 
-/// What a list says.
+/// A parsed list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostList {
     /// The first host.

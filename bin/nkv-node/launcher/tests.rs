@@ -1,4 +1,4 @@
-//! The rule of launchers, as tables of environments and what follows from them.
+//! Tables of environments and what [`detect`] makes of them.
 
 use super::{Env, Family, Launcher, LauncherError, detect, job};
 
@@ -83,11 +83,11 @@ fn a_complete_set_wins_torchrun_before_open_mpi_before_slurm() {
         (vec![TORCHRUN, OPEN_MPI], Family::Torchrun),
         (vec![OPEN_MPI, SLURM], Family::OpenMpi),
         (vec![SLURM], Family::Slurm),
-        // A complete set wins over half a set of a launcher that would come first.
+        // A complete set wins over an incomplete set of a launcher with higher precedence.
         (vec!["MASTER_ADDR=a", SLURM], Family::Slurm),
         (vec!["RANK=0", OPEN_MPI], Family::OpenMpi),
         (vec!["WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0", SLURM], Family::Slurm),
-        // A batch script's numbers count for nothing beside another launcher either.
+        // A batch script's variables are ignored beside another launcher too.
         (vec![TORCHRUN, BATCH], Family::Torchrun),
     ] {
         assert_eq!(family(&sets.join(" ")), Some(expected), "{sets:?}");
@@ -123,7 +123,7 @@ fn half_a_set_is_an_error_that_names_what_is_missing() {
         ("SLURM_STEP_ID=0 SLURM_PROCID=0", vec!["SLURM_NTASKS", "SLURM_STEP_NODELIST"]),
         ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=3", vec!["SLURM_STEP_NODELIST"]),
         ("SLURM_STEP_ID=0 SLURM_NTASKS=3 SLURM_STEP_NODELIST=n1", vec!["SLURM_PROCID"]),
-        // The first launcher of two halves is named.
+        // Of two incomplete sets, the error names the first launcher.
         ("RANK=0 OMPI_COMM_WORLD_RANK=0", vec!["WORLD_SIZE", "MASTER_ADDR"]),
     ] {
         let error = detect(&env(text)).expect_err(text);

@@ -1,5 +1,5 @@
-//! What Prometheus' own libraries show of a process, by their names: `process_*`. Read when it is
-//! asked for; what the system does not tell is left out.
+//! The metrics `process_*` that Prometheus' own libraries show of a process. They are read at each
+//! scrape; values that the system does not provide are left out.
 
 use super::text::{Sort, Text};
 use rustix::process::{Resource, getrlimit};
@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-/// Seconds since 1970 at which this was asked first: at the start of the process.
+/// Seconds since 1970 of the first call, which is made at the start of the process.
 #[expect(clippy::disallowed_methods, reason = "a date for Prometheus; nothing is computed from it")]
 pub(crate) fn started() -> f64 {
     static AT: OnceLock<Duration> = OnceLock::new();
@@ -15,13 +15,13 @@ pub(crate) fn started() -> f64 {
     AT.get_or_init(now).as_secs_f64()
 }
 
-/// Writes what there is.
+/// Writes the available values.
 #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
 pub(super) fn write(text: &mut Text) {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let cpu = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    // The folder that is read is open meanwhile.
+    // Less the descriptor of the folder being read.
     let open = std::fs::read_dir("/proc/self/fd").map(|all| all.count().saturating_sub(1) as f64);
     let most = getrlimit(Resource::Nofile).current.map(|n| n as f64);
     let (gauge, counter) = (Sort::Gauge, Sort::Counter);

@@ -1,13 +1,13 @@
 //! Prometheus' text format: metrics in the order in which they are written, each with its help and
-//! type, and all samples of one together.
+//! type, and all samples of one metric together.
 
 use nkv::durations::{BOUNDS_NS, Durations};
 use std::fmt::{Display, Write};
 
-/// What a metric is.
+/// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// It may fall.
+    /// Its value may fall.
     Gauge,
     /// It only grows; its name ends in `_total`.
     Counter,
@@ -18,14 +18,14 @@ pub(super) enum Sort {
 /// Labels of a sample besides those that all have.
 pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
 
-/// A scrape in the making.
+/// A scrape being written.
 pub(super) struct Text {
     out: String,
     rank: String,
 }
 
 impl Text {
-    /// Nothing yet; every sample is labelled with the rank.
+    /// An empty scrape; every sample will be labelled with the rank.
     pub(super) fn of_rank(rank: u32) -> Self {
         Self { out: String::new(), rank: rank.to_string() }
     }
@@ -64,7 +64,7 @@ impl Text {
         self.line(format_args!("{name}_count{labels} {count}"));
     }
 
-    /// What was written.
+    /// The text.
     pub(super) fn into_string(self) -> String {
         self.out
     }
@@ -78,7 +78,7 @@ impl Text {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // A string takes whatever it is given.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.out, "{line}");
     }
 }

@@ -1,5 +1,5 @@
-//! The configuration file: flat TOML whose keys are those of the table of settings. It reads one
-//! file and judges no value but its kind.
+//! The configuration file: flat TOML whose keys are those of the table of settings. Only the TOML
+//! type of a value is checked here.
 
 use super::SettingsError;
 use crate::flags::SETTINGS;

@@ -1,5 +1,5 @@
-//! Which source wins for one setting, and the record of that: every value taken becomes a line
-//! that says where it came from. It knows no setting by name.
+//! Decides which source wins for one setting, and records it: every value taken becomes a line with
+//! its source. No setting is named here.
 
 use super::{SettingsError, file};
 use crate::flags::{Flags, SETTINGS, Setting};
@@ -18,7 +18,7 @@ pub(crate) struct Line {
     pub(crate) source: String,
 }
 
-/// What the user said, in the order in which it wins.
+/// What the user set, in order of precedence.
 pub(super) struct Layers<'a> {
     flags: &'a Flags,
     env: &'a Env,
@@ -39,7 +39,7 @@ impl<'a> Layers<'a> {
         Ok(Self { flags, env, file })
     }
 
-    /// True if the user said it.
+    /// True if the user set it.
     pub(super) fn has(&self, key: &str) -> bool {
         SETTINGS.iter().any(|s| s.key == key && self.find(*s).is_some())
     }
@@ -58,7 +58,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Takes one value after another and keeps the record.
+/// Takes one value after another and records each with its source.
 pub(super) struct Resolver<'a> {
     layers: &'a Layers<'a>,
     family: Option<Family>,
@@ -80,7 +80,7 @@ impl<'a> Resolver<'a> {
         self.take_or(key, parse, default, "default".to_string())
     }
 
-    /// The user's value, else what the launcher told, else `default`.
+    /// The user's value, else the launcher's, else `default`.
     pub(super) fn take_detected<T: ToString>(
         &mut self,
         key: &'static str,
@@ -121,12 +121,12 @@ impl<'a> Resolver<'a> {
         Ok(self.parsed(key, parse)?.map(|(value, _)| value))
     }
 
-    /// True if the user said it.
+    /// True if the user set it.
     pub(super) fn has(&self, key: &str) -> bool {
         self.layers.has(key)
     }
 
-    /// Where the user said it.
+    /// The source in which the user set it.
     pub(super) fn source(&self, key: &str) -> Option<String> {
         let setting = SETTINGS.iter().find(|s| s.key == key)?;
         self.layers.find(*setting).map(|(_, source)| source)

@@ -1,5 +1,4 @@
-//! Which source wins for which setting, as tables; and the errors that stop a rank before it
-//! starts.
+//! Tables of which source wins for which setting, and the errors that stop a rank before it starts.
 
 use super::{Machine, Settings, SettingsError, resolve};
 use crate::flags::{self, Flags, SETTINGS};
@@ -118,7 +117,7 @@ fn on_one_host_rank_0_is_where_the_ranks_listen() {
 }
 
 #[test]
-fn open_mpi_over_several_hosts_needs_to_be_told_where_rank_0_is() {
+fn open_mpi_over_several_hosts_needs_the_host_of_rank_0() {
     let pairs = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("NKV_PORT", "7")];
     let error = settings(&[], &pairs).unwrap_err();
     assert!(error.to_string().contains("--master-addr"), "{error}");

@@ -1,5 +1,5 @@
-//! How each kind of value is read from text. The text's source (flag, variable, file) does not
-//! matter here; the caller adds it to the error.
+//! Parses each kind of value. The caller adds the text's source (flag, variable, file) to the
+//! error.
 
 use crate::logging::LogFormat;
 use clap::ValueEnum;
@@ -25,7 +25,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A job id: any text without blanks, since it stands in lines that programs read.
+/// A job id: any text without blanks, since it appears in lines that programs read.
 pub(super) fn job_name(text: &str) -> Result<String, String> {
     if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return Err("a job id has no blanks or control characters".to_string());
@@ -121,16 +121,16 @@ pub(super) fn memory(text: &str) -> Result<Kind, String> {
 /// Which RDMA devices reach a rank's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Devices {
-    /// Those that can be used.
+    /// All devices that can be used.
     Auto,
-    /// None of them.
+    /// No device.
     Off,
-    /// These.
+    /// These devices, each of which must be usable.
     Named(Vec<String>),
 }
 
 impl Devices {
-    /// None: no device; no names: whichever there are.
+    /// `None`: no device; an empty list: all that can be used.
     pub(super) fn names(self) -> Option<Vec<String>> {
         match self {
             Self::Auto => Some(Vec::new()),
@@ -166,7 +166,7 @@ pub(super) fn devices(text: &str) -> Result<Devices, String> {
     }
 }
 
-/// An entry of a port's GID table; none: the preferred one.
+/// Index in a port's GID table; `None`: the preferred entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GidIndex(pub(super) Option<u8>);
 
@@ -186,7 +186,7 @@ pub(super) fn gid_index(text: &str) -> Result<GidIndex, String> {
     }
 }
 
-/// Queue pairs of one way; 0: as many as there are devices.
+/// Queue pairs of one data path; 0: as many as there are devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pairs(pub(super) usize);
 

@@ -1,7 +1,6 @@
 //! Asks the cluster: the master for the members and their figures, and each rank for its own
-//! status. All are asked at once, each with a limit, so one look takes about as long as the slowest
-//! limit at most. It remembers who was there, so that ranks are still asked while the master is
-//! gone.
+//! status. All are asked at once, each with a limit, so one sample takes about the longest limit at
+//! most. It remembers the members, so that ranks are still asked while the master is gone.
 
 use super::status_page::{self, NodePage};
 use nkv::message::{ClusterStats, RankInfo, View};
@@ -17,27 +16,27 @@ use tokio::task::JoinSet;
 const MASTER_LIMIT: Duration = Duration::from_millis(1_500);
 /// Ranks asked at the same time.
 const ASKED_AT_ONCE: usize = 64;
-/// Ranks asked for their own status; of the rest only what the master knows is shown.
+/// Ranks asked for their own status; for others only the master's figures are shown.
 const ASKED_AT_MOST: usize = 1024;
 
-/// What one look found.
+/// One sample of the cluster.
 #[derive(Debug)]
 pub(super) struct Sample {
     /// When it ended, in nanoseconds of the boot clock.
     pub(super) at_ns: u64,
-    /// The members and figures, or why the master did not say.
+    /// The members and figures, or why the master did not answer.
     pub(super) master: Result<(View, ClusterStats), String>,
-    /// What each rank said of itself, by rank; absent if it has no HTTP server.
+    /// The status that each rank serves, by rank; absent if it has no HTTP server.
     pub(super) nodes: BTreeMap<u32, Result<NodePage, String>>,
 }
 
-/// The asking end.
+/// Takes samples.
 #[derive(Debug)]
 pub(super) struct Collector {
     config: ClientConfig,
-    /// What the user gave.
+    /// The nodes that the user named.
     given: Vec<Address>,
-    /// Where it is tried to connect, in turn: these, then all members.
+    /// Nodes to connect through, in turn: those that the user named, then all members.
     entry_nodes: Vec<Address>,
     next_entry_node: usize,
     client: Option<Client>,
@@ -46,7 +45,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Asks by a handle at first, and by others where that fails.
+    /// Asks through `client` first; once that fails it connects through other nodes.
     pub(super) fn new(client: Client, given: Vec<Address>, config: ClientConfig) -> Self {
         let (entry_nodes, known) = (given.clone(), BTreeMap::new());
         Self { config, given, entry_nodes, next_entry_node: 0, client: Some(client), known }
@@ -60,7 +59,7 @@ impl Collector {
             self.known = view.nodes().map(|(info, _)| (info.rank, info.clone())).collect();
             let entry_nodes = self.known.values().map(|info| info.control.clone());
             self.entry_nodes = self.given.iter().cloned().chain(entry_nodes).collect();
-            // Who is new, or started afresh, was not asked yet.
+            // Ranks that are new, or have a new incarnation, were not asked yet.
             let new = |info: &&RankInfo| {
                 asked.get(&info.rank).is_none_or(|was| was.incarnation != info.incarnation)
             };
@@ -75,7 +74,7 @@ impl Collector {
             Err(_) => Err(format!("no answer within {} ms", MASTER_LIMIT.as_millis())),
         };
         if answer.is_err() {
-            // By another node next time: this one may be what is broken.
+            // Next time through another node: this one may be the broken one.
             self.client = None;
             self.next_entry_node = self.next_entry_node.wrapping_add(1);
         }

@@ -1,6 +1,6 @@
 //! Draws a screen: lines of text with colours, in three tables that share the height, and a curve
-//! where there is room. 80 columns and 24 rows hold three ranks; more ranks are scrolled. It knows
-//! nothing of terminals, so the same lines are printed where there is none.
+//! where there is room. 80 columns and 24 rows hold three ranks; more ranks are scrolled. It does
+//! not depend on a terminal: without one the same lines are printed.
 
 use super::model::{ActorRow, Health, RankRow, Rates, Screen};
 use nkv::message::OwnerGauges;
@@ -14,11 +14,11 @@ use ratatui::widgets::{Paragraph, Sparkline};
 const BAR: usize = 7;
 /// Columns of an actor.
 const ACTOR: usize = 18;
-/// Most lines about what is wrong.
+/// Most lines about faults.
 const MAX_TROUBLES: usize = 4;
 /// Least and most rows of the curve, with its title.
 const CURVE_ROWS: std::ops::RangeInclusive<u16> = 3..=10;
-/// Rows that are no rank's: the head, the titles, the total, blanks and the foot.
+/// Rows that belong to no rank: the head, the titles, the total, blanks and the foot.
 const FIXED_ROWS: u16 = 11;
 
 const DIM: Style = Style::new().fg(Color::DarkGray);
@@ -31,7 +31,7 @@ pub(super) struct Parts {
     pub(super) head: Vec<Line<'static>>,
     /// Heaps, traffic and actors: each a title and a line per rank.
     pub(super) tables: [Vec<Line<'static>>; 3],
-    /// What is wrong.
+    /// Faults.
     pub(super) troubles: Vec<Line<'static>>,
 }
 
@@ -282,7 +282,7 @@ fn bytes(value: f64) -> String {
 
 fn scaled(mut value: f64, base: f64, units: [&str; 5]) -> String {
     let mut unit = 0;
-    // What would be shown as the base itself belongs to the next unit.
+    // A value that would round to the base itself is shown in the next unit.
     while value >= base - 0.5 && unit + 1 < units.len() {
         value /= base;
         unit += 1;

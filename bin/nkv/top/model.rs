@@ -1,5 +1,6 @@
-//! What `nkv top` shows: made of the latest look at the cluster and the one before, which gives
-//! rates. Pure: it asks nobody and draws nothing. What is not known is absent, never zero.
+//! What `nkv top` shows: computed from the latest sample of the cluster and the one before, which
+//! gives rates. Pure: it sends no request and draws nothing. What is not known is absent, never
+//! zero.
 
 use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};
@@ -7,7 +8,7 @@ use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, View};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Totals of past looks kept for the curve.
+/// Totals of past samples kept for the curve.
 const HISTORY: usize = 512;
 
 /// How a rank or actor is, for its colour.
@@ -16,7 +17,7 @@ const HISTORY: usize = 512;
 pub(super) enum Health {
     /// As it should be.
     Good,
-    /// Worth a look.
+    /// Needs attention.
     Odd,
     /// Broken.
     Bad,
@@ -27,19 +28,19 @@ pub(super) enum Health {
 pub(super) struct Screen {
     /// The job.
     pub(super) job: String,
-    /// Ranks it has; 0 as long as nobody said.
+    /// Ranks of the job; 0 until a master has answered.
     pub(super) world_size: u32,
-    /// Ranks that are members, by the last word of the master.
+    /// Ranks that are members, by the master's last answer.
     pub(super) members: usize,
-    /// Why the master says nothing, and for how many milliseconds.
+    /// Why the master does not answer, and for how many milliseconds.
     pub(super) master_lost: Option<(String, u64)>,
-    /// Its figures.
+    /// The master's figures.
     pub(super) master: Option<MasterRow>,
     /// One row per rank.
     pub(super) ranks: Vec<RankRow>,
     /// Of all ranks together.
     pub(super) total: Rates,
-    /// Payload bytes per second of past looks, read and written, the latest last.
+    /// Payload bytes per second in past samples, read and written, the latest last.
     #[serde(skip)]
     pub(super) history: Vec<u64>,
 }
@@ -57,7 +58,7 @@ pub(super) struct MasterRow {
     pub(super) waiting: u64,
     /// Keys looked up per second.
     pub(super) lookups_per_s: Option<f64>,
-    /// Keys found per key looked up since the look before.
+    /// Keys found per key looked up since the sample before.
     pub(super) hit_ratio: Option<f64>,
     /// The same since the master started.
     pub(super) hit_ratio_total: Option<f64>,
@@ -68,21 +69,21 @@ pub(super) struct MasterRow {
 pub(super) struct RankRow {
     /// Its number.
     pub(super) rank: u32,
-    /// One word.
+    /// Its state, in one word.
     pub(super) state: String,
-    /// How that is.
+    /// How healthy that state is.
     pub(super) health: Health,
     /// Figures of its heap; absent for a rank that is not there.
     pub(super) heap: Option<OwnerGauges>,
-    /// Largest hole the master sees.
+    /// Largest contiguous free range, in bytes, that the master's allocator has.
     pub(super) hole: Option<u64>,
-    /// Milliseconds since the master heard of it.
+    /// Milliseconds since its last message to the master.
     pub(super) heard_ms: Option<u64>,
     /// What it does per second.
     pub(super) rates: Option<Rates>,
     /// Its actors.
     pub(super) actors: Vec<ActorRow>,
-    /// Why there are none.
+    /// Why its own status is absent.
     pub(super) silent: Option<String>,
 }
 
@@ -106,29 +107,29 @@ pub(super) struct Rates {
 pub(super) struct ActorRow {
     /// Which one.
     pub(super) name: String,
-    /// One word.
+    /// Its state, in one word.
     pub(super) state: String,
-    /// How that is.
+    /// How healthy that state is.
     pub(super) health: Health,
-    /// Messages that wait.
+    /// Messages in its mailbox.
     pub(super) queue: u64,
-    /// Times rebuilt.
+    /// Times restarted after a panic.
     pub(super) restarts: u32,
     /// Where it is frozen, or its last panic.
     pub(super) fault: Option<String>,
 }
 
-/// What is remembered between looks.
+/// State kept between samples.
 #[derive(Debug)]
 pub(super) struct Model {
     job: String,
-    /// When the look before was, and each rank's counters then.
+    /// Time of the previous sample, and each rank's counters then, by incarnation.
     before: Option<(u64, BTreeMap<u64, OwnerGauges>)>,
     /// Keys found and not found by then, and the master's term.
     lookups: Option<(u64, u64, u64)>,
-    /// The last word of the master, and when.
+    /// The master's last answer, and its time in nanoseconds.
     last_view: Option<(View, u64)>,
-    /// When the first look was.
+    /// Time of the first sample, in nanoseconds.
     began_ns: Option<u64>,
     /// Ranks that were members at some time.
     seen: BTreeSet<u32>,
@@ -136,13 +137,13 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Nothing known yet.
+    /// An empty model.
     pub(super) fn new(job: String) -> Self {
         let (seen, history) = (BTreeSet::new(), VecDeque::new());
         Self { job, before: None, lookups: None, last_view: None, began_ns: None, seen, history }
     }
 
-    /// Takes in a look; what to show now.
+    /// Adds a sample; returns what to show now.
     pub(super) fn update(&mut self, sample: Sample) -> Screen {
         let began_ns = *self.began_ns.get_or_insert(sample.at_ns);
         let seconds = self.before.as_ref().map(|(then, _)| (sample.at_ns - then) as f64 / 1e9);
@@ -181,7 +182,7 @@ impl Model {
         let ratio = |hits: u64, misses: u64| {
             (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
         };
-        // Another term is another master, which counts from zero.
+        // The counters of a master of another term start from zero.
         let then = self.lookups.filter(|(term, ..)| *term == view.term.number);
         let since = then.map(|(_, h, m)| (hits.saturating_sub(h), misses.saturating_sub(m)));
         self.lookups = Some((view.term.number, hits, misses));
@@ -233,7 +234,7 @@ impl Model {
         }
     }
 
-    /// One word for a rank: by the master's word if there is one, else by its own.
+    /// A rank's state in one word: the master's if it answered, else the rank's own.
     fn state(
         &self,
         rank: u32,
@@ -266,7 +267,7 @@ impl Model {
     }
 }
 
-/// A rank's figures: its own, else as the master heard them.
+/// A rank's figures: from its own status, else from its last heartbeat to the master.
 fn gauges(info: &RankInfo, sample: &Sample) -> Option<OwnerGauges> {
     let own = sample.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
     own.or_else(|| {

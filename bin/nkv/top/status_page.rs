@@ -1,5 +1,5 @@
-//! A rank's `/status`, fetched and read. Bounded in time and size, and lenient: what a node of
-//! another build does not say stands at its default, and what it says besides is ignored.
+//! A rank's `/status`, fetched and read. Bounded in time and size, and lenient about nodes of
+//! another build: absent fields get their default, unknown fields are ignored.
 
 use nkv::message::OwnerGauges;
 use serde::Deserialize;
@@ -38,9 +38,9 @@ pub(super) struct ActorPage {
     pub(super) name: String,
     /// Running or frozen.
     pub(super) state: String,
-    /// Messages that wait.
+    /// Messages in its mailbox.
     pub(super) queue: u64,
-    /// Times rebuilt.
+    /// Times restarted after a panic.
     pub(super) restarts: u32,
     /// Where it is frozen.
     pub(super) frozen_in: Option<String>,
@@ -48,7 +48,7 @@ pub(super) struct ActorPage {
     pub(super) last_error: Option<String>,
 }
 
-/// Figures of another set than ours are none.
+/// Figures with another set of fields count as absent.
 fn gauges<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<OwnerGauges>, D::Error> {
     Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
@@ -56,14 +56,15 @@ fn gauges<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<OwnerGauge
 /// The status of the rank at `address` with this incarnation.
 ///
 /// # Errors
-/// In words, if it does not answer in time, not with a status, or is not the one that is meant.
+/// A sentence, if it does not answer in time, answers with no status, or has another incarnation.
 pub(super) async fn fetch(address: &str, incarnation: u64) -> Result<NodePage, String> {
     let body = match tokio::time::timeout(LIMIT, get(address, "/status")).await {
         Ok(answer) => answer.map_err(|e| e.to_string())?,
         Err(_) => return Err(format!("no answer within {} ms", LIMIT.as_millis())),
     };
     let page: NodePage = serde_json::from_str(&body).map_err(|e| format!("no status: {e}"))?;
-    // A loopback address of another host is one of ours: somebody else may be there.
+    // A loopback address that another host reported leads to this host: another rank may listen
+    // there.
     let meant = format!("{incarnation:016x}");
     if !page.incarnation.is_empty() && page.incarnation != meant {
         return Err(format!("{address} is not that rank's from here (or it started afresh)"));
@@ -73,7 +74,7 @@ pub(super) async fn fetch(address: &str, incarnation: u64) -> Result<NodePage, S
 
 async fn get(address: &str, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
-    // 1.0: the answer comes in one piece and ends with the connection.
+    // HTTP/1.0: the body is not chunked and ends with the connection.
     let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();

@@ -1,7 +1,7 @@
 //! The live view: takes the terminal, draws, listens to keys, and gives the terminal back as it
 //! was, whatever ends the view: a key, a signal, or the end of the terminal itself. The cluster is
 //! asked by another thread, so keys answer at once even while a rank does not; keys are read by a
-//! third, since who reads them from a terminal that is gone is not told so.
+//! third, since a blocked read of keys does not return when the terminal is gone.
 
 use super::collect::{Collector, Sample};
 use super::draw::draw;
@@ -22,38 +22,39 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Longest wait for a key before there may be something new to draw.
+/// Longest wait for a key before the loop checks for a new sample.
 const TICK: Duration = Duration::from_millis(100);
 /// Ranks that a page key moves by.
 const PAGE: usize = 10;
-/// Keys that were read and not answered yet.
+/// Keys that were read and not handled yet.
 const MAX_KEYS: usize = 64;
-/// How long after a signal the view may take to end by itself: a terminal may take no more output.
+/// How long after a signal the view may take to end by itself: writing to a blocked terminal may
+/// not return.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What the two threads share.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The latest look that was not drawn yet.
+    /// The latest sample, until it is drawn.
     latest: Mutex<Option<Sample>>,
-    /// A signal asked for the end.
+    /// A signal asked the program to end.
     ended: AtomicBool,
 }
 
-/// Gives the terminal back when dropped.
+/// Restores the terminal when dropped.
 struct TerminalGuard(ManuallyDrop<DefaultTerminal>);
 
 impl TerminalGuard {
     fn take() -> io::Result<Self> {
-        // Also gives it back before the message of a panic is written.
+        // `try_init` also installs a panic hook that restores the terminal before the message.
         ratatui::try_init().map(|terminal| Self(ManuallyDrop::new(terminal)))
     }
 }
 
 impl Drop for TerminalGuard {
     fn drop(&mut self) {
-        // A terminal that is gone takes neither this nor a complaint about it, for which its own
-        // Drop would panic.
+        // If the terminal is gone both calls fail. The terminal's own Drop would print that error
+        // and panic, so it is not run.
         let _ = self.0.show_cursor();
         let _ = ratatui::try_restore();
     }
@@ -76,12 +77,13 @@ pub(super) fn show(
 ) -> Result<(), CliError> {
     let shared = Arc::new(Shared::default());
     let theirs = shared.clone();
-    // Before the terminal is taken: a signal must not leave it as it is then.
+    // Before the terminal is taken: a signal after that must not end the program without restoring
+    // it.
     let signals = {
         let _guard = runtime.enter();
         Signals::new().map_err(|e| CliError::io("signals", e))?
     };
-    // They end with the process: nothing they hold needs a goodbye.
+    // The threads end with the process: they hold nothing that needs a clean close.
     let thread = |e: std::io::Error| CliError::io("a thread", e);
     spawn_named("nkv-top", move || {
         runtime.block_on(ask(collector, signals, &theirs, interval));
@@ -115,15 +117,15 @@ pub(super) fn show(
             },
             Ok(Event::Resize(..)) => stale = true,
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}
-            // Without keys nobody could end it.
+            // Without keys the user could not end it.
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
     Ok(())
 }
 
-/// Keys from a thread of their own. The library that reads them never returns once the terminal is
-/// gone; that thread then ends with the process.
+/// Starts the thread that reads keys. The library that reads them never returns once the terminal
+/// is gone; that thread then ends with the process.
 fn read_keys() -> io::Result<Receiver<Event>> {
     let (tx, rx) = sync_channel(MAX_KEYS);
     spawn_named("nkv-top-keys", move || {
@@ -137,17 +139,17 @@ fn read_keys() -> io::Result<Receiver<Event>> {
     Ok(rx)
 }
 
-/// True once nobody is at the other end of the terminal any more.
+/// True once the other end of the terminal is closed.
 fn is_gone() -> bool {
     let stdin = io::stdin();
-    // What ends it is printed without being asked for.
+    // HUP, ERR and NVAL are reported without being requested.
     let mut asked = [PollFd::new(&stdin, PollFlags::empty())];
     let polled = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
     polled.is_ok() && asked[0].revents().intersects(ended)
 }
 
-/// Looks at the cluster at every interval; a look that takes longer is followed by the next at
+/// Samples the cluster at every interval; a sample that takes longer is followed by the next at
 /// once.
 async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
     let samples = async {
@@ -165,7 +167,8 @@ async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, in
     }
     shared.ended.store(true, Ordering::Release);
     tokio::time::sleep(GRACE).await;
-    // Still here: the terminal takes no output, so the view cannot be cleared away. Its mode can.
+    // The process still runs: the terminal takes no output, so the screen cannot be cleared. Its
+    // mode can still be restored.
     let _ = disable_raw_mode();
     std::process::exit(0);
 }

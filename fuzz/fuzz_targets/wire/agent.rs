@@ -1,7 +1,7 @@
 //! A real tcp agent beside a real segment, over loopback, with a hostile peer: the input is what
-//! the peer sends before it ends its half. Whatever it says, only what its plan covers may change,
-//! every answer is whole, and an honest client beside it is served as before. The first byte says
-//! whether the peer is greeted properly first; the second gives the size of the pieces.
+//! the peer sends before it closes its half. Whatever it sends, only bytes that its plan covers may
+//! change, every answer is whole, and an honest client is still served. The first byte decides
+//! whether a valid hello is sent first; the second gives the size of the pieces.
 
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, Cut, Permit};
@@ -18,15 +18,15 @@ pub const TOKEN: u64 = 0x10_c0de;
 pub const GRANT: Grant =
     Grant { header_off: 4096, epoch: 7, extent_offset: 16 << 10, extent_len: 8 << 10 };
 pub const SEGMENT_BYTES: u64 = 64 << 10;
-/// An agent that says nothing for so long hangs.
+/// An agent that sends nothing for this long hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What an agent may answer to one input: its requests are few, and each returns little.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
-/// The plan's own places in the segment; all else stays as it was.
+/// Offsets and lengths that the plan covers; all other bytes must not change.
 const GRANTED: [(u64, u64); 2] = [(GRANT.header_off, 64), (GRANT.extent_offset, GRANT.extent_len)];
 
-/// Production's grants, but an unknown token is not waited for.
+/// Production's grants, but without waiting for an unknown token.
 #[derive(Debug)]
 struct AtOnce(Grants);
 
@@ -83,14 +83,14 @@ pub fn run(input: &[u8]) -> bool {
     answers.is_some_and(|n| n > 0)
 }
 
-/// Says everything, ends its half, and returns all that the agent had to say; false with it if the
-/// agent reset the connection, which it does if it did not want to hear all.
+/// Sends everything, closes its half, and returns all that the agent sent; with false if the agent
+/// reset the connection, which it does if it did not read everything.
 fn converse(rig: &Fixture, sent: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let mut peer = TcpStream::connect(rig.agent.local_addr()).expect("the agent accepts");
     peer.set_nodelay(true).expect("an option of a socket");
     peer.set_read_timeout(Some(TIMEOUT)).expect("an option of a socket");
     peer.set_write_timeout(Some(TIMEOUT)).expect("an option of a socket");
-    // It may hang up at any byte: that is its right.
+    // The agent may close the connection at any byte.
     let _ = sent.chunks(piece).try_for_each(|part| peer.write_all(part));
     let _ = peer.shutdown(Shutdown::Write);
     let mut answer = Vec::new();

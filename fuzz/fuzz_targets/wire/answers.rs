@@ -1,6 +1,6 @@
-//! A real tcp client whose agent is the hostile one: the input is all that the agent ever says. The
-//! client may fail in any way but hang, and succeeds only with an answer to all it asked. The first
-//! byte says whether a proper welcome goes before.
+//! A real tcp client with a hostile agent: the input is all that the agent sends. The client may
+//! fail in any way except hang, and succeeds only with an answer to every request. The first byte
+//! decides whether a valid welcome is sent first.
 
 use crate::agent::{INCARNATION, JOB, SEGMENT_BYTES};
 use nkv_transport::{Op, TcpOptions, TcpVerbs, Verbs};
@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longer than the client's own limits: whoever takes longer hangs.
+/// Longer than the client's own limits: a client that takes longer hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The client's limit; the agent ends its half at once, so it is never waited out.
+/// The client's limit; the agent closes its half at once, so it is never reached.
 const CLIENT_MS: u64 = 4_000;
 
 /// The larger of the reads.

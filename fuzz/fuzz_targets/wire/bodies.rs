@@ -1,6 +1,6 @@
 //! The bodies of control frames, each as the message that its connection expects. The frame's
-//! header is written here, so that every input reaches the decoder; headers are the matter of
-//! [`super::stream`].
+//! header is written here, so that every input reaches the decoder; [`super::stream`] tests
+//! headers.
 
 use crate::heap;
 use nkv_actors::message::{
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 /// a frame are a free slot, which takes 136, the room of the largest kind of slot; and a vector
 /// that grows is there up to three times.
 pub const GROWTH: usize = 40;
-/// A claimed number of elements is believed up to 1 MiB of them, once per level of nesting.
+/// Memory is reserved for up to 1 MiB of a claimed number of elements, once per level of nesting.
 pub const CLAIMED_BYTES: usize = 4 << 20;
 
 pub fn hello(body: &[u8]) -> bool {

@@ -1,11 +1,11 @@
-//! A connection as a peer makes it: its bytes come in pieces of any size, with waits between them,
-//! and after them nothing, or more bytes for as long as somebody takes them.
+//! A connection as a peer makes it: its bytes arrive in pieces of any size, with waits between
+//! them, followed by the end, or by more bytes as long as they are read.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// An endless peer stops here all the same: far above any limit, and soon enough for a test.
+/// Bytes after which an endless peer stops: far above any limit, and quick enough for a test.
 const ENDLESS_BYTES: usize = 1 << 30;
 
 /// The stream; counts what was taken from it.
@@ -13,7 +13,7 @@ pub struct Feed<'a> {
     bytes: &'a [u8],
     taken: usize,
     filler: Option<u8>,
-    // Decides over pieces and waits.
+    // Random state that decides pieces and waits.
     dice: u64,
     waited: bool,
 }
@@ -59,7 +59,7 @@ impl AsyncRead for Feed<'_> {
             }
             return Poll::Ready(Ok(()));
         }
-        // Never twice in a row: whoever polls again gets on.
+        // Never twice in a row, so that the next poll makes progress.
         if !self.waited && self.roll().is_multiple_of(4) {
             self.waited = true;
             cx.waker().wake_by_ref();

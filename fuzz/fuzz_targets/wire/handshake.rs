@@ -1,7 +1,7 @@
-//! The handshake that every connection begins with, each end against a hostile other. Keys are
-//! fresh, so nothing that an unauthenticated peer has prepared may pass where a secret is asked for
-//! [I20], and neither end says or takes a byte more than the handshake has. The first byte picks
-//! the end and what is asked for, the second is the seed of the pieces.
+//! The handshake that every connection begins with, each end against a hostile peer. Keys are
+//! fresh, so no prepared input of an unauthenticated peer may pass where a secret is required
+//! [I20], and neither end sends or reads a byte beyond the handshake. The first byte picks the end
+//! and the required authentication, the second is the seed of the pieces.
 
 use crate::agent::JOB;
 use crate::feed::Feed;
@@ -29,11 +29,11 @@ static SECRET: LazyLock<Secret> =
     LazyLock::new(|| Secret::new(b"known to the job and nobody else", "the fuzzer").expect("long"));
 static GUARD: LazyLock<Guard> =
     LazyLock::new(|| Guard::new(Credentials::of_client(JOB, Some(SECRET.clone()))));
-/// Of a job without a secret: a unix socket asks for nothing then.
+/// Of a job without a secret: a unix socket then requires no authentication.
 static OPEN_GUARD: LazyLock<Guard> =
     LazyLock::new(|| Guard::new(Credentials::of_client(JOB, None)));
 
-/// What the peer says, and what was said to it.
+/// Bytes that the peer sends, and bytes sent to it.
 struct Talk<'a> {
     feed: Feed<'a>,
     sent: Vec<u8>,
@@ -68,16 +68,16 @@ impl AsyncWrite for Talk<'_> {
     }
 }
 
-/// The peer speaks to a node; with a secret or without.
+/// The peer connects to a node; with a secret or without.
 pub const NODE: [u8; 2] = [0, 1];
-/// The peer is the node, and speaks to a client; with a secret or without.
+/// The peer is the node to which a client connects; with a secret or without.
 pub const CLIENT: [u8; 2] = [2, 3];
 
 pub fn run(input: &[u8]) -> bool {
     input.split_first_chunk().is_some_and(|([end, seed], bytes)| talk(*end, *seed, bytes).0)
 }
 
-/// Whether the peer passed, and what was said to it.
+/// Returns whether the peer passed, and the bytes sent to it.
 pub fn talk(end: u8, seed: u8, bytes: &[u8]) -> (bool, Vec<u8>) {
     let mut talk = Talk { feed: Feed::new(bytes, None, u64::from(seed)), sent: Vec::new() };
     let secret = (end & 1 == 0).then(|| SECRET.clone());

@@ -1,4 +1,4 @@
-//! Counts the heap, so that "bounded in memory" is checked per input and not once a second: an
+//! Counts heap bytes, so that the memory limit is checked per input and not once a second: an
 //! allocation that would pass the cap ends the process at the input that asked for it.
 #![expect(unsafe_code, reason = "an allocator is unsafe to implement")]
 
@@ -59,7 +59,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Does `work`; its result, and by how many bytes the heap grew at most meanwhile.
+/// Runs `work`; returns its result, and the largest growth of the heap in bytes meanwhile.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -1,7 +1,8 @@
 //! The fuzz target `wire`: the first byte of an input picks a decoder, the rest is what a peer
 //! sends. A decoder may refuse anything; it may not panic, hang, hold more memory than its limits
-//! allow, accept what it would not write itself, or harm anybody but the peer [I19]. What a decoder
-//! may hold is checked after each input, and the heap of the whole process is capped in [`heap`].
+//! allow, accept what it would not write itself, or affect any other connection [I19]. A decoder's
+//! memory limit is checked after each input, and the heap of the whole process is capped in
+//! [`heap`].
 #![no_main]
 
 mod address;

@@ -1,5 +1,5 @@
-//! Valid inputs for every decoder, made by the real encoders: where the fuzzer starts from. Written
-//! anew before each run, so that they follow the messages as these change.
+//! Valid inputs for every decoder, made by the real encoders: the fuzzer starts from them. They are
+//! generated before each run, so that they follow changes of the messages.
 
 use crate::agent::{self, GRANT, TOKEN};
 use crate::answers;
@@ -38,7 +38,8 @@ impl Seeds {
     }
 }
 
-/// Writes all seeds into `folder`, one file each; how many. Panics if one is not understood.
+/// Writes all seeds into `folder`, one file each; returns how many. Panics if a decoder refuses
+/// one.
 pub fn write(folder: &Path) -> usize {
     let mut seeds = Seeds::default();
     first_frames(&mut seeds);

@@ -1,7 +1,7 @@
-//! A whole connection through the real reader of frames: torn into pieces, cancelled and resumed at
-//! every wait, ended anywhere or never. It must read exactly what `decode_frame` finds in the same
-//! bytes, and take and hold no more than its limit allows. An input is: kind, limit, end, seed of
-//! the pieces, then the bytes of the stream.
+//! A whole connection through the real reader of frames: split into pieces, cancelled and resumed
+//! at every wait, ended anywhere or never. It must read exactly what `decode_frame` finds in the
+//! same bytes, and take and hold no more than its limit allows. An input is: kind, limit, end, seed
+//! of the pieces, then the bytes of the stream.
 
 use crate::bodies::{CLAIMED_BYTES, GROWTH, again};
 use crate::feed::Feed;
@@ -40,14 +40,13 @@ pub fn run(input: &[u8]) -> bool {
     let Some(([kind, limit, end, seed], bytes)) = input.split_first_chunk() else {
         return false;
     };
-    // An even end is an end; an odd one is followed by that byte for ever.
+    // An even value ends the stream; after an odd one that byte is repeated without end.
     let filler = (end & 1 == 1).then_some(*end);
     let mut feed = Feed::new(bytes, filler, u64::from(*seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     match limit % 3 {
         0 => READERS[usize::from(*kind) % READERS.len()](&mut feed, SMALL_LIMIT),
         1 => READERS[usize::from(*kind) % READERS.len()](&mut feed, MIDDLE_LIMIT),
-        // The largest frame as plain bytes, for time's sake. More than the largest is not to be
-        // had.
+        // The largest frame as plain bytes, to save time. There is no larger limit.
         _ => frames::<KeyBytes>(&mut feed, usize::MAX),
     }
 }
@@ -64,7 +63,7 @@ fn frames<T: Serialize + DeserializeOwned>(feed: &mut Feed<'_>, limit: usize) ->
         assert!(taken <= most, "{taken} bytes taken under a limit of {limit}");
         let allowed = STEP_BYTES + CLAIMED_BYTES + GROWTH * taken;
         assert!(held <= allowed, "{held} bytes held after {taken} arrived");
-        // Where the filler took part, there is nothing to compare with.
+        // If filler bytes were read, there is nothing to compare with.
         let known = taken <= rest.len();
         match result {
             Ok(Some((id, value))) => {

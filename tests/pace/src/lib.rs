@@ -1,12 +1,13 @@
 //! Time limits in tests, on a machine that is busy with something else. Two kinds:
 //!
-//! - What must come true at all has [`HANGS`]: a slow machine needs a part of it, a hang all of it.
-//! - A limit that the system promises is measured by [`timed`] or a [`Stopwatch`]. Beside every
-//!   measurement a thread works and sleeps: how much longer its work takes than on a processor of
-//!   its own, and how late it is woken, is what the limit is stretched by. On an idle machine that
-//!   is nothing.
+//! - What must happen eventually has the limit [`HANGS`]: a slow machine needs a part of it, a hang
+//!   all of it.
+//! - A limit that the system promises is measured by [`timed`] or a [`Stopwatch`]. During every
+//!   measurement a thread works and sleeps. The limit is extended by how much longer its work takes
+//!   than on a processor of its own, and by how late it is woken. On an idle machine that is
+//!   nothing.
 //!
-//! That something does not happen is shown by what happens meanwhile, not by time.
+//! That something does not happen is shown by other progress meanwhile, not by waiting a time.
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
@@ -16,7 +17,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-/// For what must come true in the end. No measure of speed: what takes as long has hung.
+/// Limit for what must happen eventually. It measures no speed: what takes longer has hung.
 pub const HANGS: Duration = Duration::from_secs(60);
 
 /// [`HANGS`] in milliseconds.
@@ -25,23 +26,23 @@ pub const HANGS_MS: u64 = HANGS.as_millis() as u64;
 /// How long the watch sleeps each time.
 const POLL_NS: u64 = 5_000_000;
 
-/// Later than this is late: an idle machine wakes a thread sooner.
+/// A wake-up later than this counts as late: an idle machine wakes a thread sooner.
 const LATE_NS: u64 = 1_000_000;
 
-/// A call waits to be woken about so often, one time after the other: for its timer, for its peer's
-/// threads, for those it joins; and each may meet the longest wait there was.
+/// A call waits for about so many wake-ups in sequence: of its timer, of its peer's threads, of
+/// threads that it joins. Each may take the longest delay that was measured.
 const WAITS: u64 = 20;
 
 /// Processor time of one piece of work: longer than a scheduler lets a thread run that just woke.
 const WORK_NS: u64 = 10_000_000;
 
-/// Looks between two pieces of work: it takes a twentieth of one processor.
+/// Polls between two pieces of work: the watch takes a twentieth of one processor.
 const POLLS: u64 = 40;
 
-/// What is kept of either: the last minute, if the machine is late each time.
+/// Most entries kept of each kind: the last minute, if the machine is late each time.
 const KEPT: usize = 8_192;
 
-/// What the watch of this process has seen.
+/// Measurements of this process's watch thread.
 #[derive(Debug)]
 struct Seen {
     /// Since when it sleeps.
@@ -67,7 +68,7 @@ fn keep(list: &mut VecDeque<(u64, u64)>, entry: (u64, u64)) {
     list.push_back(entry);
 }
 
-/// Works and sleeps in turns, and writes down how it fares, until the process ends.
+/// Works and sleeps in turns, and records both, until the process ends.
 fn watch() {
     loop {
         let began_ns = BootClock.now_ns();
@@ -81,7 +82,7 @@ fn watch() {
     }
 }
 
-/// Takes the processor for [`WORK_NS`] of its time.
+/// Uses [`WORK_NS`] of processor time.
 fn work() {
     let cpu_ns = || {
         let t = clock_gettime(ClockId::ThreadCPUTime);
@@ -104,7 +105,7 @@ fn measure() {
     seen.asleep_ns = now_ns;
 }
 
-/// Measures one call, and how this machine fared meanwhile.
+/// Measures one call, and the machine's load meanwhile.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     began_ns: u64,
@@ -122,11 +123,11 @@ impl Stopwatch {
         Stopwatch { began_ns: BootClock.now_ns() }
     }
 
-    /// What it took until now.
+    /// Time until now.
     pub fn took(&self) -> Took {
         let seen = seen();
         let now_ns = BootClock.now_ns();
-        // What it sleeps through just now is late, too.
+        // A wake-up that is overdue now counts as late too.
         let asleep = (now_ns, now_ns.saturating_sub(seen.asleep_ns + POLL_NS));
         let (mut worst_ns, mut lost_ns) = (0, 0);
         for &(woken_ns, late_ns) in seen.late.iter().chain([&asleep]) {
@@ -135,7 +136,7 @@ impl Stopwatch {
                 lost_ns += late_ns;
             }
         }
-        // Of something short the last piece before it tells.
+        // For a short call the last piece of work before it counts.
         let mut work: Vec<u64> =
             seen.work.iter().filter(|w| w.0 >= self.began_ns).map(|w| w.1).collect();
         if work.is_empty() {
@@ -166,19 +167,19 @@ pub struct Took {
     pub ms: u64,
     /// How long work took on this machine meanwhile, in percent of what it takes on an idle one.
     pub percent: u64,
-    /// What waiting to be woken may have added.
+    /// Milliseconds that late wake-ups may have added.
     pub spare_ms: u64,
 }
 
 impl Took {
-    /// True if it kept its limit, as far as this machine let it.
+    /// True if it took at most `limit_ms`, extended for this machine's load.
     pub fn within(&self, limit_ms: u64) -> bool {
         let stretched_ms = u128::from(limit_ms) * u128::from(self.percent) / 100;
         u128::from(self.ms) <= stretched_ms + u128::from(self.spare_ms)
     }
 }
 
-/// As one process tells another that measures nothing itself: MS/PERCENT/SPARE.
+/// Parses MS/PERCENT/SPARE, printed by a process that measured.
 impl std::str::FromStr for Took {
     type Err = String;
 
@@ -206,7 +207,7 @@ impl fmt::Display for Took {
     }
 }
 
-/// Does it, and measures it.
+/// Runs `f` and measures it.
 pub fn timed<T>(f: impl FnOnce() -> T) -> (T, Took) {
     let watch = Stopwatch::start();
     let result = f();
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn what_the_watch_sleeps_through_counts_before_it_wakes() {
         Stopwatch::start();
-        // Once it has worked, it looks.
+        // Waits until the watch has done its first piece of work.
         while seen().work.is_empty() {
             std::thread::yield_now();
         }

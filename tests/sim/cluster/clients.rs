@@ -1,4 +1,5 @@
-//! Client programs: processes that own no memory, connect, work, and end gently or not.
+//! Client programs: processes that own no memory, connect, work, and end by themselves or are
+//! killed.
 
 use super::ranks::pause_process;
 use super::{Cluster, ProcessJob};
@@ -10,7 +11,7 @@ use nkv::{Address, Client, ClientConfig, TransportChoice};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Between tries to reach the cluster.
+/// Pause between attempts to reach the cluster.
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
 /// Milliseconds until a program that ended is started again.
 const RESTART_MS: (u64, u64) = (1, 500);
@@ -38,7 +39,7 @@ impl Cluster {
             tokio::task::spawn_local(work)
         });
         for task in tasks.collect::<Vec<_>>() {
-            // A task that panics has said why, and the run fails by it.
+            // A panic of a task has been printed, and fails the run.
             if let Err(e) = task.await {
                 std::panic::resume_unwind(e.into_panic());
             }
@@ -77,7 +78,7 @@ impl Cluster {
         }
     }
 
-    /// The process has come to its end: the program is started again, unless the run is at its end.
+    /// The process has ended: the program is started again, unless the run is ending.
     pub(super) fn client_ended(self: &Rc<Self>, client: usize, pid: Pid) {
         let ours = |p: &Rc<Process>| p.pid == pid;
         if self.clients.borrow()[client].process.as_ref().is_some_and(ours) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How long a graceful leave waits for open plans.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Milliseconds until what ended or was killed is started again.
+/// Milliseconds until an ended or killed rank is started again.
 const RESTART_MS: (u64, u64) = (1, 900);
 
 /// An actor of a node.
@@ -81,13 +81,12 @@ impl Cluster {
         self.ranks.borrow_mut()[rank].node = Some(node.clone());
     }
 
-    /// Its counters go with a node: they are read before.
+    /// A node's counters are lost with it, so they are read before.
     fn note_end_of(&self, node: &Node) {
         self.coverage.borrow_mut().of_node(&node.status());
     }
 
-    /// The process has come to its end, or is to be made to: another one takes its place in a
-    /// while.
+    /// The process has ended, or is killed now: another one replaces it after a while.
     pub(super) fn rank_ended(self: &Rc<Self>, rank: usize, pid: Pid) {
         let ours = |p: &Rc<Process>| p.pid == pid;
         if self.ranks.borrow()[rank].process.as_ref().is_some_and(ours) {

@@ -1,5 +1,6 @@
-//! The agent's end of the wire, a task in the owner's process: it dies, and stands still, with it.
-//! It admits a batch by the program's grants, places it as it arrives, and leaves when it is cut.
+//! The agent's end of the wire, a task in the owner's process: it dies, and is stopped, with it. It
+//! admits a batch by the program's grants, writes it as it arrives, and ends when its connection is
+//! cut.
 
 use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Between looks for a token that is not known yet, or for bytes on a path that is cut.
+/// Pause between checks for a token that is not known yet, or for bytes on a cut path.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Writes longer than this arrive in parts.
 const PART_BYTES: usize = 64;
@@ -31,7 +32,7 @@ pub struct AgentEndpoint {
 }
 
 impl AgentEndpoint {
-    /// False if nobody is there to take it.
+    /// False if there is no agent.
     pub(super) fn send(&self, batch: Batch) -> bool {
         self.is_served() && self.batches.send(batch).is_ok()
     }
@@ -91,7 +92,7 @@ impl Cut for Line {
 /// Why a batch was not placed to its end.
 enum Short {
     Refused(String),
-    // Nobody is notified.
+    // The client gets no answer.
     Over,
 }
 
@@ -171,7 +172,7 @@ impl Agent {
             self.arrival(batch, permit.as_ref(), &line).await?;
             results.push(self.run(batch, op, permit.as_ref(), &line).await?);
             if changing == Some(i) {
-                // Before the answer: a client that does not read holds up no fence.
+                // Released before the answer, so that a client that does not read delays no fence.
                 permit = None;
             }
         }
@@ -184,7 +185,7 @@ impl Agent {
         loop {
             match self.grants.enter(token, Duration::ZERO, &cut) {
                 Ok(permit) => return Ok(permit),
-                Err(why) if !why.contains("of no open plan") => return Err(Short::Refused(why)),
+                Err(why) if !why.contains("no open plan") => return Err(Short::Refused(why)),
                 Err(why) if Instant::now() >= deadline => return Err(Short::Refused(why)),
                 Err(_) => sleep(POLL_INTERVAL).await,
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Between looks whether the owner was found dead, or the path is whole again.
+/// Pause between checks whether the owner is dead, or the path is restored.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Verbs of one process to one agent.
@@ -90,7 +90,7 @@ impl SimVerbs {
             return Err(broken());
         }
         if matches!(loss, Loss::Back) {
-            // Whatever became of it, nobody will say.
+            // Its result will never be known.
             return Err(broken());
         }
         loop {

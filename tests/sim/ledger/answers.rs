@@ -1,4 +1,4 @@
-//! What clients were told, against what can be true.
+//! Checks the answers that clients got.
 
 use super::{KnownBy, Ledger, LogicalTime, Put, Removal, Roster, SlotEpoch};
 use crate::content::{PutId, is_of};
@@ -19,7 +19,7 @@ impl Ledger {
             let put = history.put(**p);
             put.spot.is_some() && put.len == bytes.len() && is_of(**p, bytes)
         };
-        // Of two that could be it, as with empty values, the later one is the harmless one.
+        // If two puts match, as with empty values, the later one is assumed.
         let Some(put) = history.keys[key].puts.iter().rev().find(whose).copied() else {
             let text = format!(
                 "a read of {} returned {} bytes that were never put under it: {}",
@@ -44,8 +44,8 @@ impl Ledger {
         history.wrong(&self.trace, text);
     }
 
-    /// Somebody who asked from then on was told that this key lies there: by the master, or by the
-    /// indexes of these incarnations.
+    /// A lookup that began at `began` answered that this key lies there: from the master, or from
+    /// the indexes of these incarnations.
     pub fn check_location(
         &self,
         (key, began): (usize, LogicalTime),
@@ -95,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// Somebody who asked from then on was told that there is no such key.
+    /// A lookup that began at `began` answered that there is no such key.
     pub fn check_absence(
         &self,
         (key, began): (usize, LogicalTime),
@@ -109,9 +109,9 @@ impl Ledger {
         let hidden = |p: &&PutId| {
             let put = history.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
-            // The master need not have heard of what lies in a log: then its owner was to be asked.
+            // The master may not know an object in a log yet: then its owner had to be asked.
             let known = put.logged.is_none() || known_by == KnownBy::ByAll;
-            // Exists says nothing of a rank whose link is down, which that rank may not know yet.
+            // `exists` does not cover a rank whose link is down, and that rank may not know it yet.
             let heard = |s: SlotEpoch| roster.asked.contains(&s.incarnation);
             let seated = |s: SlotEpoch| roster.is_seated(s.incarnation) && heard(s);
             there && known && put.spot.is_some_and(seated) && !asked(put)
@@ -126,8 +126,8 @@ impl Ledger {
         history.wrong(&self.trace, text);
     }
 
-    /// Acknowledged puts that must be there, with the spots where they are: at the end, when
-    /// nothing fails any more.
+    /// Acknowledged puts that must be readable, with their spots: called at the end, when nothing
+    /// fails any more.
     pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
         let history = self.lock();
         let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());

@@ -1,6 +1,6 @@
-//! What the ledger lets pass, and why: an object may end by what was asked of the cluster, and by
-//! the residuals that docs/reference/limits.md states. Each use of a residual is counted, so that a
-//! run shows how far the rules were really tested.
+//! What the ledger allows, and why: an object may end by a removal or another request, and by the
+//! residuals that docs/reference/limits.md states. Each use of a residual is counted, so that a run
+//! shows how often the rules were not fully tested.
 
 use super::logs::LAG_MS;
 use super::{History, LogicalTime, Put, Removal};
@@ -9,7 +9,7 @@ use crate::oracle::Cause;
 use crate::trace::Trace;
 use std::collections::BTreeSet;
 
-/// Who is a member, and who of them has told its master all it has.
+/// The members, and which of them have reported to the master.
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
     /// Incarnations in the master's view.
@@ -23,7 +23,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// A member that has reported: the master knows what lies there.
+    /// True for a member that has reported: the master knows its objects.
     pub fn is_seated(&self, incarnation: u64) -> bool {
         self.members.contains(&incarnation) && self.joined.contains(&incarnation)
     }
@@ -55,7 +55,7 @@ impl History {
         self.wrong(trace, text);
     }
 
-    /// Counts a residual that had to be allowed.
+    /// Counts a residual that was allowed.
     pub(super) fn excuse(&mut self, word: Option<&'static str>) {
         if let Some(word) = word {
             *self.excused.entry(word).or_default() += 1;

@@ -5,12 +5,12 @@ use crate::content::is_of;
 use crate::trace::Trace;
 use nkv::store::KeyId;
 
-/// A word of an owner about what it took away is heard this late at most: a TTL, and what a network
-/// adds.
+/// An owner's message about objects that it retired arrives this late at most, in milliseconds: a
+/// TTL, and the network's delay.
 pub(super) const LAG_MS: u64 = 10_000;
 
 impl History {
-    /// The put that wrote these bytes; says so if there is none.
+    /// The put that wrote these bytes; records a violation if there is none.
     pub(super) fn whose(
         &mut self,
         trace: &Trace,
@@ -43,20 +43,20 @@ impl History {
         put
     }
 
-    /// READY in a log, and nothing became of it yet.
+    /// True if it is READY in a log and neither accepted nor a duplicate yet.
     pub(super) fn is_unaccepted(&self, put: &Put) -> bool {
         put.logged.is_some_and(|spot| self.unaccepted.contains_key(&spot))
     }
 
-    /// Another object of its key may have stood for a put that asked for the log.
+    /// True if another object of its key may have satisfied a put that asked for the log.
     pub(super) fn has_another(&self, put: PutId, now_ms: u64) -> bool {
         let entry = self.put(put);
         let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
         entry.any && others.any(|p| self.was_known(self.put(*p), entry.began, now_ms))
     }
 
-    /// The master could believe in this object: what its owner evicted, took along when it died, or
-    /// took away for a removal that was not done by then, it hears of a while later.
+    /// True if the master may still list this object: it learns with a delay that the owner evicted
+    /// it, died, or retired it for a removal that was not done by then.
     pub(super) fn was_known(&self, put: &Put, by: LogicalTime, now_ms: u64) -> bool {
         let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
         let mut removals = self.keys[put.key].removals.values();
@@ -116,7 +116,7 @@ impl Ledger {
         self.trace.event("accepted", (put, spot), || format!("put {put} at {spot:?}"));
     }
 
-    /// Its owner says that the key was there.
+    /// Its owner found it a duplicate.
     pub fn is_duplicate(&self, spot: SlotEpoch) {
         let mut history = self.lock();
         let Some(put) = history.unaccepted.remove(&spot) else {
@@ -136,7 +136,7 @@ impl Ledger {
         self.trace.event("duplicate", (put, spot), || format!("put {put} at {spot:?}"));
     }
 
-    /// Puts to the log of an incarnation that nothing became of.
+    /// Puts to the log of an incarnation that were neither accepted nor duplicates.
     pub fn unaccepted_on(&self, incarnation: u64) -> usize {
         self.lock().unaccepted.keys().filter(|s| s.incarnation == incarnation).count()
     }

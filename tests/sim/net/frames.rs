@@ -1,6 +1,6 @@
-//! For people who look at a run: the frames of control connections in words. It follows each stream
-//! past its handshake, cuts it into frames, and decodes them as what the connection was opened for.
-//! Nothing of a run depends on it.
+//! Prints the frames of control connections of a run, for people. It follows each stream past its
+//! handshake, cuts it into frames, and decodes them by the connection's purpose. No run depends on
+//! it.
 
 use super::ConnId;
 use nkv::message::{
@@ -12,7 +12,7 @@ use nkv::transport::wire::{WireError, decode_frame};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-/// What a frame says at most.
+/// Most characters printed of a frame.
 const SHOWN: usize = 700;
 
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct ConnFrames {
 #[derive(Debug, Default)]
 pub struct FrameTracer(BTreeMap<ConnId, ConnFrames>);
 
-/// Bytes of the handshake that each side says: the simulation's job has a secret.
+/// Bytes that each side sends in the handshake: the simulation's job has a secret.
 const HANDSHAKE: [usize; 2] = [OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES];
 
 impl FrameTracer {

@@ -1,5 +1,5 @@
-//! One direction of a connection: bytes in flight, then bytes that lie ready, then the end. In
-//! order, as tcp promises; when each part arrives is the network's to say.
+//! One direction of a connection: bytes in flight, then bytes that are ready to read, then the end.
+//! In order, as in tcp; the network decides when each part arrives.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -15,10 +15,10 @@ pub struct Pipe {
     flight: VecDeque<(Instant, Vec<u8>)>,
     flight_bytes: usize,
     ready: VecDeque<u8>,
-    // Said by the sender; it arrives behind the last byte.
+    // Set when the sender closed; the end arrives after the last byte.
     fin_due: Option<Instant>,
     ended: bool,
-    // Nothing more goes in, and what the reader gets past the last byte.
+    // If set, no more bytes are taken, and the reader gets this error after the last byte.
     broken: Option<ErrorKind>,
     // Sent while nothing could be acknowledged.
     pub unacknowledged: bool,
@@ -52,7 +52,7 @@ impl Pipe {
         due
     }
 
-    /// The sender is done; heard behind what is in flight.
+    /// The sender closes; the reader sees it after the bytes in flight.
     pub fn finish(&mut self, due: Instant) -> Instant {
         let due = self.flight.back().map_or(due, |(before, _)| due.max(*before));
         self.fin_due.get_or_insert(due);
@@ -83,7 +83,7 @@ impl Pipe {
         self.flight.front().map(|(due, _)| *due).or(self.fin_due)
     }
 
-    /// The network was cut here and is whole again: what waited arrives from `due` on.
+    /// The cut path is restored: waiting bytes arrive from `due` on.
     pub fn resume(&mut self, due: Instant) {
         for (at, _) in &mut self.flight {
             *at = (*at).max(due);
@@ -97,7 +97,7 @@ impl Pipe {
         self.flight_bytes = 0;
     }
 
-    /// Nothing goes in any more; the reader gets what lies ready, then the error.
+    /// No more bytes are taken; the reader gets the ready bytes, then the error.
     pub fn fail(&mut self, why: ErrorKind) {
         self.broken.get_or_insert(why);
         self.wake_reader();

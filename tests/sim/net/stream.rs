@@ -1,5 +1,5 @@
 //! The ends of simulated connections as the program sees them: `Net`, `Listener` and streams of one
-//! process. What happens between them is the network's.
+//! process. The network decides what happens between them.
 
 use super::{Conn, ConnId, Due, End, ListenAddress, Net, Waiting};
 use crate::net::pipe::Pipe;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// How often a connect is tried while its path is cut, and for how long.
+/// Pause between attempts of a connect while its path is cut, and the limit of all attempts.
 const SYN_AGAIN: Duration = Duration::from_millis(500);
 const SYN_TRIES: u32 = 120;
 /// Connections that may wait to be accepted.
@@ -166,7 +166,7 @@ impl Drop for SimListener {
         let ours = state.listeners.get(&self.listener).is_some_and(|d| d.pid == self.pid);
         let listener = ours.then(|| state.listeners.remove(&self.listener));
         drop(state);
-        // With it go the connections that nobody accepted: without the lock.
+        // Drops the connections that were not accepted: outside the lock.
         drop(listener);
     }
 }
@@ -180,8 +180,8 @@ pub struct SimStream {
 }
 
 impl nkv::transport::wire::Stream for SimStream {
-    /// Whoever looks at a run reads its frames, and nobody pays for encryption that is not asked
-    /// about.
+    /// False: people who debug a run can read its frames, and no time is spent on encryption that
+    /// is not under test.
     fn is_private(&self) -> bool {
         true
     }
@@ -268,7 +268,7 @@ impl AsyncWrite for SimStream {
 }
 
 impl SimStream {
-    /// Says that no more follows.
+    /// Closes the sending direction.
     fn finish(&self) {
         let mut state = self.net.lock();
         let Some(conn) = state.conns.get(&self.conn) else { return };
@@ -282,7 +282,7 @@ impl SimStream {
         }
     }
 
-    /// The process is killed: its kernel may throw away what it had not delivered yet.
+    /// The process is killed: its kernel may drop bytes that it had not delivered yet.
     fn die(&self, lossy: bool) {
         let mut state = self.net.lock();
         let Some(conn) = state.conns.get_mut(&self.conn) else { return };
@@ -304,7 +304,7 @@ impl Drop for SimStream {
         let mut state = self.net.lock();
         let Some(conn) = state.conns.get_mut(&self.conn) else { return };
         conn.ends[self.side].open = false;
-        // Whatever the other end sends from here on nobody reads.
+        // Bytes that the other end sends from here on are not read.
         conn.pipes[1 - self.side].lose_flight();
         state.forget_if_over(self.conn);
     }

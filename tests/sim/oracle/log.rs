@@ -1,6 +1,6 @@
-//! What is true of a device log: a claim is written only between the tail and the limit, is
-//! readable once its owner says so and never without READY, and loses LIVE in the order of claims,
-//! for room, or because somebody asked.
+//! Checks of a device log: a claim is written only between the tail and the limit, is readable once
+//! its owner set LIVE and never without READY, and loses LIVE in the order of claims, to make room,
+//! or because of a request.
 
 use super::{Cause, Inner, Watch, handled};
 use crate::ledger::SlotEpoch;
@@ -9,7 +9,7 @@ use nkv::store::layout::{ObjHeader, epoch_of, flag, low, state};
 use nkv::store::{AnonMemory, Geometry, KeyId, Memory};
 
 impl Watch {
-    /// Somebody claimed so many bytes there.
+    /// A claim of `bytes` at position `at` was made.
     pub fn claimed(&self, at: u64, bytes: u64) {
         let inner = self.lock();
         if let Some(g) = &inner.geometry {
@@ -17,7 +17,8 @@ impl Watch {
         }
     }
 
-    /// A claim is written to: it lies below the limit [I13], and nobody has passed it [I14].
+    /// A claim is written to: checks that it lies below the limit [I13] and not below the tail
+    /// [I14].
     pub(super) fn in_time(
         &self,
         g: &Geometry,
@@ -86,7 +87,8 @@ impl Watch {
         self.serves(inner, g, spot, &header);
     }
 
-    /// Why an object of the log goes: for room only the oldest, and no more than are needed.
+    /// Checks why an object of the log is retired: to make room, only the oldest, and no more than
+    /// are needed.
     fn end_in_log(
         inner: &Inner,
         log: &LogGeometry,

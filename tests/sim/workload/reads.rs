@@ -1,4 +1,4 @@
-//! Reads and look-ups, each with what it was told checked against the ledger.
+//! Reads and lookups, each answer checked against the ledger.
 
 use super::writes::MAX_VALUE;
 use super::{Worker, is_absent};
@@ -15,7 +15,7 @@ fn spot(meta: &ObjMeta) -> SlotEpoch {
 }
 
 impl Worker {
-    /// Nobody has it, the owners of logs included, who were asked.
+    /// The answer is that no owner has it; owners of logs were asked too.
     fn absent(&self, key: usize, began: u64) {
         let roster = self.cluster.roster(began);
         self.cluster.ledger.check_absence((key, began), KnownBy::ByAll, &roster);
@@ -76,7 +76,7 @@ impl Worker {
             self.absent(key, began);
         }
         if let Ok(meta) = found {
-            // It may be the last known one, where the master does not answer: only a hint.
+            // If the master does not answer this may be the last known location: only a hint.
             self.cluster.ledger.check_hint(key, spot(&meta));
             self.remember(key, meta);
         }

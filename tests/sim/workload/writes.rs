@@ -68,7 +68,7 @@ impl Worker {
     }
 
     pub(super) async fn put_by_pages(&mut self) {
-        // Page by page goes by a plan.
+        // A put page by page needs a plan.
         let (key, opts) = (self.key(), PutOptions { device_alloc: None, ..self.options() });
         let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);

@@ -1,5 +1,5 @@
-//! The arithmetic of a replay against a plain set, and what happens to blocks that are lost,
-//! changed or refused on the way.
+//! Compares the counts of a replay with those of a plain set, and tests blocks that are lost,
+//! changed or refused meanwhile.
 
 use super::{Blocks, Replay};
 use crate::content::Stream;
@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 const BLOCK: usize = 128;
 const HASHER: KeyHasher = KeyHasher::new([7; 16]);
 
-/// Blocks in a map; a test says what goes wrong.
+/// Blocks in a map, with faults that a test injects.
 #[derive(Default)]
 struct Pretended {
     stored: RefCell<HashMap<KeyId, Vec<u8>>>,

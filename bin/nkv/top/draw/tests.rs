@@ -1,4 +1,4 @@
-//! Screens as they stand on a terminal of 80 columns and 24 rows, and on others.
+//! Screens as drawn on a terminal of 80 columns and 24 rows, and on others.
 
 use super::super::model::tests::{headless, sample, without};
 use super::super::model::{Model, RankRow, Screen};
@@ -61,7 +61,7 @@ fn three_ranks_fit_on_80_by_24_with_their_curve() {
 }
 
 #[test]
-fn a_dead_rank_and_a_dead_master_are_told_in_their_rows() {
+fn a_dead_rank_and_a_dead_master_are_shown_in_their_rows() {
     let screen = after(vec![sample(0), without(1, true, sample(1))]);
     let gone = rows(&screen, (80, 24), 0);
     assert_eq!(gone[0], "nkv top   job chat   2 of 3 ranks   term 5");

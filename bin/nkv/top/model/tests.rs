@@ -1,4 +1,4 @@
-//! What is shown of looks at a cluster that works, loses ranks, and loses its master.
+//! What is shown from samples of a cluster that works, loses ranks, and loses its master.
 
 use super::super::collect::Sample;
 use super::super::status_page::{ActorPage, NodePage};
@@ -38,7 +38,7 @@ fn info(rank: u32) -> RankInfo {
     }
 }
 
-/// An owner that served so many gets of 4 KiB each, and stored half as many objects.
+/// An owner that served `gets` gets of 4 KiB each, and stored half as many objects.
 pub(crate) fn owner(gets: u64) -> OwnerGauges {
     OwnerGauges {
         heap_total: 64 << 20,
@@ -65,8 +65,8 @@ fn page(rank: u32, gets: u64) -> NodePage {
     }
 }
 
-/// Three ranks at work, `second` seconds after the first look: each does 100 gets a second, and of
-/// 300 lookups a second two thirds are hits.
+/// Three ranks at work, `second` seconds after the first sample: each does 100 gets a second, and
+/// of 300 lookups a second two thirds are hits.
 pub(crate) fn sample(second: u64) -> Sample {
     let ranks = (0..3).map(|rank| (info(rank), RankState::Alive)).collect();
     let term = Term { number: 5, master: 1 };
@@ -84,7 +84,7 @@ pub(crate) fn sample(second: u64) -> Sample {
                 incarnation: 100 + u64::from(rank),
                 heard_ms: 12,
                 largest_hole: 30 << 20,
-                // As of the last heartbeat: older than what the rank says itself.
+                // As of the last heartbeat: older than what the rank reports itself.
                 owner: owner(second * 99),
                 ..RankStats::default()
             })
@@ -98,7 +98,7 @@ pub(crate) fn sample(second: u64) -> Sample {
     }
 }
 
-/// Without this rank, whose process is gone: the master knows (or not yet).
+/// The sample without this rank, whose process is gone; `known`: the master knows it.
 pub(crate) fn without(rank: u32, known: bool, mut sample: Sample) -> Sample {
     sample.nodes.insert(rank, Err("Connection refused".to_string()));
     if let (true, Ok((view, stats))) = (known, &mut sample.master) {
@@ -150,7 +150,7 @@ fn a_rank_that_dies_is_unreachable_then_gone_and_others_go_on() {
 }
 
 #[test]
-fn a_rank_that_was_never_there_is_missing_and_one_told_off_says_so() {
+fn a_rank_that_never_joined_is_missing_and_one_without_http_is_shown_so() {
     let mut model = Model::new("j".to_string());
     assert_eq!(states(&model.update(without(2, true, sample(0))))[2], ("missing", Health::Bad));
     let mut drains = sample(1);
