@@ -38,7 +38,7 @@ find_binaries() {
     if [ -n "${NKV_BIN_DIR:-}" ]; then
         dir=$NKV_BIN_DIR
     else
-        (cd "$top" && cargo build --locked --quiet --package nkv --bins)
+        (cd "$top" && cargo build --locked --quiet --package nkv-programs --bins)
         dir=${CARGO_TARGET_DIR:-$top/target}/debug
     fi
     NKV=$dir/nkv NKV_NODE=$dir/nkv-node

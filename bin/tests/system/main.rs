@@ -1,0 +1,24 @@
+//! The programs as whole processes, one file for what each test is about.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod budgets;
+mod cli;
+#[path = "../cluster_process/mod.rs"]
+mod cluster_process;
+mod drain;
+mod fork;
+mod launcher;
+mod load;
+mod lost_ack;
+mod ls;
+mod mount;
+mod operator;
+#[cfg(feature = "rdma")]
+mod rdma;
+mod reference;
+mod ring;
+mod silent;
+mod top;
+mod trace;
+mod truncated;
+mod trust;
