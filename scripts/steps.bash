@@ -35,6 +35,10 @@ have_curl() { command -v curl >/dev/null; }
 hint_curl() { echo "apt-get install curl ca-certificates"; }
 install_curl() { apt_install curl ca-certificates; }
 
+have_nextest() { cargo nextest --version >/dev/null 2>&1; }
+hint_nextest() { echo "cargo install --locked cargo-nextest"; }
+install_nextest() { cargo install --locked cargo-nextest; }
+
 have_slurm() {
     local tool
     for tool in slurmctld slurmd srun sbatch scancel sinfo munged; do

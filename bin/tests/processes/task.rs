@@ -8,6 +8,9 @@ use std::process::{Command, ExitCode};
 /// The process's kind, a blank, and its task.
 const VARIABLE: &str = "NKV_TEST_TASK";
 
+/// What a process does with the text of its task.
+type Main = fn(&str) -> ExitCode;
+
 /// What a process can be.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
@@ -22,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Self, &str, fn(&str) -> ExitCode); 4] = [
+    const ALL: [(Self, &str, Main); 4] = [
         (Self::Chaos, "chaos", chaos::producer::main),
         (Self::Flood, "flood", flood::producer::main),
         (Self::LateWriter, "late-writer", late_writers::steps::main),
