@@ -13,7 +13,7 @@ use crate::message::{
 };
 use crate::owner::tables::{OwnerTables, TermOrder};
 use crate::owner::{FromMaster, NewTerm, Owner};
-use crate::race::race;
+use crate::race::read_and_write;
 use listening::Listening;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Credentials;
@@ -30,8 +30,6 @@ use tokio::sync::{Notify, mpsc, watch};
 const UPLINK_FRAMES: usize = 8192;
 /// A connect or hello that takes longer fails.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long a link that accepts no more frames is still read.
-const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(500);
 /// Pauses between tries to reach the master.
 const RETRY_FIRST_MS: u64 = 20;
 const RETRY_LAST_MS: u64 = 500;
@@ -311,18 +309,11 @@ impl Membership {
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(OwnerToMaster::Draining);
         }
-        let mut read = std::pin::pin!(self.read(reader, silence, state, recorded.as_ref()));
-        let (frame, taken) = race(async { (read.as_mut().await, false) }, async {
-            (self.write(writer, rx, &left, recorded.as_ref()).await, true)
-        })
-        .await;
-        if taken {
-            // Frames that a dead master sent before are still read: they bring plans with their
-            // keys.
-            let _ = tokio::time::timeout(LAST_FRAMES_LIMIT, read).await;
-            return (frame, false);
-        }
-        (frame, left.load(Ordering::Acquire))
+        let read = async { Err(self.read(reader, silence, state, recorded.as_ref()).await) };
+        let write = async { Err(self.write(writer, rx, &left, recorded.as_ref()).await) };
+        // Frames that a dead master sent before bring plans with their keys.
+        let Err(ended) = read_and_write::<std::convert::Infallible, _>(read, write).await;
+        (ended, left.load(Ordering::Acquire))
     }
 
     async fn read(
@@ -427,6 +418,7 @@ impl Membership {
             if matches!(up, OwnerToMaster::Leave) {
                 left.store(true, Ordering::Release);
                 tokio::time::sleep(LEAVE_ANSWER).await;
+                left.store(false, Ordering::Release);
                 return Error::disconnected("left");
             }
         }

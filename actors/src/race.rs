@@ -5,6 +5,10 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
+
+/// How long a connection is still read whose other end takes no more frames.
+const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(500);
 
 /// The output of the first of the two that ends; the other is dropped.
 pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
@@ -24,6 +28,23 @@ pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = 
         a.as_mut().poll(cx)
     })
     .await
+}
+
+/// Both halves of a connection, until one of them ends. If writing fails, what has arrived is still
+/// read: before it closed, the other end may have sent frames that nothing replaces.
+pub(crate) async fn read_and_write<T, E>(
+    read: impl Future<Output = Result<T, E>>,
+    write: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let mut read = pin!(read);
+    let first = race(async { Ok(read.as_mut().await) }, async { Err(write.await) }).await;
+    match first {
+        Ok(ended) | Err(ended @ Ok(_)) => ended,
+        Err(failed) => match tokio::time::timeout(LAST_FRAMES_LIMIT, read).await {
+            Ok(Ok(done)) => Ok(done),
+            _ => failed,
+        },
+    }
 }
 
 #[cfg(test)]
@@ -48,5 +69,23 @@ mod tests {
         assert_eq!(polled.borrow().as_str(), "abbaab");
         assert_eq!(race(pending(), async { 1 }).await, 1);
         assert_eq!(race(async { 1 }, pending()).await, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_arrived_is_read_when_writing_fails_and_for_a_bounded_time() {
+        let arrived = || async {
+            tokio::task::yield_now().await;
+            Ok(())
+        };
+        assert_eq!(read_and_write(arrived(), async { Err(1) }).await, Ok(()));
+        let broken = async {
+            tokio::task::yield_now().await;
+            Err::<(), _>(2)
+        };
+        assert_eq!(read_and_write(broken, async { Err(1) }).await, Err(1), "the first cause");
+        assert_eq!(read_and_write::<(), _>(pending(), async { Err(1) }).await, Err(1));
+        // Whoever ends writing on purpose ends both.
+        assert_eq!(read_and_write::<_, u8>(pending(), async { Ok(()) }).await, Ok(()));
+        assert_eq!(read_and_write::<_, u8>(async { Ok(()) }, pending()).await, Ok(()));
     }
 }

@@ -3,45 +3,36 @@
 //! a request costs no thread hop. A connection whose frames do not decode is closed, and affects no
 //! other [I19].
 
+mod attach;
 mod commands;
 mod link;
 mod registry;
 mod requests;
 mod unauthenticated;
 
+pub(crate) use attach::serve_attached;
 pub(crate) use registry::{LocalOwner, LocalOwners, Published, RegisteredSegment, SegmentRegistry};
 pub use unauthenticated::UnauthenticatedPeers;
 
-use crate::actor::{ActorAddr, Reply};
-use crate::error::Error;
+use crate::actor::ActorAddr;
 use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
-use crate::message::{
-    AttachBy, ClientToOwner, Hello, MESSAGES_VERSION, OwnerToClient, Purpose, Refusal, Settings,
-    Welcome,
-};
+use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome};
 use crate::node::Segments;
-use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
-use crate::owner::log::{Drain, GiveUp, KeyReports};
-use crate::owner::pin_tables::Proof;
-use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::race::race;
 use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
-use nkv_transport::fabric::{Answer, RemoteAccess};
 use nkv_transport::wire::auth::{AuthError, Guard};
 use nkv_transport::wire::{
     Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
 };
-use registry::SegmentEndpoint;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 
 /// Most authenticated control connections at a time; further ones are closed.
 const MAX_CONNECTIONS: usize = 4096;
@@ -52,10 +43,6 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const MAX_HELLO_BYTES: usize = 64 * 1024;
 /// Largest frame from a rank: twice the largest part of a report.
 const MAX_TO_MASTER_BYTES: usize = 8 << 20;
-/// Largest frame from an attached client: the most touches that it keeps fit.
-const MAX_TO_OWNER_BYTES: usize = 2 << 20;
-/// Questions about plans that one attached client may have open; further ones wait.
-const MAX_CHECKS: usize = 64;
 /// A call to an actor that takes longer is answered with Timeout.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
 /// Heartbeats of the master on a rank's link per TTL, and the longest pause between two.
@@ -199,7 +186,8 @@ impl Server {
                 let Some(endpoint) = self.registry.get(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                let served = attach(&endpoint, stream, peer, (producer, by), self.random.u64());
+                let served =
+                    serve_attached(&endpoint, stream, peer, (producer, by), self.random.u64());
                 // When the segment closes, this connection ends, and with it the client's
                 // attachment: none of its verbs succeeds any more.
                 let closed = async {
@@ -256,90 +244,6 @@ impl Server {
     }
 }
 
-/// The log token of an attachment; ends with it.
-struct LogToken<'a> {
-    endpoint: &'a SegmentEndpoint,
-    token: Option<u64>,
-}
-
-impl Drop for LogToken<'_> {
-    fn drop(&mut self) {
-        if let Some(token) = self.token {
-            self.endpoint.tables.log_producers.end(token);
-            // The owner settles the open claims; if its mailbox is full, its timer does.
-            let _ = self.endpoint.owner.try_send(Drain);
-        }
-    }
-}
-
-/// RDMA access of a client. `sever` also ends the client's link, so that the client notices at
-/// once.
-#[derive(Debug)]
-struct SeverableAccess {
-    served: Arc<dyn RemoteAccess>,
-    severed: Notify,
-}
-
-impl RemoteAccess for SeverableAccess {
-    fn sever(&self) {
-        self.served.sever();
-        self.severed.notify_one();
-    }
-
-    fn is_severed(&self) -> bool {
-        self.served.is_severed()
-    }
-
-    fn pairs(&self) -> &[u32] {
-        self.served.pairs()
-    }
-}
-
-/// RDMA access that is severed when its attachment ends.
-struct SeverOnDrop(Arc<SeverableAccess>);
-
-impl SeverOnDrop {
-    fn new(served: Arc<dyn RemoteAccess>, producer: u64) -> Self {
-        tracing::debug!(producer, pairs = ?served.pairs(), "writes through devices");
-        Self(Arc::new(SeverableAccess { served, severed: Notify::new() }))
-    }
-
-    async fn severed(access: Option<&Self>) -> Result<(), WireError> {
-        match access {
-            Some(Self(access)) => access.severed.notified().await,
-            None => std::future::pending().await,
-        }
-        Ok(())
-    }
-}
-
-impl Drop for SeverOnDrop {
-    fn drop(&mut self) {
-        self.0.sever();
-    }
-}
-
-/// Makes the owner's end of an RDMA data path. The answer, or the reason for none, goes to the
-/// client.
-async fn through_devices(
-    endpoint: &SegmentEndpoint,
-    producer: u64,
-    by: &AttachBy,
-) -> (Option<SeverOnDrop>, Option<std::result::Result<Answer, String>>) {
-    let AttachBy::Fabric(offer) = by else { return (None, None) };
-    let Some(exported) = endpoint.exported.clone() else {
-        let why = "this rank's memory is not registered with any device; see its log";
-        return (None, Some(Err(why.to_string())));
-    };
-    let offer = offer.clone();
-    // Not on the thread of actors: the kernel may take a second to resolve the other end's address.
-    match tokio::task::spawn_blocking(move || exported.accept(&offer)).await {
-        Ok(Ok((served, answer))) => (Some(SeverOnDrop::new(served, producer)), Some(Ok(answer))),
-        Ok(Err(e)) => (None, Some(Err(e.to_string()))),
-        Err(e) => (None, Some(Err(format!("accepting failed: {e}")))),
-    }
-}
-
 /// Passes a segment's descriptor to a client on this host.
 async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireError> {
     let Some(fd) = nkv_store::shm::descriptor(segment).filter(|_| stream.is_unix()) else {
@@ -355,151 +259,8 @@ async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireEr
     }
 }
 
-async fn attach(
-    endpoint: &SegmentEndpoint,
-    mut stream: BoxStream,
-    peer: Peer,
-    (producer, by): (u64, AttachBy),
-    token: u64,
-) -> Result<(), WireError> {
-    let attachments = &endpoint.tables.attachments;
-    let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
-    let process = peer.unix.and_then(|u| u.process);
-    let proof = match (&by, process) {
-        (AttachBy::Map, None) => {
-            return refuse(&mut stream, Refusal::NoProof { peer: peer.text }).await;
-        }
-        (AttachBy::Map, process) => process,
-        _ => None,
-    };
-    let (severing, fabric) = through_devices(endpoint, producer, &by).await;
-    let route = match (&proof, &severing) {
-        (Some(process), _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
-        (_, Some(access)) => Some(Route::Fabric { tx: tx.clone(), served: access.0.clone() }),
-        _ => None,
-    };
-    // Registered before the welcome: the client is notified of every plan that ends from now on.
-    let id = route.map(|route| attachments.add(producer, route));
-    let proof = proof.map(Proof::Process);
-    let pins = id.zip(proof).and_then(|(id, proof)| endpoint.tables.pins.give(id, proof));
-    let log_token = (by == AttachBy::Agent).then_some(token);
-    let log_token = log_token.and_then(|t| endpoint.tables.log_producers.give(t));
-    let _rights = LogToken { endpoint, token: log_token };
-    let mut buf = Vec::new();
-    // Read after the route is registered: a later term is sent to it.
-    let term = endpoint.tables.term();
-    let welcome = Welcome::Attached { term, pins, log_token, fabric };
-    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &welcome).await {
-        // A client writes only after the welcome. Its RDMA access is severed before its route is
-        // removed.
-        drop(severing);
-        if let Some(id) = id {
-            attachments.take_back(id);
-            endpoint.tables.pins.take_back(id);
-        }
-        return Err(e);
-    }
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let out = write_to_client(&mut writer, rx);
-    let inn = read_from_client(endpoint, &mut reader, (producer, log_token), id, &tx);
-    let moved = race(out, inn);
-    let ended = race(moved, SeverOnDrop::severed(severing.as_ref())).await;
-    drop(severing);
-    if let Some(id) = id {
-        attachments.cut(id);
-    }
-    ended
-}
-
-async fn read_from_client<R: AsyncRead + Unpin>(
-    endpoint: &SegmentEndpoint,
-    reader: &mut R,
-    (producer, token): (u64, Option<u64>),
-    id: Option<AttachId>,
-    tx: &mpsc::Sender<OwnerToClient>,
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    let checks = Arc::new(Semaphore::new(MAX_CHECKS));
-    while let Some((_, m)) =
-        read_frame::<_, ClientToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
-    {
-        if let Err(e) = m.check(endpoint.tables.geometry()) {
-            // The client gets the reason, and the frame has no effect [I19].
-            let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
-            return Err(unsound(&e));
-        }
-        let handled = match m {
-            ClientToOwner::Touched(list) => {
-                endpoint.owner.push(Touches(list), Reply::nobody()).await
-            }
-            ClientToOwner::Dropped(plan) => match id {
-                Some(id) => {
-                    endpoint.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::TermObeyed(term) => match id {
-                Some(id) => {
-                    endpoint.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::KeysReported(list) => {
-                endpoint.owner.push(KeyReports(list), Reply::nobody()).await
-            }
-            ClientToOwner::Abandoned(claim) => match token {
-                // With a token: only its own claims, and only those it has not written to.
-                Some(t) if !endpoint.tables.log_producers.abandon(t, claim.into()) => Ok(()),
-                _ => endpoint.owner.push(GiveUp(claim), Reply::nobody()).await,
-            },
-            ClientToOwner::ClearBelow(below) => match id {
-                Some(id) => endpoint.owner.push(LogClear(id, below), Reply::nobody()).await,
-                None => Ok(()),
-            },
-            ClientToOwner::CheckPlan(plan) => {
-                // In a task of its own: a Dropped must not wait behind it.
-                let (tables, tx) = (endpoint.tables.clone(), tx.clone());
-                let slot = checks.clone().acquire_owned().await;
-                tokio::task::spawn_local(async move {
-                    let open = tables.wait_open(plan).await;
-                    let _ = tx.send(OwnerToClient::Plan { plan, open }).await;
-                    drop(slot);
-                });
-                Ok(())
-            }
-            ClientToOwner::Detach => {
-                if let Some(id) = id {
-                    endpoint.tables.attachments.detach(id);
-                    endpoint.tables.pins.take_back(id);
-                }
-                return Ok(());
-            }
-        };
-        if let Err(error) = handled {
-            tracing::debug!(%error, "an attached client's frame was lost");
-        }
-    }
-    Ok(())
-}
-
-/// The error for an impossible frame from an attached client.
-fn unsound(error: &Error) -> WireError {
-    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message.clone()))
-}
-
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-async fn write_to_client<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    mut rx: mpsc::Receiver<OwnerToClient>,
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    while let Some(frame) = rx.recv().await {
-        write_frame(writer, &mut buf, 0, &frame).await?;
-    }
-    Ok(())
 }
 
 /// Runs a server on an executor.

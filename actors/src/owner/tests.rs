@@ -1,6 +1,8 @@
 //! The Owner against a simulated master and simulated attached processes: changes of the term, and
 //! late messages. `model_NAME` is the switch of the protocol's model that a test covers.
 
+mod closed_client;
+
 use super::attachments::Route;
 use super::tables::{OwnerTables, TermOrder};
 use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
@@ -29,6 +31,10 @@ const OLD: Term = Term { number: 1, master: 70 };
 const NEW: Term = Term { number: 2, master: 5 };
 const PRODUCER: u64 = 7;
 const Q_MS: u64 = 20;
+
+fn pidfd(pid: rustix::process::Pid) -> OwnedFd {
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap()
+}
 
 struct Bench {
     owner: ActorAddr<Owner>,
@@ -157,9 +163,7 @@ impl Bench {
 
     fn attaches_as(&self, pid: rustix::process::Pid) -> mpsc::Receiver<OwnerToClient> {
         let (tx, rx) = mpsc::channel(16);
-        let fd: OwnedFd =
-            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        self.tables.attachments.add(PRODUCER, Route::Process { tx, process: Arc::new(fd) });
+        self.tables.attachments.add(PRODUCER, Route::Process { tx, process: Arc::new(pidfd(pid)) });
         rx
     }
 }

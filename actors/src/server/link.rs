@@ -6,7 +6,7 @@ use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Serve
 use crate::actor::{ActorAddr, Reply};
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
 use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Welcome};
-use crate::race::race;
+use crate::race::read_and_write;
 use nkv_transport::wire::{
     BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
 };
@@ -48,7 +48,7 @@ impl Server {
             let (mut reader, mut writer) = tokio::io::split(stream);
             let down = write_to_owner(&mut writer, rx, &joined);
             let up = read_from_owner(&mut reader, master, (segment_id, incarnation, link));
-            race(down, up).await
+            read_and_write(up, down).await
         }
         .await;
         let _ = master.push(LinkDown { segment_id, link }, Reply::nobody()).await;
