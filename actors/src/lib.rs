@@ -35,7 +35,9 @@ pub mod server;
 pub mod slow_path;
 
 pub use bytes::Bytes;
-pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};
+pub use client::{
+    Blocking, Client, ClientConfig, ObjectView, PublishError, TransportChoice, WritePlan,
+};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};

@@ -168,7 +168,7 @@ pub(crate) fn exists(
     json: bool,
 ) -> Result<CommandOutcome, CliError> {
     let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let found = handle.exists(&bytes, false)?;
+    let found = handle.exists(&bytes)?;
     let state = |existence: &Existence| match existence {
         Existence::Absent => "absent",
         Existence::Writing => "writing",

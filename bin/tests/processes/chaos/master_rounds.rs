@@ -215,7 +215,7 @@ fn call_without_master(stage: &TestCluster, located: &[Arc<Stored>]) {
     };
     let end = rt.block_on(calls.make("get_location without", "", client.get_location(fresh)));
     judge("get_location", end.map(drop));
-    let end = rt.block_on(calls.make("exists without", "", client.exists(&[fresh], false)));
+    let end = rt.block_on(calls.make("exists without", "", client.exists(&[fresh])));
     judge("exists", end.map(drop));
     judge("put", rt.block_on(calls.make("put without", "", client.put(fresh, b"x", &opts))));
     judge("remove", rt.block_on(calls.make("remove without", "", client.remove(fresh))));
@@ -316,7 +316,7 @@ fn check_removed(stage: &TestCluster, workers: &[Worker]) -> u64 {
 fn expect_existence(stage: &TestCluster, all: &[&Stored], expected: Existence) {
     let calls = &stage.board.calls;
     let keys: Vec<&[u8]> = all.iter().map(|s| &s.key[..]).collect();
-    let asked = calls.make("exists after the return", "", stage.observer.exists(&keys, false));
+    let asked = calls.make("exists after the return", "", stage.observer.exists(&keys));
     match stage.rt.block_on(asked) {
         Ok(found) => {
             for (s, found) in all.iter().zip(found).filter(|(_, found)| *found != expected) {

@@ -187,7 +187,7 @@ impl Overtaken {
         for (key, _) in self.owners.iter().skip(1) {
             expect(fresh, key, SMALL_BYTES, 0);
         }
-        let gone = fresh.exists(&[b"owner/0", self.key.as_bytes()], false).unwrap();
+        let gone = fresh.exists(&[b"owner/0", self.key.as_bytes()]).unwrap();
         assert_eq!(gone, [Existence::Absent; 2]);
         put(fresh, "again", SMALL_BYTES, OWNER, 0).unwrap();
         assert_eq!(fresh.get_location(b"again").unwrap().rank, OWNER);

@@ -122,7 +122,8 @@ impl Writer {
             Step::Raw => self.raw(),
             Step::Publish => {
                 let plan = self.plan.take().ok_or_else(no_plan)?;
-                self.client.publish(plan).map(|()| String::new())
+                self.client.publish(plan)?;
+                Ok(String::new())
             }
             Step::Abort => {
                 let plan = self.plan.take().ok_or_else(no_plan)?;
