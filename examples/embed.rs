@@ -2,9 +2,8 @@
 //! messages to its actors. Run it with `cargo run --example embed`. It reads back everything that
 //! it stores, and leaves nothing behind.
 
-use nkv::master::Ask;
+use nkv::actors::{Ask, GetGauges};
 use nkv::message::{PutOptions, Request, Response};
-use nkv::owner::GetGauges;
 use nkv::{Client, Node, NodeConfig};
 use std::time::Duration;
 

@@ -17,7 +17,6 @@ pub mod environment;
 pub mod error;
 pub mod evictor;
 pub mod executor;
-pub mod exit;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
 mod log_claims;

@@ -5,10 +5,10 @@ mod deaths;
 
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::{Existence, PutOptions};
-use nkv::store::Buffer;
-use nkv::transport::Kind;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use nkv_pace::{HANGS, timed};
+use nkv_store::Buffer;
+use nkv_transport::Kind;
 use std::time::Duration;
 
 /// Bound of waits; the guest is emulated and slow.

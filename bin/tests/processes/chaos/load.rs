@@ -8,8 +8,8 @@ use super::board::{
 use crate::content;
 use crate::random::Random;
 use nkv::message::{Existence, PutOptions};
-use nkv::store::key::key_hash;
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
+use nkv_store::key::key_hash;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use super::writer::Writer;
 use crate::cluster_process::{ProcessCluster, until};
 use crate::content;
 use nkv::message::Existence;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, ClientConfig, ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 1_000 };

@@ -5,8 +5,8 @@
 use crate::content;
 use crate::past_the_handle::own_verbs;
 use nkv::message::{PlanDesc, PutOptions};
-use nkv::transport::verbs::Op;
 use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, WritePlan};
+use nkv_transport::verbs::Op;
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
 

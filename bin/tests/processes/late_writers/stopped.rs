@@ -8,8 +8,8 @@ use super::scene::{
 use super::writer::{signal, stop};
 use crate::cluster_process::until;
 use nkv::message::Existence;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 
