@@ -1,5 +1,6 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
-//! hosts. The program uses a machine through `nkv_actors::machine::Machine`; only that trait is simulated.
+//! hosts. The program uses a machine through `nkv_actors::machine::Machine`; only that trait is
+//! simulated.
 
 use crate::data::{AgentEndpoint, SimAgent, SimVerbs, Wire, WireProfile};
 use crate::dice::Dice;
