@@ -2,17 +2,15 @@
 //! messages to its actors. Run it with `cargo run --example embed`. It reads back everything that
 //! it stores, and leaves nothing behind.
 
-use nkv::master::Ask;
+use nkv::actors::{Ask, GetGauges};
 use nkv::message::{PutOptions, Request, Response};
-use nkv::owner::GetGauges;
 use nkv::{Client, Node, NodeConfig};
 use std::time::Duration;
 
 /// How long an actor may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// How long the ranks of the job may take to come up, and the pause between two checks.
+/// How long the ranks of the job may take to come up.
 const READY_LIMIT: Duration = Duration::from_secs(10);
-const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Bytes of one page of the object that is written page by page.
 const PAGE_BYTES: u32 = 64 << 10;
 /// Pages of that object.
@@ -44,12 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Values can be put once every rank of the job (here: one) has joined and reported what it holds.
 async fn wait_until_ready(node: &Node) -> Result<(), tokio::time::error::Elapsed> {
-    let wait = async {
-        while !node.is_ready() {
-            tokio::time::sleep(READY_POLL_INTERVAL).await;
-        }
-    };
-    tokio::time::timeout(READY_LIMIT, wait).await
+    tokio::time::timeout(READY_LIMIT, node.ready()).await
 }
 
 /// Puts and gets whole values.

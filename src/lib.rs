@@ -1,9 +1,24 @@
 //! nkv, a distributed KV cache for LLM inference: the public API for embedding. Re-exports only.
 //!
 //! Start a rank with [`Node::start`], or several in one process with [`Cluster::start`]; use
-//! [`Node::client`], or [`Client::connect`] from a process that owns no segment.
+//! [`Node::client`], or [`Client::connect`] from a process that owns no segment. [`actors`] has the
+//! handles of a node's actors and the messages that they take.
 
-pub use nkv_actors::*;
-pub use nkv_store as store;
-pub use nkv_transport as transport;
+pub use nkv_actors::{
+    AttachedTo, Blocking, Bytes, Client, ClientConfig, Cluster, Credentials, DrainReport, Ended,
+    Environment, Error, ErrorKind, MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView,
+    PublishError, Result, Secret, SecretError, SegmentStatus, StartError, TransportChoice,
+    WritePlan, message,
+};
+pub use nkv_store::{Buffer, KeyId, PolicyKind};
 pub use nkv_transport::wire::Address;
+
+/// Handles of the actors of a node, and the messages that they take.
+pub mod actors {
+    pub use nkv_actors::actor::{ActorAddr, ActorStatus};
+    pub use nkv_actors::announce_poller::AnnouncePoller;
+    pub use nkv_actors::evictor::Evictor;
+    pub use nkv_actors::master::{Ask, Master};
+    pub use nkv_actors::owner::{GetGauges, Owner};
+    pub use nkv_actors::producer::Producer;
+}

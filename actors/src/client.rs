@@ -28,7 +28,7 @@ pub(crate) use closing::closed;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use view::ObjectView;
-pub use write::WritePlan;
+pub use write::{PublishError, WritePlan};
 
 use crate::actor::{ActorAddr, Message, On};
 use crate::environment::Environment;

@@ -17,7 +17,6 @@ pub mod environment;
 pub mod error;
 pub mod evictor;
 pub mod executor;
-pub mod exit;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
 mod log_claims;
@@ -35,7 +34,9 @@ pub mod server;
 pub mod slow_path;
 
 pub use bytes::Bytes;
-pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};
+pub use client::{
+    Blocking, Client, ClientConfig, ObjectView, PublishError, TransportChoice, WritePlan,
+};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};

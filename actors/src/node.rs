@@ -38,9 +38,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How an embedded cluster polls for its ranks' first reports: for 10 s in total.
+/// Pause between two checks of [`Node::ready`].
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
-const READY_POLLS: u32 = 2_000;
+/// How long an embedded cluster waits for the first reports of its ranks.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 /// Why a node cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
@@ -173,6 +174,13 @@ impl Node {
         joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
     }
 
+    /// Returns once [`Self::is_ready`] is true. It has no time limit: give it one.
+    pub async fn ready(&self) {
+        while !self.is_ready() {
+            tokio::time::sleep(READY_POLL_INTERVAL).await;
+        }
+    }
+
     /// True once a drain has begun.
     pub fn is_draining(&self) -> bool {
         self.first.segment_handle.is_draining()
@@ -297,13 +305,12 @@ impl Cluster {
             nodes.push(Node::start(config).await?);
         }
         let cluster = Self { nodes };
-        for _ in 0..READY_POLLS {
-            if cluster.node(0).is_ready() {
-                return Ok(cluster);
-            }
-            tokio::time::sleep(READY_POLL_INTERVAL).await;
+        match tokio::time::timeout(READY_LIMIT, cluster.node(0).ready()).await {
+            Ok(()) => Ok(cluster),
+            Err(_) => Err(StartError::Internal(format!(
+                "{ranks} ranks joined but not all reported within {READY_LIMIT:?}"
+            ))),
         }
-        Err(StartError::Internal(format!("{ranks} ranks joined but not all reported in time")))
     }
 
     /// One of the nodes.

@@ -38,7 +38,7 @@ async fn no_verb_works(client: &Client) {
     is_closed_error("get_many_into", client.get_many_into(&mut [(k, &mut buffer)]).await.remove(0));
     is_closed_error("get_view", client.get_view(k).await);
     is_closed_error("lookup_mapped", client.lookup_mapped(&[k], &mut [false]));
-    is_closed_error("exists", client.exists(&[k], false).await);
+    is_closed_error("exists", client.exists(&[k]).await);
     is_closed_error("match_prefix", client.match_prefix(&[k]).await);
     is_closed_error("get_location", client.get_location(k).await);
     is_closed_error("remove", client.remove(k).await);
@@ -70,7 +70,7 @@ async fn a_handle_that_is_closed_ends_every_verb_and_reserves_nothing() {
         no_verb_works(&client).await;
         is_closed_error("read_into", client.read_into(&meta, &mut [0; 9_000]).await);
         is_closed_error("write_from", writing.write_from(0, &[1; 10]));
-        is_closed_error("publish", writing.publish().await);
+        is_closed_error("publish", writing.publish().await.map_err(Error::from));
         client.close().await;
         let after = other.stats().await.unwrap();
         assert_eq!(after.master.opened, before.master.opened, "no plan was granted to it");
@@ -102,7 +102,7 @@ async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
     let (waiting, probe) = (async || other.stats().await.unwrap().waiting == 1, client.clone());
     eventually("it waits for room", waiting).await;
     let closing = tokio::spawn(async move { client.close().await });
-    eventually("its handle closes", async || probe.exists(&[b"k"], false).await.is_err()).await;
+    eventually("its handle closes", async || probe.exists(&[b"k"]).await.is_err()).await;
     for _ in 0..POLLS {
         // In this order: while the put waits, its handle is not closed.
         let closed = closing.is_finished();

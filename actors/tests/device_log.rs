@@ -48,8 +48,8 @@ async fn what_was_just_put_into_a_log_exists_whoever_asks() {
             let (key, none) = (format!("{transport:?}/{i}"), format!("{transport:?}/{i}/none"));
             puts.put(key.as_bytes(), &bytes(900, 7), &logged(i % 2)).await.unwrap();
             let keys = [key.as_bytes(), none.as_bytes()];
-            there(puts.exists(&keys, false).await.unwrap());
-            there(asks.exists(&keys, false).await.unwrap());
+            there(puts.exists(&keys).await.unwrap());
+            there(asks.exists(&keys).await.unwrap());
         }
     }
     cluster.stop().await;
@@ -94,7 +94,7 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
         }
         let e = client.remove(&key).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
-        let found = cluster.client().exists(&[&key], false).await.unwrap();
+        let found = cluster.client().exists(&[&key]).await.unwrap();
         assert_eq!(found, [Existence::Absent]);
     }
     client.put(b"last", &bytes(100, 1), &logged(0)).await.unwrap();
@@ -300,7 +300,7 @@ async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_re
         client.remove(&key).await.unwrap();
         let e = client.get(&key).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
-        assert_eq!(client.exists(&[&key], false).await.unwrap(), [Existence::Absent]);
+        assert_eq!(client.exists(&[&key]).await.unwrap(), [Existence::Absent]);
     }
     at_rest(&cluster, 0).await;
     cluster.stop().await;
@@ -341,7 +341,7 @@ async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_o
             n += 1;
             let other = [b'x', turn, (n >> 8) as u8, n as u8];
             client.put(&other, &bytes(100_000, turn), &logged(0)).await.unwrap();
-            fresh.exists(&[&key], false).await.unwrap() == [Existence::Absent]
+            fresh.exists(&[&key]).await.unwrap() == [Existence::Absent]
         })
         .await;
         fresh.put(&key, &bytes(50, turn), &PutOptions::default()).await.unwrap();

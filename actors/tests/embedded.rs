@@ -133,7 +133,7 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     let plan = a.open_for_write(b"k", value.len() as u64, &opts).await.unwrap();
     assert_eq!((plan.n_pages(), plan.page_bytes()), (16, 65_536));
     assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotReady);
-    assert_eq!(b.exists(&[b"k"], false).await.unwrap(), [Existence::Writing]);
+    assert_eq!(b.exists(&[b"k"]).await.unwrap(), [Existence::Writing]);
     let e = b.put(b"k", b"x", &opts).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady);
     assert!(plan.write_page(16, &[]).is_err() && plan.write_page(0, &[0; 10]).is_err());
@@ -154,6 +154,23 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_that_lacks_bytes_comes_back_in_the_error_and_can_be_published_later() {
+    let cluster = Cluster::start(2, config("handed-back")).await.unwrap();
+    let client = cluster.node(0).client();
+    let value = bytes(8192, 3);
+    let plan = client.open_for_write(b"k", 8192, &on(1)).await.unwrap();
+    plan.write_from(0, &value[..4096]).unwrap();
+    let e = plan.publish().await.unwrap_err();
+    assert_eq!(e.error.kind, ErrorKind::InvalidArgument, "{e}");
+    assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Writing]);
+    let plan = e.plan.expect("it is still open");
+    plan.write_from(4096, &value[4096..]).unwrap();
+    plan.publish().await.unwrap();
+    assert_eq!(client.get(b"k").await.unwrap(), value);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back() {
     let cluster = Cluster::start(2, config("abort")).await.unwrap();
     let a = cluster.node(0).client();
@@ -166,7 +183,7 @@ async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back(
             drop(plan);
         }
         eventually("the key is free again", async || {
-            a.exists(&[b"k"], false).await.unwrap() == [Existence::Absent]
+            a.exists(&[b"k"]).await.unwrap() == [Existence::Absent]
         })
         .await;
     }
@@ -204,7 +221,7 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let e = unfinished.write_from(4096, &[1; 4096]).unwrap_err();
     assert_eq!(e.kind, ErrorKind::Reclaimed);
     let e = unfinished.publish().await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Reclaimed, "[I11] {e}");
+    assert_eq!(e.error.kind, ErrorKind::Reclaimed, "[I11] {e}");
     // READY by hand, as a kernel would, and never committed.
     let ready = a.open_for_write(b"ready", 4096, &on(1)).await.unwrap();
     ready.write_from(0, &bytes(4096, 1)).unwrap();
@@ -404,8 +421,9 @@ async fn i6_a_key_that_is_being_written_can_be_removed_and_its_plan_is_over() {
         plan.write_from(0, &bytes(8192, round)).unwrap();
         cluster.node(1).client().remove(b"k").await.unwrap();
         let e = plan.publish().await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
-        assert_eq!(client.exists(&[b"k"], false).await.unwrap(), [Existence::Absent]);
+        assert_eq!(e.error.kind, ErrorKind::Reclaimed, "{e}");
+        assert!(e.plan.is_none(), "it has ended");
+        assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
     }
     eventually("no plan is left at the master", async || {
         client.stats().await.unwrap().plans_open == 0

@@ -69,7 +69,7 @@ async fn i7_a_key_that_was_put_anew_is_found_before_anybody_heard_that_its_old_o
                 client.remove(&key).await.unwrap();
 
                 is_put_anew(&cluster, &client, &key, rank).await;
-                assert_eq!(client.exists(&[&key], false).await.unwrap(), [Existence::Ready]);
+                assert_eq!(client.exists(&[&key]).await.unwrap(), [Existence::Ready]);
                 if transport == TransportChoice::Shm {
                     assert_eq!(&client.get_view(&key).await.unwrap()[..], found, "rank {rank}");
                 }

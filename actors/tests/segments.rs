@@ -210,7 +210,7 @@ async fn an_unmount_waits_for_open_plans_and_no_longer_than_it_may() {
             let late = plan.write_from(50_000, &value[50_000..]).unwrap_err();
             assert_eq!(late.kind, ErrorKind::Disconnected, "{late}");
             let e = plan.publish().await.unwrap_err();
-            assert!(matches!(e.kind, ErrorKind::Reclaimed | ErrorKind::Disconnected), "{e}");
+            assert!(matches!(e.error.kind, ErrorKind::Reclaimed | ErrorKind::Disconnected), "{e}");
         }
         assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind, ErrorKind::NotFound);
         client.put(key.as_bytes(), &value, &on(0)).await.expect("the key is free again");

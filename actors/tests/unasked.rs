@@ -41,7 +41,7 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         for (i, key) in keys.iter().enumerate() {
             assert_eq!(client.get(key.as_bytes()).await.unwrap(), bytes(3_000, i as u8));
         }
-        assert_eq!(client.exists(&names, false).await.unwrap(), vec![Existence::Ready; 50]);
+        assert_eq!(client.exists(&names).await.unwrap(), vec![Existence::Ready; 50]);
         let run = client.match_prefix(&names).await.unwrap();
         assert!(run.len() == 50 && run.iter().all(|m| m.rank == 1 && m.bytes_total == 3_000));
         let after = client.read_counters();
@@ -130,7 +130,7 @@ async fn what_is_removed_or_evicted_is_found_nowhere_and_what_is_put_anew_is() {
         assert_eq!(client.get(b"k").await.unwrap(), bytes(2_000, turn));
         client.remove(b"k").await.unwrap();
         assert_eq!(client.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
-        assert_eq!(client.exists(&[b"k"], false).await.unwrap(), [Existence::Absent]);
+        assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
         assert!(client.match_prefix(&[b"k"]).await.unwrap().is_empty());
     }
     used_is_live(&cluster).await;

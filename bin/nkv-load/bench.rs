@@ -9,13 +9,13 @@ use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::progress;
 use crate::report::Report;
-use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::ErrorTally;
 use nkv::message::PutOptions;
-use nkv::store::Buffer;
 use nkv::{Blocking, Bytes, NodeConfig};
+use nkv_programs::sizes::show_bytes;
+use nkv_store::Buffer;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 

@@ -14,12 +14,13 @@ use crate::flags::{Flags, LoadTransport};
 use crate::latency::OpTimes;
 use crate::progress;
 use crate::report::Report;
-use crate::sizes::show_bytes;
 use crate::status::ended;
 use crate::stop::Stop;
 use anyhow::{Context, bail};
+use nkv::Blocking;
 use nkv::message::PutOptions;
-use nkv::{Blocking, exit};
+use nkv_programs::exit;
+use nkv_programs::sizes::show_bytes;
 use ring::RingCopy;
 
 /// Sizes in bytes.

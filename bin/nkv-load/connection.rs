@@ -1,16 +1,16 @@
 //! The target of the load: a cluster embedded in this process, or running nodes. Both provide
 //! handles of the same type, each for one thread, so the runs are the same for both.
 
-use crate::endpoints::{connect, endpoint};
 use crate::flags::Flags;
-use crate::sizes::show_bytes;
 use crate::status::ended;
 use anyhow::Context;
 use nkv::message::View;
 use nkv::{
     Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
-    exit,
 };
+use nkv_programs::endpoints::{connect, endpoint};
+use nkv_programs::exit;
+use nkv_programs::sizes::show_bytes;
 use tokio::runtime::Runtime;
 
 /// A cluster in this process; dropping it stops it.

@@ -4,7 +4,7 @@
 
 use crate::status::ended;
 use anyhow::Context;
-use nkv::exit;
+use nkv_programs::exit;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;

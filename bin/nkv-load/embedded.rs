@@ -10,14 +10,14 @@ use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::progress;
 use crate::report::Report;
-use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use indicatif::MultiProgress;
 use nkv::message::{ObjMeta, PutOptions};
-use nkv::store::Buffer;
 use nkv::{Blocking, Error, NodeConfig};
+use nkv_programs::sizes::show_bytes;
+use nkv_store::Buffer;
 use tokio::runtime::Runtime;
 
 /// Ranks of the cluster.

@@ -1,13 +1,13 @@
 //! The command line: the options, their valid combinations, and their defaults. It starts nothing;
 //! an invalid combination is refused here, and the error names the flag to change.
 
-use crate::fabric::FabricFlags;
-use crate::logging::LogFormat;
-use crate::packaging::{self, PackagingFlags};
-use crate::sizes::parse_bytes;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
+use nkv_programs::fabric::FabricFlags;
+use nkv_programs::logging::LogFormat;
+use nkv_programs::packaging::{self, PackagingFlags};
+use nkv_programs::sizes::parse_bytes;
 use nkv_store::PolicyKind;
 use nkv_store::stripes::MAX_STRIPES;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ mod plot;
 mod throughput;
 
 use crate::report::{OpRow, Report};
-use crate::sizes::show_bytes;
+use nkv_programs::sizes::show_bytes;
 use plot::{escape, show_number};
 
 const STYLE: &str = include_str!("html/style.css");

@@ -12,7 +12,8 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
 use nkv::message::PutOptions;
-use nkv::{Blocking, Error, exit};
+use nkv::{Blocking, Error};
+use nkv_programs::exit;
 use std::time::Duration;
 
 const KEY_BYTES: usize = 32;

@@ -8,46 +8,28 @@ mod content;
 mod corrupt;
 mod destination;
 mod embedded;
-#[path = "../endpoints.rs"]
-#[expect(dead_code, reason = "what only a program that need not be told where the cluster is uses")]
-mod endpoints;
-#[path = "../fabric.rs"]
-mod fabric;
 mod flags;
 mod html;
 mod latency;
-#[path = "../logging.rs"]
-mod logging;
 mod lookups;
 mod memcpy;
 mod mix;
-#[path = "../open_files.rs"]
-mod open_files;
-#[path = "../packaging.rs"]
-mod packaging;
 mod pour;
 mod progress;
 mod report;
 mod setting;
-#[path = "../sizes.rs"]
-mod sizes;
 mod status;
 mod stop;
 mod stopwatch;
-#[path = "../streams.rs"]
-#[expect(dead_code, reason = "a load is read from no stream")]
-mod streams;
 mod tally;
 mod timeline;
 mod trace;
-#[path = "../variables.rs"]
-mod variables;
 
 use clap::{CommandFactory, FromArgMatches};
 use destination::Destination;
 use flags::{Flags, Mode};
-use logging::LogFormat;
-use nkv::exit;
+use nkv_programs::logging::LogFormat;
+use nkv_programs::{endpoints, exit, logging, open_files, packaging, streams, variables};
 use report::Report;
 use setting::Beginning;
 use status::ended;

@@ -4,7 +4,7 @@
 //! is timed.
 
 use crate::stopwatch::timed;
-use nkv::store::Buffer;
+use nkv_store::Buffer;
 use std::hint::black_box;
 
 /// As many heap buffers as objects, each of one size, every page faulted in.

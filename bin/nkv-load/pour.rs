@@ -52,7 +52,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let mut line = String::new();
     if std::io::stdin().read_line(&mut line)? == 0 {
         let why = "--pour waits for a line on standard input, and there is none";
-        return Err(crate::status::ended(nkv::exit::LOCAL, why));
+        return Err(crate::status::ended(nkv_programs::exit::LOCAL, why));
     }
     let before = handle.client().write_counters();
     let (start, deadline) = (now_ns(), Deadline::after(length));

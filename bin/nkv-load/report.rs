@@ -2,11 +2,11 @@
 //! are an interface that scripts read; change both together.
 
 use crate::latency::OpTimes;
-use crate::sizes::show_bytes;
-use crate::streams;
 use crate::tally::ErrorTally;
 use anyhow::Context;
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use nkv_programs::sizes::show_bytes;
+use nkv_programs::streams;
 use serde::Serialize;
 
 /// One operation at one size.

@@ -3,8 +3,8 @@
 
 use crate::flags::{Flags, LoadTransport, Mode};
 use crate::html::Setting;
-use crate::sizes::show_bytes;
 use crate::stopwatch::now_ns;
+use nkv_programs::sizes::show_bytes;
 use std::time::SystemTime;
 
 /// A run that begins now.

@@ -1,8 +1,9 @@
 //! The exit status of a run that failed: the class of its error, by the table that all of nkv's
 //! programs share.
 
-use crate::endpoints::NoneServes;
-use nkv::{Error, SecretError, StartError, exit};
+use nkv::{Error, SecretError, StartError};
+use nkv_programs::endpoints::NoneServes;
+use nkv_programs::exit;
 use std::io;
 
 /// A run that ended with a status of its own.
@@ -25,7 +26,7 @@ pub(crate) fn of(error: &anyhow::Error) -> u8 {
             return Some(e.status);
         }
         if let Some(e) = e.downcast_ref::<StartError>() {
-            return Some(e.exit_code());
+            return Some(exit::of_start(e));
         }
         if let Some(none) = e.downcast_ref::<NoneServes>() {
             return Some(none.exit_status());
@@ -44,9 +45,9 @@ pub(crate) fn of(error: &anyhow::Error) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::{ended, of};
-    use crate::endpoints::NoneServes;
     use anyhow::{Context, anyhow};
     use nkv::{Error, StartError};
+    use nkv_programs::endpoints::NoneServes;
     use std::io;
 
     #[test]

@@ -2,9 +2,9 @@
 //! keys get their names. Values stay text here: `settings` parses them and names the source of a
 //! wrong one.
 
-use crate::packaging::{self, PackagingFlags};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
+use nkv_programs::packaging::{self, PackagingFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -349,7 +349,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, c
 #[cfg(test)]
 mod tests {
     use super::{PREFAULT, SETTINGS, command, parse, with_choices};
-    use crate::variables;
+    use nkv_programs::variables;
     use std::ffi::OsString;
 
     fn flags(args: &[&str]) -> super::Flags {

@@ -5,30 +5,16 @@
 mod flags;
 mod http;
 mod launcher;
-#[path = "../logging.rs"]
-mod logging;
 mod metrics;
-#[path = "../open_files.rs"]
-mod open_files;
-#[path = "../packaging.rs"]
-mod packaging;
 mod ready;
 mod run;
 mod settings;
 mod signals;
-#[path = "../sizes.rs"]
-mod sizes;
 mod start_lines;
-#[path = "../streams.rs"]
-#[expect(dead_code, reason = "a rank reads nothing from stdin")]
-mod streams;
-#[path = "../variables.rs"]
-#[expect(dead_code, reason = "the environment is read once, for all of it")]
-mod variables;
 
-use logging::LogFormat;
-use nkv::exit;
-use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
+use nkv_programs::logging::LogFormat;
+use nkv_programs::{exit, logging, open_files, streams};
+use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use settings::{Machine, Settings};
 use std::io::Write;
 use std::process::ExitCode;

@@ -6,8 +6,8 @@ mod process;
 mod text;
 
 use nkv::NodeStatus;
-use nkv::actor::ActorStatus;
 use nkv::message::{ClusterStats, OwnerGauges};
+use nkv_actors::actor::ActorStatus;
 pub(crate) use process::started;
 use text::{Labels, Sort, Text};
 
@@ -244,7 +244,7 @@ fn durations(text: &mut Text, status: &NodeStatus) {
     }
 }
 
-fn requests(text: &mut Text, name: &str, all: &[(&'static str, nkv::durations::Durations)]) {
+fn requests(text: &mut Text, name: &str, all: &[(&'static str, nkv_actors::durations::Durations)]) {
     for (kind, found) in all.iter().filter(|(_, d)| d.counts.iter().any(|n| *n > 0)) {
         text.durations(name, &[("request", kind)], found);
     }

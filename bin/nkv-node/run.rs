@@ -7,7 +7,8 @@ use crate::settings::Settings;
 use crate::signals::{CleanupPaths, Signals};
 use crate::{http, start_lines};
 use nkv::message::RankInfo;
-use nkv::{Address, Ended, Node, exit};
+use nkv::{Address, Ended, Node};
+use nkv_programs::exit;
 use nkv_store::clock::{BootClock, Clock};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
                 return Ok(());
             }
             started = Node::start(settings.node.clone()) => {
-                Arc::new(started.map_err(|e| End::new(e.exit_code(), e.to_string()))?)
+                Arc::new(started.map_err(|e| End::new(exit::of_start(&e), e.to_string()))?)
             }
         };
         let since = BootClock.now_ms();

@@ -3,11 +3,11 @@
 //! stdout.
 
 use crate::settings::{Line, Settings};
-use crate::sizes::show_bytes;
 use nkv::message::RankInfo;
-use nkv::node::MemoryChoice;
-use nkv::store::shm::pages;
 use nkv::{Address, Node, NodeConfig};
+use nkv_actors::node::MemoryChoice;
+use nkv_programs::sizes::show_bytes;
+use nkv_store::shm::pages;
 use std::io::Write;
 use std::net::SocketAddr;
 

@@ -1,8 +1,9 @@
 //! What can go wrong and what the user should do about it: one sentence, or one JSON object, and an
 //! exit status each.
 
-use crate::endpoints::NoneServes;
-use nkv::{Error, ErrorKind, exit};
+use nkv::{Error, ErrorKind};
+use nkv_programs::endpoints::NoneServes;
+use nkv_programs::exit;
 use serde_json::json;
 use std::io;
 
@@ -200,8 +201,9 @@ fn hint(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::{CliError, hint};
-    use crate::endpoints::NoneServes;
-    use nkv::{Error, exit};
+    use nkv::Error;
+    use nkv_programs::endpoints::NoneServes;
+    use nkv_programs::exit;
     use serde_json::json;
     use std::io;
 

@@ -2,9 +2,9 @@
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
-use crate::sizes::show_bytes;
-use nkv::transport::fabric::FabricConfig;
+use nkv_programs::sizes::show_bytes;
 use nkv_store::shm;
+use nkv_transport::fabric::FabricConfig;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ fn rdma(_: &FabricConfig) -> Rdma {
 
 #[cfg(feature = "rdma")]
 fn rdma(wanted: &FabricConfig) -> Rdma {
-    use nkv::transport::rdma;
+    use nkv_transport::rdma;
     let devices = match rdma::devices() {
         Ok(devices) if devices.is_empty() => {
             let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";

@@ -4,9 +4,9 @@
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::retry_policy::RetryPolicy;
-use crate::sizes::show_bytes;
 use nkv::message::{EvictReport, SegmentId};
 use nkv::{Blocking, Error};
+use nkv_programs::sizes::show_bytes;
 use serde_json::json;
 
 /// `nkv evict --until-below PERCENT [--rank N]`. One rank: prints its answer. All: prints the

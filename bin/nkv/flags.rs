@@ -1,13 +1,14 @@
 //! The command line: the commands, and the options that all of them share.
 
-use crate::endpoints::{endpoint, here};
-use crate::fabric::FabricFlags;
-use crate::sizes::parse_bytes;
-use crate::{keys, packaging};
+use crate::keys;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use nkv::{Address, TransportChoice};
+use nkv_programs::endpoints::{endpoint, here};
+use nkv_programs::fabric::FabricFlags;
+use nkv_programs::packaging;
+use nkv_programs::sizes::parse_bytes;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -3,42 +3,28 @@
 
 mod cli_error;
 mod doctor;
-#[path = "../endpoints.rs"]
-mod endpoints;
 mod evict;
-#[path = "../fabric.rs"]
-mod fabric;
 mod flags;
 mod keys;
 mod listing;
 mod node_reports;
 mod objects;
-#[path = "../open_files.rs"]
-mod open_files;
 mod output;
-#[path = "../packaging.rs"]
-#[expect(dead_code, reason = "its flags are those of programs without commands")]
-mod packaging;
 mod remove;
 mod retry_policy;
 mod segments;
-#[path = "../sizes.rs"]
-mod sizes;
 mod stats;
 mod status;
-#[path = "../streams.rs"]
-mod streams;
 mod top;
 mod transfer;
-#[path = "../variables.rs"]
-mod variables;
 
 use clap::{CommandFactory, FromArgMatches};
 use cli_error::{CliError, CommandOutcome};
-use endpoints::NoneServes;
 use flags::{Command, Flags};
 use nkv::message::SegmentId;
-use nkv::{Address, Blocking, ClientConfig, Secret, exit};
+use nkv::{Address, Blocking, ClientConfig, Secret};
+use nkv_programs::endpoints::NoneServes;
+use nkv_programs::{endpoints, exit, open_files, packaging, streams, variables};
 use retry_policy::RetryPolicy;
 use serde_json::json;
 use std::io::Write;

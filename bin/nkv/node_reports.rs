@@ -2,12 +2,13 @@
 //! user named, for its own state. It prints what the nodes report and concludes nothing from it.
 
 use crate::cli_error::CliError;
-use crate::endpoints;
 use crate::output;
 use crate::retry_policy::is_starting;
-use crate::sizes::show_bytes;
 use nkv::message::{ClusterStats, NodeReport, RankInfo, RankState, View};
-use nkv::{Address, Client, ClientConfig, Error, exit};
+use nkv::{Address, Client, ClientConfig, Error};
+use nkv_programs::endpoints;
+use nkv_programs::exit;
+use nkv_programs::sizes::show_bytes;
 use nkv_store::clock::{BootClock, Clock};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -5,10 +5,10 @@ use crate::cli_error::{CliError, CommandOutcome};
 use crate::keys::shown;
 use crate::output;
 use crate::retry_policy::RetryPolicy;
-use crate::sizes::show_bytes;
 use crate::transfer;
 use nkv::message::{Existence, PutOptions};
 use nkv::{Blocking, Error, ErrorKind};
+use nkv_programs::sizes::show_bytes;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::Path;
@@ -168,7 +168,7 @@ pub(crate) fn exists(
     json: bool,
 ) -> Result<CommandOutcome, CliError> {
     let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let found = handle.exists(&bytes, false)?;
+    let found = handle.exists(&bytes)?;
     let state = |existence: &Existence| match existence {
         Existence::Absent => "absent",
         Existence::Writing => "writing",

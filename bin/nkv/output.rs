@@ -2,8 +2,8 @@
 //! as an error, never a panic.
 
 use crate::cli_error::CliError;
-use crate::streams;
 use comfy_table::{CellAlignment, Table, presets};
+use nkv_programs::streams;
 use serde::Serialize;
 
 /// Writes to stdout, all of it.

@@ -4,9 +4,9 @@
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::retry_policy::RetryPolicy;
-use crate::sizes::show_bytes;
 use nkv::Blocking;
 use nkv::message::SegmentId;
+use nkv_programs::sizes::show_bytes;
 use serde_json::json;
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
-use crate::sizes::show_bytes;
 use nkv::Address;
 use nkv::message::{ClusterStats, RankState, RefusedRank, View};
+use nkv_programs::sizes::show_bytes;
 use serde::Serialize;
 
 /// What is shown, and what `--json` prints.

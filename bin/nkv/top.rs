@@ -11,12 +11,12 @@ mod terminal;
 mod text;
 
 use crate::cli_error::{CliError, CommandOutcome};
-use crate::endpoints::{self, NoneServes};
 use crate::output;
 use crate::retry_policy::{RetryPolicy, is_starting};
 use collect::Collector;
 use model::{Model, Screen};
 use nkv::{Address, ClientConfig};
+use nkv_programs::endpoints::{self, NoneServes};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::runtime::Runtime;

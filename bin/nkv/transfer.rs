@@ -3,7 +3,7 @@
 //! signal that ends the program removes the temporary file.
 
 use crate::cli_error::CliError;
-use crate::sizes::show_bytes;
+use nkv_programs::sizes::show_bytes;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,7 +32,7 @@ pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, CliError>
             read_up_to(file, path, limit)
         }
         None => {
-            crate::streams::check_stdin().map_err(|e| CliError::io("stdin", e))?;
+            nkv_programs::streams::check_stdin().map_err(|e| CliError::io("stdin", e))?;
             read_up_to(io::stdin().lock(), Path::new("stdin"), limit)
         }
     }

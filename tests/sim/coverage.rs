@@ -2,7 +2,7 @@
 //! some of them; else the runs tested less than intended.
 
 use nkv::NodeStatus;
-use nkv::client::{ReadCounters, WriteCounters};
+use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.

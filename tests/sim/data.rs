@@ -13,7 +13,7 @@ pub use agent::{AgentEndpoint, SimAgent};
 pub use verbs::SimVerbs;
 
 use crate::dice::Dice;
-use nkv::transport::Op;
+use nkv_transport::Op;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Every choice of a simulated run follows from its seed, and each part of it draws from a stream
 //! of its own: what one part asks for does not change what another gets.
 
-use nkv::store::Random;
+use nkv_store::Random;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 

@@ -42,7 +42,7 @@ pub async fn check(cluster: Rc<Cluster>) {
         Err(e) => return cluster.ledger.wrong(format!("nobody can connect at the end: {e}")),
     };
     // Segments that were mounted may still be on their way to a new master.
-    if !until(RECLAIMED, async || handle.exists(&[b"any"], false).await.is_ok()).await {
+    if !until(RECLAIMED, async || handle.exists(&[b"any"]).await.is_ok()).await {
         return cluster.ledger.wrong("nothing is found at the end".to_string());
     }
     if !reclaimed(&cluster, &handle, "at the end", unclean).await {

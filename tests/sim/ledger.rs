@@ -18,7 +18,7 @@ use crate::plan::{JOB, secret};
 use crate::process::Pid;
 use crate::trace::Trace;
 use nkv::ErrorKind;
-use nkv::store::KeyId;
+use nkv_store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,6 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
-//! hosts. The program uses a machine through `nkv::machine::Machine`; only that trait is simulated.
+//! hosts. The program uses a machine through `nkv_actors::machine::Machine`; only that trait is
+//! simulated.
 
 use crate::data::{AgentEndpoint, SimAgent, SimVerbs, Wire, WireProfile};
 use crate::dice::Dice;
@@ -10,10 +11,10 @@ use crate::oracle::Watch;
 use crate::process::Pid;
 use crate::stack;
 use nkv::Credentials;
-use nkv::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment};
-use nkv::store::{Heap, Memory, SegmentName, StoreError, Stripes};
-use nkv::transport::wire::BoxFuture;
-use nkv::transport::{TransportError, Verbs};
+use nkv_actors::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment};
+use nkv_store::{Heap, Memory, SegmentName, StoreError, Stripes};
+use nkv_transport::wire::BoxFuture;
+use nkv_transport::{TransportError, Verbs};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;

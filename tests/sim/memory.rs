@@ -6,7 +6,7 @@ use crate::dice::Dice;
 use crate::oracle::Watch;
 use crate::process::Pid;
 use crate::stack;
-use nkv::store::{AnonMemory, Export, Memory, StoreError};
+use nkv_store::{AnonMemory, Export, Memory, StoreError};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -7,11 +7,11 @@ mod log;
 
 use crate::ledger::{Ledger, SlotEpoch};
 use crate::stack;
-use nkv::actor::ActorWatch;
-use nkv::store::layout::{
+use nkv_actors::actor::ActorWatch;
+use nkv_store::layout::{
     HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, ObjHeader, PUBLISH_OFF, epoch_of, flag, low, state,
 };
-use nkv::store::{AnonMemory, Geometry, KeyId, Memory, StoreError};
+use nkv_store::{AnonMemory, Geometry, KeyId, Memory, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -6,9 +6,9 @@ use crate::data::WireProfile;
 use crate::dice::Dice;
 use crate::memory::StallProfile;
 use crate::net::NetworkProfile;
-use nkv::store::evict::PolicyKind;
-use nkv::store::layout::PAYLOAD_ALIGN;
 use nkv::{MemoryChoice, NodeConfig, Secret};
+use nkv_store::evict::PolicyKind;
+use nkv_store::layout::PAYLOAD_ALIGN;
 use std::net::IpAddr;
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ pub type Pid = u32;
 #[derive(Debug)]
 pub struct Liveness(AtomicBool);
 
-impl nkv::transport::wire::Process for Liveness {
+impl nkv_transport::wire::Process for Liveness {
     fn is_alive(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -61,7 +61,7 @@ impl Process {
     }
 
     pub fn is_alive(&self) -> bool {
-        nkv::transport::wire::Process::is_alive(&*self.life)
+        nkv_transport::wire::Process::is_alive(&*self.life)
     }
 
     /// Runs no task of it until [`Process::go_on`].

@@ -3,9 +3,9 @@
 
 use crate::coverage::Coverage;
 use crate::run::{Outcome, run};
-use nkv::store::clock::{BootClock, Clock};
-use nkv::store::random_u64;
-use nkv::store::threads::spawn_named;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::random_u64;
+use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -2,7 +2,7 @@
 //! offset that runs a little faster or slower. Like CLOCK_BOOTTIME it never goes back, and it
 //! advances while a host is stopped.
 
-use nkv::store::clock::Clock;
+use nkv_store::clock::Clock;
 use tokio::time::Instant;
 
 /// The clock of one host.

@@ -2,7 +2,7 @@
 //! own control connections, so that a reply wakes only the caller.
 
 use super::put_log::TryPut;
-use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
+use super::{Client, ClientConfig, ObjectView, PublishError, WritePlan, spread};
 use crate::error::{Error, Result};
 use crate::message::{
     ClusterStats, EvictReport, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View,
@@ -40,7 +40,10 @@ impl Blocking {
         Self::new(&client)
     }
 
-    fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    fn wait<T, E: From<Error>>(
+        &self,
+        work: impl Future<Output = std::result::Result<T, E>>,
+    ) -> std::result::Result<T, E> {
         // Checked before the runtime is used: a forked child has none of its threads.
         self.client.check_usable()?;
         self.runtime.block_on(work)
@@ -148,8 +151,8 @@ impl Blocking {
     }
 
     /// See [`Client::exists`].
-    pub fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
-        self.wait(self.client.exists(keys, prefetch))
+    pub fn exists(&self, keys: &[&[u8]]) -> Result<Vec<Existence>> {
+        self.wait(self.client.exists(keys))
     }
 
     /// See [`Client::match_prefix`].
@@ -169,7 +172,7 @@ impl Blocking {
     }
 
     /// See [`WritePlan::publish`].
-    pub fn publish(&self, plan: WritePlan) -> Result<()> {
+    pub fn publish(&self, plan: WritePlan) -> std::result::Result<(), PublishError> {
         self.wait(plan.publish_with(&self.client))
     }
 

@@ -16,12 +16,10 @@ const STEP: usize = 128;
 const TURNS: usize = 4;
 
 impl Client {
-    /// Whether keys exist; one result per key, in order. `prefetch` asks for promotion from slower
-    /// tiers. It has no effect with DRAM as the only tier.
-    pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
+    /// Whether keys exist; one result per key, in order.
+    pub async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<Existence>> {
         self.check_usable()?;
         check_keys(keys)?;
-        let _no_slower_tier = prefetch;
         let mut found = vec![Existence::Absent; keys.len()];
         let known = self.find_by_index(keys);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| known[*i].is_none()).collect();

@@ -409,6 +409,30 @@ pub struct WritePlan {
     plan: Option<Arc<PlanState>>,
 }
 
+/// Why a plan was not published.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct PublishError {
+    /// The reason.
+    #[source]
+    pub error: Error,
+    /// The plan, if it is still open: bytes are missing (`InvalidArgument`). Write them, then
+    /// publish it. Dropped, it is aborted.
+    pub plan: Option<WritePlan>,
+}
+
+impl From<Error> for PublishError {
+    fn from(error: Error) -> Self {
+        Self { error, plan: None }
+    }
+}
+
+impl From<PublishError> for Error {
+    fn from(e: PublishError) -> Self {
+        e.error
+    }
+}
+
 impl WritePlan {
     fn state(&self) -> Result<&Arc<PlanState>> {
         self.client.check_usable()?;
@@ -476,25 +500,33 @@ impl WritePlan {
         })
     }
 
-    /// Sets READY and commits. Afterwards every client can find and read the object.
-    pub async fn publish(self) -> Result<()> {
+    /// Sets READY and commits. Afterwards every client can find and read the object. If bytes are
+    /// missing, the error holds the plan, which is still open.
+    pub async fn publish(self) -> std::result::Result<(), PublishError> {
         let client = self.client.clone();
         self.publish_with(&client).await
     }
 
     /// Publishes over the connections of `client`, a clone of the handle that opened the plan.
-    pub(super) async fn publish_with(mut self, client: &Client) -> Result<()> {
+    pub(super) async fn publish_with(
+        mut self,
+        client: &Client,
+    ) -> std::result::Result<(), PublishError> {
         let plan = self.state()?.clone();
-        let done = client.publish_and_commit(&plan).await;
-        // With bytes missing (InvalidArgument) the plan stays open, and its drop aborts it. Any
-        // other result is final.
-        if !matches!(&done, Err(e) if e.kind == ErrorKind::InvalidArgument) {
-            self.plan = None;
-            if done.is_err() {
+        match client.publish_and_commit(&plan).await {
+            Ok(()) => {
+                self.plan = None;
+                Ok(())
+            }
+            Err(error) if error.kind == ErrorKind::InvalidArgument => {
+                Err(PublishError { error, plan: Some(self) })
+            }
+            Err(error) => {
+                self.plan = None;
                 self.client.abandon(&[plan]);
+                Err(error.into())
             }
         }
-        done
     }
 
     /// Aborts the plan; its object never becomes readable.

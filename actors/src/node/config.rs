@@ -1,7 +1,6 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
-use crate::exit;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
@@ -283,21 +282,6 @@ pub enum StartError {
     /// A defect, or the operating system refused a call.
     #[error("{0}")]
     Internal(String),
-}
-
-impl StartError {
-    /// Exit status of a process that could not start its node.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Config(_) => exit::USAGE,
-            Self::RankAlive(_) => exit::EXISTS,
-            Self::NoMaster(_) => exit::UNREACHED,
-            Self::WorldSize(_) | Self::Refused(_) => exit::REFUSED,
-            Self::HeapTooLarge(_) => exit::NO_ROOM,
-            Self::PortInUse(_) => exit::LOCAL,
-            Self::Internal(_) => exit::BROKEN,
-        }
-    }
 }
 
 impl From<crate::Error> for StartError {

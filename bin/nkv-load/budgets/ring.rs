@@ -4,8 +4,8 @@
 use crate::content::Stream;
 use crate::memcpy::faulted;
 use crate::stopwatch::timed;
-use nkv::store::Buffer;
-use nkv::store::shm::AnonPages;
+use nkv_store::Buffer;
+use nkv_store::shm::AnonPages;
 use std::hint::black_box;
 
 /// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the

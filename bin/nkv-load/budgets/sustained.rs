@@ -6,13 +6,14 @@ use crate::content::Verdict;
 use crate::latency::OpTimes;
 use crate::memcpy::faulted;
 use crate::report::Report;
-use crate::sizes::show_bytes;
 use crate::status::ended;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
+use nkv::Blocking;
 use nkv::message::PutOptions;
-use nkv::{Blocking, exit};
+use nkv_programs::exit;
+use nkv_programs::sizes::show_bytes;
 use std::time::Duration;
 
 /// Bytes of one batch.

@@ -1,6 +1,6 @@
 use super::{Flags, Marks, Mode, Weights};
 use clap::Parser;
-use nkv::transport::fabric::FabricConfig;
+use nkv_transport::fabric::FabricConfig;
 use std::time::Duration;
 
 fn mode(args: &[&str]) -> Result<Mode, String> {

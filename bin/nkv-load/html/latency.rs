@@ -4,8 +4,8 @@
 use super::plot::{Axis, Plot, escape, legend, show_ns, svg_text, time_axis};
 use super::{figure, op_class, size_class};
 use crate::latency::OpTimes;
-use crate::sizes::show_bytes;
 use hdrhistogram::Histogram;
+use nkv_programs::sizes::show_bytes;
 use std::fmt::Write;
 
 /// Bars of a distribution per factor of ten.

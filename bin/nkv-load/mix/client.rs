@@ -10,8 +10,8 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::ErrorTally;
 use nkv::message::{Existence, PutOptions};
-use nkv::store::Buffer;
 use nkv::{Blocking, Error, ErrorKind};
+use nkv_store::Buffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -231,7 +231,7 @@ impl Client {
     fn exists(&mut self, slot: usize) {
         let stored = self.slots[slot].stored.is_some();
         let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
-        let (outcome, ns) = timed(|| self.handle.exists(&[&key], false));
+        let (outcome, ns) = timed(|| self.handle.exists(&[&key]));
         match outcome.as_deref() {
             Ok([Existence::Absent]) => {
                 self.slots[slot].stored = None;

@@ -7,8 +7,8 @@ use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
 use nkv::message::{ObjMeta, PutOptions};
-use nkv::store::Buffer;
 use nkv::{Blocking, ErrorKind};
+use nkv_store::Buffer;
 use std::collections::HashSet;
 
 /// Bytes read or put by one call; also the size of the reused buffer.

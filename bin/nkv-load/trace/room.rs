@@ -3,8 +3,8 @@
 //! groups leave).
 
 use super::file::Request;
-use crate::sizes::show_bytes;
 use anyhow::ensure;
+use nkv_programs::sizes::show_bytes;
 use std::collections::HashSet;
 
 /// Payloads are placed in units of this many bytes.

@@ -1,7 +1,7 @@
 //! Prometheus' text format: metrics in the order in which they are written, each with its help and
 //! type, and all samples of one metric together.
 
-use nkv::durations::{BOUNDS_NS, Durations};
+use nkv_actors::durations::{BOUNDS_NS, Durations};
 use std::fmt::{Display, Write};
 
 /// Type of a metric.

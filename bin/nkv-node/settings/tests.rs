@@ -3,7 +3,7 @@
 use super::{Machine, Settings, SettingsError, resolve};
 use crate::flags::{self, Flags, SETTINGS};
 use crate::launcher::Env;
-use nkv::transport::fabric::FabricConfig;
+use nkv_transport::fabric::FabricConfig;
 use std::ffi::OsString;
 use std::io::Write;
 
@@ -315,7 +315,7 @@ fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
 
 #[test]
 fn the_form_of_log_lines_is_one_of_two() {
-    use crate::logging::LogFormat;
+    use nkv_programs::logging::LogFormat;
     assert_eq!(settings(&[], &[]).unwrap().log_format, LogFormat::Text);
     let json = settings(&[], &[("NKV_LOG_FORMAT", "json")]).unwrap();
     assert_eq!(json.log_format, LogFormat::Json);

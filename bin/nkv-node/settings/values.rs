@@ -1,10 +1,10 @@
 //! Parses each kind of value. The caller adds the text's source (flag, variable, file) to the
 //! error.
 
-use crate::logging::LogFormat;
 use clap::ValueEnum;
-use nkv::node::MemoryChoice;
-use nkv::transport::fabric::MAX_PAIRS;
+use nkv_actors::node::MemoryChoice;
+use nkv_programs::logging::LogFormat;
+use nkv_transport::fabric::MAX_PAIRS;
 use std::net::SocketAddr;
 use std::str::FromStr;
 

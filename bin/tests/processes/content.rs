@@ -2,7 +2,7 @@
 //! foreign object is detected without a copy of the right one.
 
 use crate::random::Random;
-use nkv::store::KeyHasher;
+use nkv_store::KeyHasher;
 
 /// Bytes of version `version` of `key`.
 pub fn bytes(key: &[u8], version: u64, len: usize) -> Vec<u8> {

@@ -13,7 +13,7 @@ use crate::accounts::{accounted, gauges};
 use crate::cluster_process::{ProcessCluster, by_devices, until};
 use ids::Ids;
 use nkv::message::OwnerGauges;
-use nkv::store::clock::{BootClock, Clock};
+use nkv_store::clock::{BootClock, Clock};
 use observer::{Observer, Seen};
 use producer::{Flood, Task};
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! One-sided verbs that bypass the client handle, like a kernel or NIC of the writer: they use the
 //! plan's token and offsets, and ignore its gate and its deadline.
 
-use nkv::store::shm;
-use nkv::transport::Alive;
-use nkv::transport::shm::ShmVerbs;
-use nkv::transport::tcp::{TcpOptions, TcpVerbs};
-use nkv::transport::verbs::Verbs;
 use nkv::{Blocking, Credentials, Error, Result, TransportChoice};
+use nkv_store::shm;
+use nkv_transport::Alive;
+use nkv_transport::shm::ShmVerbs;
+use nkv_transport::tcp::{TcpOptions, TcpVerbs};
+use nkv_transport::verbs::Verbs;
 
 /// Verbs of their own connection or mapping to the owner of an incarnation.
 pub fn own_verbs(

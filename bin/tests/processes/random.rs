@@ -1,7 +1,7 @@
 //! Every choice of a run follows from one printed seed: which rank or producer dies, when, by which
 //! transport, what is written. The choices are repeatable, the interleaving of threads is not.
 
-use nkv::store::random_u64;
+use nkv_store::random_u64;
 
 /// Seeds are short enough to be typed again.
 const SEED_BITS: u64 = 32;

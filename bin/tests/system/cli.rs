@@ -245,7 +245,7 @@ fn completions_and_man_pages_come_from_every_program() {
     }
     assert!(run(node, &["--man"]).contains("nkv\\-node \\- Runs one rank of an nkv cluster"));
     for (program, args) in [(nkv, "help"), (node, "--help"), (load, "--help")] {
-        assert!(run(program, &[args]).contains(nkv::exit::TABLE), "{program}");
+        assert!(run(program, &[args]).contains(nkv_programs::exit::TABLE), "{program}");
     }
     for (program, args) in [
         (nkv, &["completions", "bash"][..]),

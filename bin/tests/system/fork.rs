@@ -50,7 +50,7 @@ fn a_forked_child_that_uses_its_parents_handle_gets_an_error() {
         refused("get_into", || client.get_into(key, &mut [0; 5]).err());
         refused("put", || client.put(b"new", b"x", &opts).err());
         refused("put_many", || client.put_many(&[(b"new", b"x")], &opts).pop()?.err());
-        refused("exists", || client.exists(&[key], false).err());
+        refused("exists", || client.exists(&[key]).err());
         refused("remove", || client.remove(key).err());
         refused("get_view", || client.get_view(key).err());
         refused("get_location", || client.get_location(key).err());

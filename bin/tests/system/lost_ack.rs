@@ -4,8 +4,8 @@
 
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::PutOptions;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, Error, ErrorKind};
+use nkv_store::clock::{BootClock, Clock};
 use rustix::process::Signal;
 use std::time::Duration;
 

@@ -5,10 +5,10 @@ mod deaths;
 
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::{Existence, PutOptions};
-use nkv::store::Buffer;
-use nkv::transport::Kind;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use nkv_pace::{HANGS, timed};
+use nkv_store::Buffer;
+use nkv_transport::Kind;
 use std::time::Duration;
 
 /// Bound of waits; the guest is emulated and slow.
@@ -47,7 +47,7 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
     }
     let keys: Vec<String> = (0..sizes.len()).map(|i| format!("k{i}")).collect();
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-    assert_eq!(reader.exists(&keys, false).unwrap(), vec![Existence::Ready; keys.len()]);
+    assert_eq!(reader.exists(&keys).unwrap(), vec![Existence::Ready; keys.len()]);
     let values: Vec<Vec<u8>> = (0..40).map(|i| bytes(i, 10_000)).collect();
     let names: Vec<String> = (0..40).map(|i| format!("many/{i}")).collect();
     let items: Vec<(&[u8], &[u8])> =

@@ -76,7 +76,7 @@ fn batches_larger_than_a_ring_come_through_both_ways() {
     let mut keys: Vec<Vec<u8>> = (0..40_000).map(|i| format!("absent/{i:040}").into()).collect();
     keys.push(b"there".to_vec());
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let found = handle.exists(&keys, false).unwrap();
+    let found = handle.exists(&keys).unwrap();
     assert_eq!(found.iter().filter(|e| **e == Existence::Absent).count(), 40_000);
     assert_eq!(found.last(), Some(&Existence::Ready));
     assert_eq!(rings(&cluster), 1);
@@ -94,7 +94,7 @@ fn i18_a_node_killed_at_any_moment_ends_its_clients_calls_with_disconnected() {
             until_it_fails(|| {
                 n += 1;
                 handle.put(format!("k{n}").as_bytes(), b"value", &opts)?;
-                handle.exists(&[b"first"], false).map(drop)
+                handle.exists(&[b"first"]).map(drop)
             })
         });
         std::thread::sleep(Duration::from_micros(20_000 + 317 * round));
@@ -112,8 +112,8 @@ fn i18_a_stopped_node_ends_a_call_with_timeout_and_serves_the_next_one_when_it_g
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let config = config(&cluster, TransportChoice::Auto);
     let tasks = runtime.block_on(Client::connect(&cluster.address(0), config)).unwrap();
-    let of_a_thread = || handle.exists(&[b"k"], false).map(drop);
-    let of_a_task = || runtime.block_on(tasks.exists(&[b"k"], false)).map(drop);
+    let of_a_thread = || handle.exists(&[b"k"]).map(drop);
+    let of_a_task = || runtime.block_on(tasks.exists(&[b"k"])).map(drop);
     let calls: [&dyn Fn() -> Result<(), Error>; 2] = [&of_a_thread, &of_a_task];
     for call in calls {
         call().unwrap();
@@ -158,7 +158,7 @@ fn i18_a_client_killed_at_any_moment_leaves_its_ring_and_holds_nobody_up() {
 fn i18_a_client_that_stands_still_in_a_call_holds_nobody_up() {
     let cluster = ProcessCluster::start(1, |_| {});
     let handle = blocking(&cluster);
-    handle.exists(&[b"k"], false).unwrap();
+    handle.exists(&[b"k"]).unwrap();
     let mut client = load(&cluster);
     until(LIMIT, "a ring of its own", || rings(&cluster) == 2);
     for round in 0..ROUNDS {
@@ -166,7 +166,7 @@ fn i18_a_client_that_stands_still_in_a_call_holds_nobody_up() {
         let pid = rustix::process::Pid::from_child(&client);
         rustix::process::kill_process(pid, Signal::STOP).unwrap();
         for _ in 0..50 {
-            let (found, took) = timed(|| handle.exists(&[b"k"], false));
+            let (found, took) = timed(|| handle.exists(&[b"k"]));
             found.unwrap();
             assert!(took.within(CALL_MS), "{took} beside a client that stands still");
         }

@@ -4,8 +4,8 @@
 //! hit. Without the published trace the tests make one of the same shape.
 
 use nkv::message::OwnerGauges;
-use nkv::store::PolicyKind;
 use nkv::{Cluster, NodeConfig};
+use nkv_store::PolicyKind;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

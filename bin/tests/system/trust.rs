@@ -6,10 +6,10 @@ use crate::cluster_process::{
     until,
 };
 use nkv::message::PutOptions;
-use nkv::transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 use nkv::{Address, Blocking, ClientConfig, Secret, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
+use nkv_transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -3,8 +3,8 @@
 use super::{Cluster, ProcessJob};
 use crate::process::{Pid, Process};
 use crate::workload;
-use nkv::actor::{ActorAddr, Crash, On, Role};
 use nkv::{Node, StartError};
+use nkv_actors::actor::{ActorAddr, Crash, On, Role};
 use std::rc::Rc;
 use std::time::Duration;
 

@@ -4,11 +4,11 @@
 
 use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;
-use nkv::machine::{AgentConfig, DataAgent};
-use nkv::store::{Memory, StoreError};
-use nkv::transport::TcpCounters;
-use nkv::transport::access::{Cut, Intent, Permit, SEEN_BYTES};
-use nkv::transport::grants::{Admitted, Grants, TOKEN_WAIT};
+use nkv_actors::machine::{AgentConfig, DataAgent};
+use nkv_store::{Memory, StoreError};
+use nkv_transport::TcpCounters;
+use nkv_transport::access::{Cut, Intent, Permit, SEEN_BYTES};
+use nkv_transport::grants::{Admitted, Grants, TOKEN_WAIT};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

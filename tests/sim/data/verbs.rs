@@ -4,7 +4,7 @@
 use super::{AgentEndpoint, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use crate::stack;
-use nkv::transport::{Alive, Kind, Op, TransportError, Verbs};
+use nkv_transport::{Alive, Kind, Op, TransportError, Verbs};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};

@@ -3,7 +3,7 @@
 use super::{History, Ledger, LogicalTime, Put, PutId, Removal, SlotEpoch};
 use crate::content::is_of;
 use crate::trace::Trace;
-use nkv::store::KeyId;
+use nkv_store::KeyId;
 
 /// An owner's message about objects that it retired arrives this late at most, in milliseconds: a
 /// TTL, and the network's delay.

@@ -7,8 +7,8 @@ use nkv::message::{
     ClientToOwner, Hello, MasterToOwner, OwnerToClient, OwnerToMaster, Purpose, Request, Response,
     Welcome,
 };
-use nkv::transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
-use nkv::transport::wire::{WireError, decode_frame};
+use nkv_transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
+use nkv_transport::wire::{WireError, decode_frame};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 

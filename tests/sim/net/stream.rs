@@ -4,7 +4,7 @@
 use super::{Conn, ConnId, Due, End, ListenAddress, Net, Waiting};
 use crate::net::pipe::Pipe;
 use crate::process::{Liveness, Pid};
-use nkv::transport::wire::{Address, BoxFuture, BoxStream, Listener, Peer, UnixPeer};
+use nkv_transport::wire::{Address, BoxFuture, BoxStream, Listener, Peer, UnixPeer};
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl SimNet {
     }
 }
 
-impl nkv::transport::wire::Net for SimNet {
+impl nkv_transport::wire::Net for SimNet {
     fn connect(&self, addr: &Address) -> BoxFuture<'static, io::Result<BoxStream>> {
         Box::pin(self.clone().dial(addr.clone()))
     }
@@ -149,7 +149,7 @@ impl Listener for SimListener {
             let unix = named.map(|(pid, life)| UnixPeer {
                 pid: pid as i32,
                 uid: 0,
-                process: Some(life as Arc<dyn nkv::transport::wire::Process>),
+                process: Some(life as Arc<dyn nkv_transport::wire::Process>),
             });
             Poll::Ready(Ok((Box::new(stream) as BoxStream, Peer { unix, text })))
         }))
@@ -179,7 +179,7 @@ pub struct SimStream {
     side: usize,
 }
 
-impl nkv::transport::wire::Stream for SimStream {
+impl nkv_transport::wire::Stream for SimStream {
     /// False: people who debug a run can read its frames, and no time is spent on encryption that
     /// is not under test.
     fn is_private(&self) -> bool {

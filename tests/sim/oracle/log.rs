@@ -4,9 +4,9 @@
 
 use super::{Cause, Inner, Watch, handled};
 use crate::ledger::SlotEpoch;
-use nkv::store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
-use nkv::store::layout::{ObjHeader, epoch_of, flag, low, state};
-use nkv::store::{AnonMemory, Geometry, KeyId, Memory};
+use nkv_store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
+use nkv_store::layout::{ObjHeader, epoch_of, flag, low, state};
+use nkv_store::{AnonMemory, Geometry, KeyId, Memory};
 
 impl Watch {
     /// A claim of `bytes` at position `at` was made.

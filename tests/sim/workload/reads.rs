@@ -58,7 +58,7 @@ impl Worker {
         let (keys, began) = (self.some_keys(8), self.cluster.ledger.moment());
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
-        let found = self.client.exists(&names, false).await;
+        let found = self.client.exists(&names).await;
         self.report("exists", keys[0], Outcome::of(&found));
         for (key, found) in keys.into_iter().zip(found.unwrap_or_default()) {
             if found == Existence::Absent {

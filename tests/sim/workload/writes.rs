@@ -115,7 +115,7 @@ impl Worker {
     /// How it ended, and whether the handle looked for its plan by the key.
     async fn finish(&mut self, plan: WritePlan, name: &[u8], whole: bool) -> (Outcome, bool) {
         let outcome = match self.dice.weighted(&[70, 10, 10, 10]) {
-            0 => Outcome::of(&plan.publish().await),
+            0 => Outcome::of(&plan.publish().await.map_err(nkv::Error::from)),
             1 if whole => {
                 let done = self.client.commit(name).await;
                 drop(plan);

@@ -10,9 +10,9 @@ use super::stage::{CLAIM_TTL_MS, POLL_INTERVAL, RANKS, SETTLE_MS, SLACK_MS, Test
 use super::victim::{Phase, ProducerProcess};
 use crate::random::{Random, seed};
 use nkv::message::OwnerGauges;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{ErrorKind, TransportChoice};
 use nkv_pace::Stopwatch;
+use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 /// Limit of stopping a producer between its claim and READY.

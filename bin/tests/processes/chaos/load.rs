@@ -8,8 +8,8 @@ use super::board::{
 use crate::content;
 use crate::random::Random;
 use nkv::message::{Existence, PutOptions};
-use nkv::store::key::key_hash;
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
+use nkv_store::key::key_hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,7 +163,7 @@ impl Worker {
         let some = (0..EXISTS_KEYS).filter_map(|_| self.board.pick(&mut self.random));
         let some: Vec<_> = some.collect();
         let keys: Vec<&[u8]> = some.iter().map(|s| &s.key[..]).collect();
-        let asked = self.client.exists(&keys, false);
+        let asked = self.client.exists(&keys);
         // Only the master is needed.
         match self.board.calls.make("exists", "a batch", asked).await {
             Ok(list) => {

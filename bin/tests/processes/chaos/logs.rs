@@ -2,12 +2,12 @@
 //! and which claims in it are half written. It only reads.
 
 use nkv::message::{ObjMeta, View};
-use nkv::store::device_log::{BUMP_PTR_OFF, LogGeometry};
-use nkv::store::key::key_hash;
-use nkv::store::layout::{ObjHeader, PUBLISH_OFF};
-use nkv::store::memory::Memory;
-use nkv::store::object::writing;
-use nkv::store::shm;
+use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv_store::key::key_hash;
+use nkv_store::layout::{ObjHeader, PUBLISH_OFF};
+use nkv_store::memory::Memory;
+use nkv_store::object::writing;
+use nkv_store::shm;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

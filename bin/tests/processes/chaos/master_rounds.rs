@@ -10,9 +10,9 @@ use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use super::victim::{Phase, ProducerProcess, stored};
 use crate::random::{Random, rounds, seed};
 use nkv::message::{Existence, PutOptions};
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, ErrorKind, Result, TransportChoice};
 use nkv_pace::Stopwatch;
+use nkv_store::clock::{BootClock, Clock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -215,7 +215,7 @@ fn call_without_master(stage: &TestCluster, located: &[Arc<Stored>]) {
     };
     let end = rt.block_on(calls.make("get_location without", "", client.get_location(fresh)));
     judge("get_location", end.map(drop));
-    let end = rt.block_on(calls.make("exists without", "", client.exists(&[fresh], false)));
+    let end = rt.block_on(calls.make("exists without", "", client.exists(&[fresh])));
     judge("exists", end.map(drop));
     judge("put", rt.block_on(calls.make("put without", "", client.put(fresh, b"x", &opts))));
     judge("remove", rt.block_on(calls.make("remove without", "", client.remove(fresh))));
@@ -316,7 +316,7 @@ fn check_removed(stage: &TestCluster, workers: &[Worker]) -> u64 {
 fn expect_existence(stage: &TestCluster, all: &[&Stored], expected: Existence) {
     let calls = &stage.board.calls;
     let keys: Vec<&[u8]> = all.iter().map(|s| &s.key[..]).collect();
-    let asked = calls.make("exists after the return", "", stage.observer.exists(&keys, false));
+    let asked = calls.make("exists after the return", "", stage.observer.exists(&keys));
     match stage.rt.block_on(asked) {
         Ok(found) => {
             for (s, found) in all.iter().zip(found).filter(|(_, found)| *found != expected) {

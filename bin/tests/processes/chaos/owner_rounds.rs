@@ -7,8 +7,8 @@ use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use crate::random::{Random, rounds, seed};
 use nkv::ErrorKind;
 use nkv::message::PutOptions;
-use nkv::store::clock::{BootClock, Clock};
 use nkv_pace::{HANGS_MS, Stopwatch};
+use nkv_store::clock::{BootClock, Clock};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -9,8 +9,8 @@ use super::stage::{RANKS, TestCluster};
 use super::victim::{Journal, Phase, ProducerProcess};
 use crate::random::{Random, rounds, seed};
 use nkv::message::PutOptions;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

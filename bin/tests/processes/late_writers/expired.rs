@@ -10,8 +10,8 @@ use super::writer::Writer;
 use crate::cluster_process::{ProcessCluster, until};
 use crate::content;
 use nkv::message::Existence;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, ClientConfig, ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 1_000 };
@@ -70,7 +70,7 @@ pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
     assert!(is_over(writer.step("write 0")), "once resumed it writes nothing more");
     assert!(is_over(writer.step("publish")));
     expect(&client, "squeezed", SQUEEZED_BYTES, 1);
-    assert_eq!(client.exists(&[key.as_bytes()], false).unwrap(), [Existence::Absent]);
+    assert_eq!(client.exists(&[key.as_bytes()]).unwrap(), [Existence::Absent]);
     assert!(gauges(&cluster, OWNER).reclaimed > 0);
 }
 
@@ -92,7 +92,7 @@ pub fn a_stopped_writer_by_tcp_changes_nothing_in_its_reused_extent() {
     assert!(is_over(writer.step("publish")));
     expect(&client, "squeezed", SQUEEZED_BYTES, 1);
     expect(&client, "rest", rest, 2);
-    assert_eq!(client.exists(&[key.as_bytes()], false).unwrap(), [Existence::Absent]);
+    assert_eq!(client.exists(&[key.as_bytes()]).unwrap(), [Existence::Absent]);
 }
 
 /// A commit is delayed; when it arrives its plan is over and another writer has the key.
@@ -122,7 +122,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
 
         relay.release(Direction::Up);
         let end = committing.join().expect("no panic");
-        assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed);
+        assert_eq!(end.unwrap_err().error.kind, ErrorKind::Reclaimed);
         let found = client.get(key).map_err(|e| e.kind);
         assert_eq!(found, Err(ErrorKind::NotReady), "half an object of another writer is not read");
         theirs.write_from(3, b"irs").unwrap();
@@ -149,7 +149,7 @@ pub fn a_publish_past_the_deadline_is_reclaimed_and_leaves_nothing() {
         writer.resume();
         assert!(is_over(writer.step("publish")));
         settled(&client, OWNER, SLACK);
-        let found = client.exists(&[key.as_bytes()], false).unwrap();
+        let found = client.exists(&[key.as_bytes()]).unwrap();
         assert_eq!(found, [Existence::Absent]);
         put(&client, &key, 100_000, OWNER, 1).expect("its key is free");
         expect(&client, &key, 100_000, 1);

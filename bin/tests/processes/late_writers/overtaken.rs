@@ -10,11 +10,11 @@ use super::scene::{
 use super::writer::Writer;
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::{Existence, ObjMeta};
-use nkv::store::clock::{BootClock, Clock};
-use nkv::store::heap::Heap;
-use nkv::store::layout::{low, state};
-use nkv::store::object::read_header;
 use nkv::{Blocking, ClientConfig, ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::heap::Heap;
+use nkv_store::layout::{low, state};
+use nkv_store::object::read_header;
 use std::time::Duration;
 
 /// The deadline is far: only the change of terms can end a plan.
@@ -187,7 +187,7 @@ impl Overtaken {
         for (key, _) in self.owners.iter().skip(1) {
             expect(fresh, key, SMALL_BYTES, 0);
         }
-        let gone = fresh.exists(&[b"owner/0", self.key.as_bytes()], false).unwrap();
+        let gone = fresh.exists(&[b"owner/0", self.key.as_bytes()]).unwrap();
         assert_eq!(gone, [Existence::Absent; 2]);
         put(fresh, "again", SMALL_BYTES, OWNER, 0).unwrap();
         assert_eq!(fresh.get_location(b"again").unwrap().rank, OWNER);

@@ -2,7 +2,7 @@
 //! and can hold back one direction, so that a message arrives as late as a test needs, or never.
 
 use nkv::Address;
-use nkv::store::threads::spawn_named;
+use nkv_store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -6,11 +6,11 @@ use super::writer::Writer;
 use crate::cluster_process::{ProcessCluster, READY_LIMIT, until};
 use crate::content;
 use nkv::message::{ClusterStats, OwnerGauges, PlanDesc, PutOptions, RankStats};
-use nkv::store::clock::{BootClock, Clock};
-use nkv::store::memory::Memory;
-use nkv::store::shm;
 use nkv::{Blocking, Error, ErrorKind, Result};
 use nkv_pace::{HANGS, HANGS_MS, timed};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::memory::Memory;
+use nkv_store::shm;
 use std::sync::Arc;
 use std::time::Duration;
 

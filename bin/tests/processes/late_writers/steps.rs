@@ -5,8 +5,8 @@
 use crate::content;
 use crate::past_the_handle::own_verbs;
 use nkv::message::{PlanDesc, PutOptions};
-use nkv::transport::verbs::Op;
 use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, WritePlan};
+use nkv_transport::verbs::Op;
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
 
@@ -122,7 +122,8 @@ impl Writer {
             Step::Raw => self.raw(),
             Step::Publish => {
                 let plan = self.plan.take().ok_or_else(no_plan)?;
-                self.client.publish(plan).map(|()| String::new())
+                self.client.publish(plan)?;
+                Ok(String::new())
             }
             Step::Abort => {
                 let plan = self.plan.take().ok_or_else(no_plan)?;

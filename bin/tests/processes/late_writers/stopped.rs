@@ -8,8 +8,8 @@ use super::scene::{
 use super::writer::{signal, stop};
 use crate::cluster_process::until;
 use nkv::message::Existence;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, ErrorKind, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ pub fn a_master_that_stood_for_longer_than_the_ttl_declares_nobody_gone() {
     expect_all(&client, &keys[0]);
     expect_all(&client, &keys[1][1..]);
     expect_all(&client, &keys[2]);
-    let gone = client.exists(&[keys[1][0].as_bytes()], false).unwrap();
+    let gone = client.exists(&[keys[1][0].as_bytes()]).unwrap();
     assert_eq!(gone, [Existence::Absent], "what was removed stays removed");
     (0..3).for_each(|rank| settled(&client, rank, SLACK));
 }
@@ -95,7 +95,7 @@ pub fn an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_emp
     assert_ne!(incarnations(&by_tcp)[&1], before, "an incarnation once gone is gone for good");
     expect(&by_tcp, &keys[0], SMALL_BYTES, 1);
     let names: Vec<&[u8]> = keys[1..].iter().map(|k| k.as_bytes()).collect();
-    let found = by_tcp.exists(&names, false).unwrap();
+    let found = by_tcp.exists(&names).unwrap();
     assert!(found.iter().all(|f| *f == Existence::Absent), "it comes back empty: {found:?}");
     for (client, meta) in
         [&by_shm, &by_tcp].into_iter().flat_map(|c| metas.iter().map(move |m| (c, m)))

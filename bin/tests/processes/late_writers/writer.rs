@@ -5,7 +5,7 @@ use crate::cluster_process::{ProcessCluster, all_threads_stand, until};
 use crate::task::Kind;
 use nkv::TransportChoice;
 use nkv::message::PlanDesc;
-use nkv::store::threads::spawn_named;
+use nkv_store::threads::spawn_named;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};

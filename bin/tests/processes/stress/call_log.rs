@@ -1,8 +1,8 @@
 //! The calls of a stressed process, printed to its parent on stdout: sums from time to time, faults
 //! at once. Each line is one write, so that a kill never splits a line.
 
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, ErrorKind};
+use nkv_store::clock::{BootClock, Clock};
 use std::collections::BTreeMap;
 use std::io::Write;
 

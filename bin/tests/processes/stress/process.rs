@@ -5,9 +5,9 @@
 use super::call_log::{self, Sums, print_line};
 use super::{reader, writer};
 use crate::task::Kind;
-use nkv::store::clock::{BootClock, Clock};
-use nkv::store::threads::spawn_named;
 use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::threads::spawn_named;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

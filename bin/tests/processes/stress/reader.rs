@@ -121,7 +121,7 @@ impl Reader {
     fn exists(&mut self) {
         let keys = self.batch();
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
-        match self.client.exists(&keys, false) {
+        match self.client.exists(&keys) {
             Ok(list) if list.len() == keys.len() => self.call_log.count("exists", "Ok"),
             Ok(list) => self.call_log.fault(&format!("{} answers about {BATCH} keys", list.len())),
             Err(e) => self.call_log.failed("exists", b"a batch", &e),

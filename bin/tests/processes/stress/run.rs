@@ -7,8 +7,8 @@ use crate::accounts::accounted;
 use crate::cluster_process::{ProcessCluster, by_devices, holds_within};
 use crate::random::{Random, seed};
 use nkv::message::{ClusterStats, RankStats};
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 const RANKS: u32 = 3;

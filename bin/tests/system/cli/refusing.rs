@@ -101,7 +101,7 @@ fn what_is_no_key_is_refused_by_every_command_and_by_every_verb() {
         for key in [&b""[..], long.as_bytes()] {
             let keys = [&b"a"[..], key];
             let outcomes = [
-                handle.exists(&keys, false).map(drop),
+                handle.exists(&keys).map(drop),
                 handle.match_prefix(&keys).map(drop),
                 handle.lookup_mapped(&keys, &mut [false; 2]).map(drop),
                 handle.get_location(key).map(drop),

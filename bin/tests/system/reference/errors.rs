@@ -3,7 +3,8 @@
 
 use crate::reference::page::{Page, exit_statuses, output_of};
 use crate::reference::sources::{self, Source};
-use nkv::{ErrorKind, exit};
+use nkv::ErrorKind;
+use nkv_programs::exit;
 
 /// How an error type is marked in the sources: by this derive.
 const DERIVE: &str = "thiserror::Error";

@@ -4,7 +4,15 @@
 use std::path::{Path, PathBuf};
 
 /// Folders with sources of the library and the programs.
-const FOLDERS: [&str; 4] = ["store/src", "transport/src", "actors/src", "bin"];
+const FOLDERS: [&str; 7] = [
+    "store/src",
+    "transport/src",
+    "actors/src",
+    "bin/shared",
+    "bin/nkv",
+    "bin/nkv-load",
+    "bin/nkv-node",
+];
 /// Most files read.
 const MAX_FILES: usize = 5_000;
 

@@ -2,12 +2,12 @@
 
 use clap::Args;
 use nkv::TransportChoice;
-use nkv::transport::fabric::{FabricConfig, MAX_PAIRS};
+use nkv_transport::fabric::{FabricConfig, MAX_PAIRS};
 
-// Default: every device whose link is up. Not a doc comment: clap would print it as the program's
-// description.
+// Default: every device whose link is up.
+#[expect(missing_docs, reason = "clap would print it as the program's description")]
 #[derive(Debug, Default, Clone, PartialEq, Eq, Args)]
-pub(crate) struct FabricFlags {
+pub struct FabricFlags {
     /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default:
     /// all]
     #[arg(long, global = true, value_name = "NAME,...", value_delimiter = ',', num_args = 1,
@@ -40,7 +40,7 @@ impl FabricFlags {
     ///
     /// # Errors
     /// One sentence if they would be ignored.
-    pub(crate) fn check(&self, transport: TransportChoice) -> Result<(), String> {
+    pub fn check(&self, transport: TransportChoice) -> Result<(), String> {
         let flags = "--rdma-devices, --rdma-gid-index and --rdma-pairs";
         if *self == Self::default() {
             return Ok(());
@@ -69,10 +69,10 @@ impl FabricFlags {
     /// # Errors
     /// One sentence with the devices that there are.
     #[cfg(feature = "rdma")]
-    pub(crate) fn find(&self) -> Result<(), String> {
+    pub fn find(&self) -> Result<(), String> {
         match self.config() {
             config if config.is_particular() => {
-                nkv::transport::rdma::open(&config).map(drop).map_err(|e| e.to_string())
+                nkv_transport::rdma::open(&config).map(drop).map_err(|e| e.to_string())
             }
             _ => Ok(()),
         }
@@ -81,12 +81,12 @@ impl FabricFlags {
     /// Nothing to check: without the feature [`Self::check`] refuses every named device.
     #[cfg(not(feature = "rdma"))]
     #[expect(clippy::unnecessary_wraps, reason = "as it is with the feature")]
-    pub(crate) fn find(&self) -> Result<(), String> {
+    pub fn find(&self) -> Result<(), String> {
         Ok(())
     }
 
     /// The options as the library's configuration.
-    pub(crate) fn config(&self) -> FabricConfig {
+    pub fn config(&self) -> FabricConfig {
         FabricConfig {
             devices: self.rdma_devices.clone(),
             gid_index: self.rdma_gid_index,

@@ -2,7 +2,7 @@
 //! closed before the program began, and also for help and version. All programs share this file;
 //! each includes it by path.
 
-use nkv::exit;
+use crate::exit;
 use nkv_store::std_fds::was_closed;
 use std::io::{self, Write};
 
@@ -13,13 +13,13 @@ const STDOUT: u8 = 1;
 
 /// # Errors
 /// If there is no stdin.
-pub(crate) fn check_stdin() -> io::Result<()> {
+pub fn check_stdin() -> io::Result<()> {
     open(STDIN)
 }
 
 /// # Errors
 /// If there is no stdout.
-pub(crate) fn check_stdout() -> io::Result<()> {
+pub fn check_stdout() -> io::Result<()> {
     open(STDOUT)
 }
 
@@ -34,14 +34,14 @@ fn open(fd: u8) -> io::Result<()> {
 ///
 /// # Errors
 /// If stdout is closed, or the write fails.
-pub(crate) fn write(bytes: &[u8]) -> io::Result<()> {
+pub fn write(bytes: &[u8]) -> io::Result<()> {
     check_stdout()?;
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush())
 }
 
 /// Prints help, the version or the error of the command line; returns the exit status.
-pub(crate) fn print(program: &str, error: &clap::Error) -> u8 {
+pub fn print(program: &str, error: &clap::Error) -> u8 {
     let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
     let printed = match error.use_stderr() {
         // A closed stderr changes nothing about the outcome.

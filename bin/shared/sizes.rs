@@ -10,7 +10,7 @@ const UNITS: [(&str, u64); 4] =
 ///
 /// # Errors
 /// One sentence that names the text and what is accepted.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, suffix) = (&trimmed[..digits], trimmed[digits..].trim_start());
@@ -58,7 +58,7 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
 
 /// The shortest spelling of `bytes`: exact with the largest suffix that divides it, else one
 /// decimal of the largest below it.
-pub(crate) fn show_bytes(bytes: u64) -> String {
+pub fn show_bytes(bytes: u64) -> String {
     for (unit, factor) in UNITS {
         if bytes >= factor {
             #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]

@@ -10,7 +10,7 @@ const FARTHEST: usize = 2;
 const TOLD: usize = 8;
 
 /// All of them. Those of nkv-node's settings are checked against their table by a test there.
-pub(crate) const KNOWN: [&str; 42] = [
+pub const KNOWN: [&str; 42] = [
     "NKV_ATOMIC_DOMAIN",
     // Set by build.rs: cargo also sets them for programs that it runs.
     "NKV_BUILD_COMMIT",
@@ -58,7 +58,7 @@ pub(crate) const KNOWN: [&str; 42] = [
 
 /// One line for each unknown name, with the known name that is meant if one is near; at most
 /// [`TOLD`] lines.
-pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
     let line = |name: &str| {
         let near = KNOWN.iter().map(|known| (strsim::levenshtein(name, known), known)).min();
@@ -70,7 +70,7 @@ pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 /// The same for this process's environment.
-pub(crate) fn unknown_here() -> Vec<String> {
+pub fn unknown_here() -> Vec<String> {
     let names: Vec<String> =
         std::env::vars_os().filter_map(|(k, _)| k.into_string().ok()).collect();
     unknown(names.iter().map(String::as_str))

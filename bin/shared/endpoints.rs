@@ -1,14 +1,15 @@
 //! Addresses of a cluster's nodes as users type them, and connecting through the first of them that
 //! reaches the master. The client programs share this file; each includes it by path.
 
-use nkv::{Address, Client, ClientConfig, Error, ErrorKind, exit};
+use crate::exit;
+use nkv::{Address, Client, ClientConfig, Error, ErrorKind};
 use nkv_store::clock::{BootClock, Clock};
 use std::ffi::OsStr;
 use std::fmt;
 use std::time::Duration;
 
 /// Port of an address that names none, unless `NKV_PORT` does.
-pub(crate) const DEFAULT_PORT: u16 = 7400;
+pub const DEFAULT_PORT: u16 = 7400;
 /// Least share of the limit, in milliseconds, that each node gets, however many are tried.
 const SHARE_AT_LEAST_MS: u64 = 100;
 
@@ -16,12 +17,12 @@ const SHARE_AT_LEAST_MS: u64 = 100;
 ///
 /// # Errors
 /// One sentence if it is no address.
-pub(crate) fn endpoint(text: &str) -> Result<Address, String> {
+pub fn endpoint(text: &str) -> Result<Address, String> {
     with_port(text.trim(), default_port())
 }
 
 /// The default address: rank 0 on this host.
-pub(crate) fn here() -> Address {
+pub fn here() -> Address {
     Address::Tcp(format!("127.0.0.1:{}", default_port()))
 }
 
@@ -34,7 +35,7 @@ fn default_port() -> u16 {
 ///
 /// # Errors
 /// One sentence if it is set and is no port; a node prints the same.
-pub(crate) fn check_port() -> Result<Option<u16>, String> {
+pub fn check_port() -> Result<Option<u16>, String> {
     port(std::env::var_os("NKV_PORT").as_deref())
 }
 
@@ -69,18 +70,18 @@ fn with_port(text: &str, port: u16) -> Result<Address, String> {
 
 /// Why no node reached the master: each node's error, in the order in which they were tried.
 #[derive(Debug)]
-pub(crate) struct NoneServes(pub(crate) Vec<(Address, Error)>);
+pub struct NoneServes(pub Vec<(Address, Error)>);
 
 impl NoneServes {
     /// One kind for all errors: a refusal is final, whatever the other nodes answered.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub fn kind(&self) -> ErrorKind {
         let mut kinds = self.0.iter().map(|(_, error)| error.kind);
         let refused = kinds.clone().find(|kind| *kind == ErrorKind::InvalidArgument);
         refused.or_else(|| kinds.next_back()).unwrap_or(ErrorKind::Disconnected)
     }
 
     /// The exit status of a program that ends with this error.
-    pub(crate) fn exit_status(&self) -> u8 {
+    pub fn exit_status(&self) -> u8 {
         match self.kind() {
             ErrorKind::InvalidArgument => exit::REFUSED,
             kind => exit::of(kind),
@@ -88,7 +89,7 @@ impl NoneServes {
     }
 
     /// True if `like` holds for each node's error.
-    pub(crate) fn all(&self, like: impl Fn(&Error) -> bool) -> bool {
+    pub fn all(&self, like: impl Fn(&Error) -> bool) -> bool {
         self.0.iter().all(|(_, error)| like(error))
     }
 }
@@ -122,10 +123,7 @@ impl std::error::Error for NoneServes {}
 ///
 /// # Errors
 /// [`NoneServes`] with each node's error.
-pub(crate) async fn connect(
-    nodes: &[Address],
-    config: &ClientConfig,
-) -> Result<Client, NoneServes> {
+pub async fn connect(nodes: &[Address], config: &ClientConfig) -> Result<Client, NoneServes> {
     let mut answers = Vec::new();
     let end_ms = BootClock.now_ms().saturating_add(config.call_timeout_ms);
     for (i, node) in nodes.iter().enumerate() {

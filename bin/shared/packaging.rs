@@ -1,18 +1,18 @@
 //! What a package contains besides the programs: shell completions and man pages, generated from
 //! the parsers. All programs share this file; each includes it by path.
 
+use crate::exit;
 use crate::streams;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-use nkv::exit;
 use std::io;
 
-// Flags of a program without commands. Not a doc comment: clap would print it as the program's
-// description.
+// Flags of a program without commands.
+#[expect(missing_docs, reason = "clap would print it as the program's description")]
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct PackagingFlags {
+pub struct PackagingFlags {
     /// Print completions for a shell and end
     #[arg(long, value_name = "SHELL", exclusive = true)]
     completions: Option<Shell>,
@@ -27,7 +27,7 @@ impl PackagingFlags {
     ///
     /// # Errors
     /// If writing to stdout fails.
-    pub(crate) fn print(&self, command: impl FnOnce() -> Command) -> io::Result<bool> {
+    pub fn print(&self, command: impl FnOnce() -> Command) -> io::Result<bool> {
         if let Some(shell) = self.completions {
             completions(command(), shell)?;
         } else if self.man {
@@ -40,13 +40,13 @@ impl PackagingFlags {
 }
 
 /// The section of `--help` about exit statuses.
-pub(crate) fn statuses() -> String {
+pub fn statuses() -> String {
     format!("Exit status:\n{}", exit::TABLE)
 }
 
 /// The command with a usage line that names only required arguments: clap's own shows flags that a
 /// variable has set as if they were required.
-pub(crate) fn with_plain_usage(command: Command) -> Command {
+pub fn with_plain_usage(command: Command) -> Command {
     let mut built = command.clone();
     built.build();
     let plain = |c: &Command| {
@@ -69,7 +69,7 @@ pub(crate) fn with_plain_usage(command: Command) -> Command {
 ///
 /// # Errors
 /// If writing to stdout fails.
-pub(crate) fn completions(mut command: Command, shell: Shell) -> io::Result<()> {
+pub fn completions(mut command: Command, shell: Shell) -> io::Result<()> {
     let name = command.get_name().to_string();
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, name, &mut script);
@@ -80,7 +80,7 @@ pub(crate) fn completions(mut command: Command, shell: Shell) -> io::Result<()> 
 ///
 /// # Errors
 /// If writing to stdout fails.
-pub(crate) fn man(command: Command, sections: &[(&str, &str)]) -> io::Result<()> {
+pub fn man(command: Command, sections: &[(&str, &str)]) -> io::Result<()> {
     streams::write(&page(command, sections)?)
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn man(command: Command, sections: &[(&str, &str)]) -> io::Result<()>
 ///
 /// # Errors
 /// Never in practice: the page is made in memory.
-pub(crate) fn page(command: Command, sections: &[(&str, &str)]) -> io::Result<Vec<u8>> {
+pub fn page(command: Command, sections: &[(&str, &str)]) -> io::Result<Vec<u8>> {
     let has_commands = command.get_subcommands().any(|c| !c.is_hide_set());
     let has_version = command.get_version().is_some();
     let (man, mut page) = (Man::new(command), Vec::new());

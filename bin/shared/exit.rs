@@ -1,6 +1,6 @@
 //! Exit statuses of nkv's programs: one for each case that a script handles differently.
 
-use crate::ErrorKind;
+use nkv::{ErrorKind, StartError};
 
 /// A key is not there, nothing matched, or a check failed.
 pub const ABSENT: u8 = 1;
@@ -44,6 +44,19 @@ pub fn of(kind: ErrorKind) -> u8 {
         | ErrorKind::NotReady
         | ErrorKind::Timeout
         | ErrorKind::Reclaimed => UNREACHED,
+    }
+}
+
+/// The status of a node that could not start.
+pub fn of_start(error: &StartError) -> u8 {
+    match error {
+        StartError::Config(_) => USAGE,
+        StartError::RankAlive(_) => EXISTS,
+        StartError::NoMaster(_) => UNREACHED,
+        StartError::WorldSize(_) | StartError::Refused(_) => REFUSED,
+        StartError::HeapTooLarge(_) => NO_ROOM,
+        StartError::PortInUse(_) => LOCAL,
+        StartError::Internal(_) => BROKEN,
     }
 }
 

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 /// The form of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     /// For people.
     #[default]
     Text,
@@ -24,7 +24,7 @@ impl std::fmt::Display for LogFormat {
 }
 
 /// Starts writing log lines that pass the filter.
-pub(crate) fn start(filter: EnvFilter, format: LogFormat) {
+pub fn start(filter: EnvFilter, format: LogFormat) {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),

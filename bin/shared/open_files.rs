@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 ///
 /// # Errors
 /// If that is fewer than `least`: one sentence with both numbers and the remedy.
-pub(crate) fn raise(least: u64) -> Result<u64, String> {
+pub fn raise(least: u64) -> Result<u64, String> {
     let found = getrlimit(Resource::Nofile);
     if found.current != found.maximum {
         // If this fails, the limit stays as it is, and is checked below.

@@ -1,0 +1,11 @@
+//! What the programs share: how they find a cluster, what they read and print, and how they end.
+
+pub mod endpoints;
+pub mod exit;
+pub mod fabric;
+pub mod logging;
+pub mod open_files;
+pub mod packaging;
+pub mod sizes;
+pub mod streams;
+pub mod variables;
