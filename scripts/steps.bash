@@ -1,5 +1,5 @@
 # Steps: one command each, with its needs, a time limit, a log, and one line of output. Sourced by
-# scripts/test and .ci/run, which set LOGS to a folder first.
+# scripts/test, scripts/check, scripts/mutants and .ci/run, which set LOGS to a folder first.
 #
 # A step whose need is missing is skipped and listed at the end with what to install. With CI=true
 # the need is installed instead, and any skip that remains, also of a single test, is a failure.
@@ -7,6 +7,8 @@
 PASSED=0 FAILED=0 SKIPPED=0
 # Tests that the next step leaves out because a later one runs them: they do not count as skipped.
 ELSEWHERE=0
+# Not empty for a step that passes although it finds no test.
+NONE_IS_FINE=""
 MISSING=()
 running=""
 
@@ -165,6 +167,9 @@ count() {
         COUNTED="$passed passed"
         [ "$skipped" = 0 ] || COUNTED+=", $skipped ignored"
         [ "$failed" = 0 ] || COUNTED+=", $failed failed"
+    elif [ "$1" = 0 ] && [ -z "$NONE_IS_FINE" ] &&
+        grep -qE '^test result: |^ +Summary \[' "$2"; then
+        COUNTED="no test has the name that this step selects" failed=1
     elif [ "$1" = 0 ]; then
         passed=1
     fi

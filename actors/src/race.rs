@@ -1,6 +1,6 @@
-//! Runs two futures, such as the two halves of a connection, until the first one ends. They are
-//! polled alternately, so that neither starves, and in the same order in every run of a simulation:
-//! `select!` polls in random order.
+//! Runs two futures, such as the two halves of a connection, together. They are polled alternately,
+//! so that neither starves, and in the same order in every run of a simulation: `select!` polls in
+//! random order.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -31,7 +31,8 @@ pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = 
 }
 
 /// Both halves of a connection, until one of them ends. If writing fails, what has arrived is still
-/// read: before it closed, the other end may have sent frames that nothing replaces.
+/// read, for half a second at most: before it closed, the other end may have sent frames that nothing
+/// replaces. The error is that of writing.
 pub(crate) async fn read_and_write<T, E>(
     read: impl Future<Output = Result<T, E>>,
     write: impl Future<Output = Result<T, E>>,

@@ -36,12 +36,14 @@ mod tests {
 
     /// Set in a process that this test starts: which of its streams the shell closed.
     const CLOSED_BY_THE_SHELL: &str = "NKV_TEST_CLOSED_FD";
+    /// The exit status of a child that checked what it was started for.
+    const CHECKED: i32 = 86;
 
     #[test]
     fn a_stream_that_was_closed_at_the_start_is_seen_and_no_other() {
         if let Ok(closed) = std::env::var(CLOSED_BY_THE_SHELL) {
             (0..4u8).for_each(|fd| assert_eq!(was_closed(fd), closed == fd.to_string(), "{fd}"));
-            return;
+            std::process::exit(CHECKED);
         }
         let itself = std::env::current_exe().unwrap();
         let module = module_path!().split_once("::").unwrap().1;
@@ -54,7 +56,7 @@ mod tests {
                 .env(CLOSED_BY_THE_SHELL, closed)
                 .status()
                 .unwrap();
-            assert!(status.success(), "with {closed} closed: {status}");
+            assert_eq!(status.code(), Some(CHECKED), "with {closed} closed: {status}");
         }
     }
 }

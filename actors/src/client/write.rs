@@ -5,6 +5,7 @@
 mod holding;
 mod repeated;
 mod whole_object;
+mod write_plan;
 
 use super::counters::Writes;
 use super::peer::Peer;
@@ -27,6 +28,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use write_plan::Unpublished;
+pub use write_plan::{PublishError, WritePlan};
 
 /// Retries of a commit that gets NotReady: how many, the pause between two, and the limit for all.
 const COMMIT_RETRIES: u32 = 40;
@@ -143,7 +146,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<WritePlan> {
         let plan = one(self.open_many(&[(key, bytes_total)], opts).await)?;
-        Ok(WritePlan { client: self.clone(), plan: Some(plan) })
+        Ok(WritePlan::new(self.clone(), plan))
     }
 
     /// Publishes (if the writer has not) and commits the open plan of a key. NotFound if this
@@ -154,7 +157,7 @@ impl Client {
         let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
             Error::not_found(format!("this handle has no open plan for key {key}"))
         })?;
-        self.publish_and_commit(&plan).await
+        self.publish_and_commit(&plan).await.map_err(Error::from)
     }
 
     async fn open_many(
@@ -240,12 +243,15 @@ impl Client {
         Ok(granted)
     }
 
-    async fn publish_and_commit(&self, plan: &Arc<PlanState>) -> Result<()> {
+    async fn publish_and_commit(
+        &self,
+        plan: &Arc<PlanState>,
+    ) -> std::result::Result<(), Unpublished> {
         plan.peer.run_blocking(|| self.publish(plan))?;
-        one(self.commit_plans(std::slice::from_ref(plan)).await)
+        Ok(one(self.commit_plans(std::slice::from_ref(plan)).await)?)
     }
 
-    fn publish(&self, p: &PlanState) -> Result<()> {
+    fn publish(&self, p: &PlanState) -> std::result::Result<(), Unpublished> {
         p.check_whole()?;
         p.seal(&*self.shared.env.machine)?;
         let _inside = p.enter_sealed(self.shared.env.clock.now_ns())?;
@@ -259,10 +265,10 @@ impl Client {
         let missing = p.missing();
         if missing > 0 {
             p.unseal();
-            return Err(Error::invalid(format!(
+            return Err(Unpublished::Lacks(Error::invalid(format!(
                 "{missing} of {} bytes of key {} were never written; write them or abort",
                 p.desc.meta.bytes_total, p.key
-            )));
+            ))));
         }
         if p.first_write() {
             // An empty object: nothing else wrote the header.
@@ -272,7 +278,7 @@ impl Client {
         let object = publication(&p.desc);
         let mut ops = object.publish();
         p.peer.verbs.post(p.desc.token, &mut ops)?;
-        published(&object, &ops, p)
+        Ok(published(&object, &ops, p)?)
     }
 
     async fn commit_plans(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
@@ -399,165 +405,4 @@ fn published(object: &Publication, batch: &[Op<'_>], p: &PlanState) -> Result<()
             epoch_of(found)
         ))
     })
-}
-
-/// Permission to write one object, page by page in any order, then publish it. A plan dropped
-/// without `publish` is aborted in the background.
-#[derive(Debug)]
-pub struct WritePlan {
-    client: Client,
-    plan: Option<Arc<PlanState>>,
-}
-
-/// Why a plan was not published.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct PublishError {
-    /// The reason.
-    #[source]
-    pub error: Error,
-    /// The plan, if it is still open: bytes are missing (`InvalidArgument`). Write them, then
-    /// publish it. Dropped, it is aborted.
-    pub plan: Option<WritePlan>,
-}
-
-impl From<Error> for PublishError {
-    fn from(error: Error) -> Self {
-        Self { error, plan: None }
-    }
-}
-
-impl From<PublishError> for Error {
-    fn from(e: PublishError) -> Self {
-        e.error
-    }
-}
-
-impl WritePlan {
-    fn state(&self) -> Result<&Arc<PlanState>> {
-        self.client.check_usable()?;
-        self.plan.as_ref().ok_or_else(|| Error::invalid("this plan is finished"))
-    }
-
-    /// The plan as the master granted it: rank, offsets, epoch, token. None once finished.
-    pub fn desc(&self) -> Option<&PlanDesc> {
-        self.plan.as_ref().map(|p| &p.desc)
-    }
-
-    /// The transport that the writes use. None once finished.
-    pub fn transport(&self) -> Option<nkv_transport::verbs::Kind> {
-        self.plan.as_ref().map(|p| p.peer.kind())
-    }
-
-    /// Number of pages.
-    pub fn n_pages(&self) -> u32 {
-        self.desc().map_or(0, |d| d.meta.n_pages)
-    }
-
-    /// Bytes per page; the last one may be shorter.
-    pub fn page_bytes(&self) -> u32 {
-        self.desc().map_or(0, |d| d.meta.page_bytes)
-    }
-
-    /// Writes one page. Pages may come in any order, from any thread.
-    pub fn write_page(&self, index: u32, page: &[u8]) -> Result<()> {
-        let m = &self.state()?.desc.meta;
-        if index >= m.n_pages {
-            return Err(Error::invalid(format!("page {index} of {}", m.n_pages)));
-        }
-        let offset = u64::from(index) * u64::from(m.page_bytes);
-        let len = u64::from(m.page_bytes).min(m.bytes_total - offset);
-        if page.len() as u64 != len {
-            return Err(Error::invalid(format!(
-                "page {index} has {len} bytes, {} were given",
-                page.len()
-            )));
-        }
-        self.write_from(offset, page)
-    }
-
-    /// Writes bytes at an offset of the object.
-    pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let p = self.state()?;
-        let total = p.desc.meta.bytes_total;
-        let len = bytes.len() as u64;
-        if offset.checked_add(len).is_none_or(|end| end > total) {
-            return Err(Error::invalid(format!(
-                "bytes {offset}..{} of an object of {total}",
-                offset.saturating_add(len)
-            )));
-        }
-        p.peer.run_blocking(|| {
-            let _inside = p.enter(self.client.shared.env.clock.now_ns())?;
-            p.check_whole()?;
-            if p.first_write() {
-                announce(p).inspect_err(|_| p.break_off())?;
-            }
-            let op = publication(&p.desc).page(offset, bytes);
-            p.peer.verbs.post(p.desc.token, &mut [op]).inspect_err(|_| p.break_off())?;
-            p.cover(offset, len);
-            Ok(())
-        })
-    }
-
-    /// Sets READY and commits. Afterwards every client can find and read the object. If bytes are
-    /// missing, the error holds the plan, which is still open.
-    pub async fn publish(self) -> std::result::Result<(), PublishError> {
-        let client = self.client.clone();
-        self.publish_with(&client).await
-    }
-
-    /// Publishes over the connections of `client`, a clone of the handle that opened the plan.
-    pub(super) async fn publish_with(
-        mut self,
-        client: &Client,
-    ) -> std::result::Result<(), PublishError> {
-        let plan = self.state()?.clone();
-        match client.publish_and_commit(&plan).await {
-            Ok(()) => {
-                self.plan = None;
-                Ok(())
-            }
-            Err(error) if error.kind == ErrorKind::InvalidArgument => {
-                Err(PublishError { error, plan: Some(self) })
-            }
-            Err(error) => {
-                self.plan = None;
-                self.client.abandon(&[plan]);
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Aborts the plan; its object never becomes readable.
-    pub async fn abort(self) -> Result<()> {
-        let client = self.client.clone();
-        self.abort_with(&client).await
-    }
-
-    pub(super) async fn abort_with(mut self, client: &Client) -> Result<()> {
-        let Some(plan) = self.plan.take() else {
-            return Ok(());
-        };
-        // If the handle is closed, its close has aborted the plan.
-        client.check_usable()?;
-        self.client.shared.plans.drop_plan(plan.desc.plan);
-        self.client.shared.plans.close(&plan);
-        match client.call(Request::Abort(vec![plan.reference()])).await? {
-            Response::Done(list) => one(list),
-            other => Err(client.pool.unexpected("Abort", &other)),
-        }
-    }
-}
-
-impl Drop for WritePlan {
-    fn drop(&mut self) {
-        if let Some(p) = self.plan.take() {
-            // A plan committed through `commit(key)` is not held any more. Checked by plan id:
-            // after the owner ended this plan, the key may have another one.
-            if self.client.shared.plans.holds(p.desc.plan) {
-                self.client.abandon(&[p]);
-            }
-        }
-    }
 }

@@ -115,6 +115,14 @@ impl Attachment {
 /// Names one attachment.
 pub type AttachId = u64;
 
+/// Requests without an answer, and when each was sent.
+#[derive(Debug, Default)]
+struct Unanswered {
+    pending: BTreeMap<PlanId, u64>,
+    term: Option<(Term, u64)>,
+    clear: Option<(u64, u64)>,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     next: AttachId,
@@ -132,6 +140,66 @@ impl Inner {
             id = *later;
         }
         id
+    }
+
+    /// What the broken attachments of a producer have not answered.
+    fn unanswered(&self, producer: u64) -> Unanswered {
+        let mut asked = Unanswered::default();
+        for old in self.all.values().filter(|a| a.producer == producer && a.cut) {
+            asked.pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
+            asked.term = asked.term.max(old.term);
+            asked.clear = asked.clear.max(old.clear);
+        }
+        asked
+    }
+
+    /// Lets an attachment answer for the broken ones of its producer, which are forgotten. All
+    /// attachments of a producer share one gate, and so a process that attaches repeatedly holds
+    /// one entry.
+    fn replace_cut(&mut self, id: AttachId) {
+        let Some(producer) = self.all.get(&id).map(|a| a.producer) else { return };
+        let broken = |a: &Attachment| a.producer == producer && a.cut;
+        if !self.all.values().any(broken) {
+            return;
+        }
+        let asked = self.unanswered(producer);
+        for (old, a) in self.all.extract_if(.., |_, a| broken(a)) {
+            if a.clear.is_some() {
+                self.stand_ins.insert(old, id);
+            }
+        }
+        let Some(a) = self.all.get_mut(&id) else { return };
+        a.stands_for = true;
+        a.term = a.term.max(asked.term);
+        if let Some((term, _)) = a.term {
+            a.route.send(OwnerToClient::Term(term));
+        }
+        for (plan, sent) in asked.pending {
+            a.route.drop_plan(plan);
+            a.pending.insert(plan, sent);
+        }
+        a.clear = a.clear.max(asked.clear);
+        if let Some((below, _)) = a.clear {
+            a.route.send(OwnerToClient::ClearBelow(below));
+        }
+    }
+
+    /// Asks a path through devices what broken attachments of its producer have not answered.
+    /// Severing it does not prove that the process stopped writing through a mapping: the broken
+    /// attachments stay until the producer answers here or its process dies.
+    fn ask_as_well(&mut self, id: AttachId) {
+        let Some(producer) = self.all.get(&id).map(|a| a.producer) else { return };
+        let Unanswered { pending, term, .. } = self.unanswered(producer);
+        let Some(a) = self.all.get_mut(&id) else { return };
+        // `u64::MAX`: this request is never overdue.
+        a.term = term.map(|(term, _)| (term, u64::MAX));
+        if let Some((term, _)) = term {
+            a.route.send(OwnerToClient::Term(term));
+        }
+        for plan in pending.into_keys() {
+            a.route.drop_plan(plan);
+            a.pending.insert(plan, u64::MAX);
+        }
     }
 
     /// The attachments for which a reply of `producer` on attachment `id` counts.
@@ -169,44 +237,22 @@ impl Attachments {
     pub fn add(&self, producer: u64, route: Route) -> AttachId {
         let mut inner = self.lock();
         inner.next += 1;
-        let id = inner.next;
-        // Requests that a broken attachment has not answered are sent on this one.
-        let (mut pending, mut term, mut clear) = (BTreeMap::new(), None, None);
-        let mut stands_for = false;
-        for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
-            stands_for = true;
-            pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
-            term = term.max(old.term);
-            clear = clear.max(old.clear);
-        }
-        if let Some((term, _)) = term {
-            route.send(OwnerToClient::Term(term));
-        }
-        for plan in pending.keys() {
-            route.drop_plan(*plan);
-        }
-        if route.covers_others() {
-            let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
-            let replaced: Vec<_> =
-                inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
-            inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
-            if let Some((below, _)) = clear {
-                route.send(OwnerToClient::ClearBelow(below));
-            }
-            // All attachments of a producer share one gate, so the newest replaces the broken ones:
-            // a process that attaches repeatedly holds one entry.
-            inner.all.retain(|_, a| !(a.producer == producer && a.cut));
-        } else {
-            // Severing this path does not prove that the process stopped writing through a mapping.
-            // The broken attachments stay until the producer answers here or its process dies.
-            // `u64::MAX`: this request is never overdue.
-            stands_for = false;
-            pending.values_mut().for_each(|sent| *sent = u64::MAX);
-            term = term.map(|(term, _)| (term, u64::MAX));
-            clear = None;
-        }
-        let made = Attachment { producer, route, pending, term, clear, stands_for, cut: false };
+        let (id, over) = (inner.next, route.covers_others());
+        let made = Attachment {
+            producer,
+            route,
+            pending: BTreeMap::new(),
+            term: None,
+            clear: None,
+            stands_for: false,
+            cut: false,
+        };
         inner.all.insert(id, made);
+        if over {
+            inner.replace_cut(id)
+        } else {
+            inner.ask_as_well(id)
+        }
         id
     }
 
@@ -234,8 +280,17 @@ impl Attachments {
     /// The connection ended without `Detach`.
     pub fn cut(&self, id: AttachId) {
         let mut inner = self.lock();
-        if let Some(a) = inner.all.get_mut(&id) {
-            a.cut = true;
+        let Some(a) = inner.all.get_mut(&id) else { return };
+        a.cut = true;
+        let producer = a.producer;
+        // The producer may be attached anew before the end of its earlier connection is noticed.
+        let later = inner
+            .all
+            .range(id..)
+            .rev()
+            .find(|(_, a)| a.producer == producer && !a.cut && a.route.covers_others());
+        if let Some(later) = later.map(|(later, _)| *later) {
+            inner.replace_cut(later);
         }
         inner.forget_dead(true);
     }

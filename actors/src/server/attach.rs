@@ -152,7 +152,14 @@ pub(crate) async fn serve_attached(
         return Err(e);
     }
     let (mut reader, mut writer) = tokio::io::split(stream);
-    let out = write_to_client(&mut writer, rx);
+    let out = async {
+        let ended = write_to_client(&mut writer, rx).await;
+        // Before the rest is read: a later attachment of this producer then answers for this one.
+        if let (Err(_), Some(id)) = (&ended, id) {
+            attachments.cut(id);
+        }
+        ended
+    };
     let inn = read_from_client(endpoint, &mut reader, (producer, log_token), id, &tx);
     // A Detach that arrived is obeyed, also if its sender closed before a frame to it was written.
     let moved = read_and_write(inn, out);

@@ -104,6 +104,30 @@ fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
 }
 
 #[test]
+fn i10_an_attachment_whose_end_is_noticed_late_leaves_its_requests_to_the_later_one() {
+    let a = Attachments::default();
+    let attach = || {
+        let (tx, rx) = mpsc::channel(4);
+        (a.add(7, Route::Process { tx, process: Arc::new(living()) }), rx)
+    };
+    let (first, unread) = attach();
+    let term = Term { number: 2, master: 1 };
+    a.drop_plan(7, plan(1), 0);
+    a.new_term(term, 0);
+    drop(unread);
+    let (second, mut rx) = attach();
+    rx.try_recv().unwrap_err();
+    a.cut(first);
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Term(term));
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
+    assert_eq!(a.len(), 1);
+    assert!(!a.is_dropped(7, plan(1), 1) && !a.all_obey(1));
+    a.dropped(second, 7, plan(1));
+    a.term_obeyed(second, 7, term);
+    assert!(a.is_dropped(7, plan(1), 1) && a.all_obey(1));
+}
+
+#[test]
 fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
     let a = Attachments::default();
     let (tx, mut rx) = mpsc::channel(4);

@@ -1,0 +1,199 @@
+//! A plan in the hands of its caller: it writes pages in any order, then publishes or aborts.
+
+use super::{announce, one, publication};
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::message::{PlanDesc, Request, Response};
+use crate::plans::PlanState;
+use nkv_transport::TransportError;
+use std::sync::Arc;
+
+/// Permission to write one object, page by page in any order, then publish it. A plan dropped
+/// without `publish` is aborted in the background.
+#[derive(Debug)]
+pub struct WritePlan {
+    client: Client,
+    plan: Option<Arc<PlanState>>,
+}
+
+/// Why a plan was not published.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct PublishError {
+    /// The reason.
+    #[source]
+    pub error: Error,
+    /// The plan, if it is still open: bytes are missing (`InvalidArgument`). Write them, then
+    /// publish it. Dropped, it is aborted.
+    pub plan: Option<WritePlan>,
+}
+
+impl From<Error> for PublishError {
+    fn from(error: Error) -> Self {
+        Self { error, plan: None }
+    }
+}
+
+impl From<PublishError> for Error {
+    fn from(e: PublishError) -> Self {
+        e.error
+    }
+}
+
+/// What became of a plan that was not published.
+pub(super) enum Unpublished {
+    /// Bytes were never written: the plan is still open.
+    Lacks(Error),
+    /// The plan is over, or what became of it is unknown.
+    Failed(Error),
+}
+
+impl From<Error> for Unpublished {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<TransportError> for Unpublished {
+    fn from(error: TransportError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<Unpublished> for Error {
+    fn from(why: Unpublished) -> Self {
+        let (Unpublished::Lacks(error) | Unpublished::Failed(error)) = why;
+        error
+    }
+}
+
+impl WritePlan {
+    pub(super) fn new(client: Client, plan: Arc<PlanState>) -> Self {
+        Self { client, plan: Some(plan) }
+    }
+
+    fn state(&self) -> Result<&Arc<PlanState>> {
+        self.client.check_usable()?;
+        self.plan.as_ref().ok_or_else(|| Error::invalid("this plan is finished"))
+    }
+
+    /// The plan as the master granted it: rank, offsets, epoch, token. None once finished.
+    pub fn desc(&self) -> Option<&PlanDesc> {
+        self.plan.as_ref().map(|p| &p.desc)
+    }
+
+    /// The transport that the writes use. None once finished.
+    pub fn transport(&self) -> Option<nkv_transport::verbs::Kind> {
+        self.plan.as_ref().map(|p| p.peer.kind())
+    }
+
+    /// Number of pages.
+    pub fn n_pages(&self) -> u32 {
+        self.desc().map_or(0, |d| d.meta.n_pages)
+    }
+
+    /// Bytes per page; the last one may be shorter.
+    pub fn page_bytes(&self) -> u32 {
+        self.desc().map_or(0, |d| d.meta.page_bytes)
+    }
+
+    /// Writes one page. Pages may come in any order, from any thread.
+    pub fn write_page(&self, index: u32, page: &[u8]) -> Result<()> {
+        let m = &self.state()?.desc.meta;
+        if index >= m.n_pages {
+            return Err(Error::invalid(format!("page {index} of {}", m.n_pages)));
+        }
+        let offset = u64::from(index) * u64::from(m.page_bytes);
+        let len = u64::from(m.page_bytes).min(m.bytes_total - offset);
+        if page.len() as u64 != len {
+            return Err(Error::invalid(format!(
+                "page {index} has {len} bytes, {} were given",
+                page.len()
+            )));
+        }
+        self.write_from(offset, page)
+    }
+
+    /// Writes bytes at an offset of the object.
+    pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let p = self.state()?;
+        let total = p.desc.meta.bytes_total;
+        let len = bytes.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > total) {
+            return Err(Error::invalid(format!(
+                "bytes {offset}..{} of an object of {total}",
+                offset.saturating_add(len)
+            )));
+        }
+        p.peer.run_blocking(|| {
+            let _inside = p.enter(self.client.shared.env.clock.now_ns())?;
+            p.check_whole()?;
+            if p.first_write() {
+                announce(p).inspect_err(|_| p.break_off())?;
+            }
+            let op = publication(&p.desc).page(offset, bytes);
+            p.peer.verbs.post(p.desc.token, &mut [op]).inspect_err(|_| p.break_off())?;
+            p.cover(offset, len);
+            Ok(())
+        })
+    }
+
+    /// Sets READY and commits. Afterwards every client can find and read the object. If bytes are
+    /// missing, the error holds the plan, which is still open.
+    pub async fn publish(self) -> std::result::Result<(), PublishError> {
+        let client = self.client.clone();
+        self.publish_with(&client).await
+    }
+
+    /// Publishes over the connections of `client`, a clone of the handle that opened the plan.
+    pub(in crate::client) async fn publish_with(
+        mut self,
+        client: &Client,
+    ) -> std::result::Result<(), PublishError> {
+        let plan = self.state()?.clone();
+        match client.publish_and_commit(&plan).await {
+            Ok(()) => {
+                self.plan = None;
+                Ok(())
+            }
+            Err(Unpublished::Lacks(error)) => Err(PublishError { error, plan: Some(self) }),
+            Err(Unpublished::Failed(error)) => {
+                self.plan = None;
+                self.client.abandon(&[plan]);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Aborts the plan; its object never becomes readable.
+    pub async fn abort(self) -> Result<()> {
+        let client = self.client.clone();
+        self.abort_with(&client).await
+    }
+
+    pub(in crate::client) async fn abort_with(mut self, client: &Client) -> Result<()> {
+        let Some(plan) = self.plan.take() else {
+            return Ok(());
+        };
+        // If the handle is closed, its close has aborted the plan.
+        client.check_usable()?;
+        self.client.shared.plans.drop_plan(plan.desc.plan);
+        self.client.shared.plans.close(&plan);
+        match client.call(Request::Abort(vec![plan.reference()])).await? {
+            Response::Done(list) => one(list),
+            other => Err(client.pool.unexpected("Abort", &other)),
+        }
+    }
+}
+
+impl Drop for WritePlan {
+    fn drop(&mut self) {
+        if let Some(p) = self.plan.take() {
+            // A plan committed through `commit(key)` is not held any more. Checked by plan id:
+            // after the owner ended this plan, the key may have another one.
+            if self.client.shared.plans.holds(p.desc.plan) {
+                self.client.abandon(&[p]);
+            }
+        }
+    }
+}
