@@ -186,7 +186,16 @@ pub fn posts_of_several_threads_do_not_mix(f: Fixture) {
                     let mut ops =
                         [Op::Write { offset, src: &src }, Op::Read { offset, dst: &mut back }];
                     verbs.post(TOKEN, &mut ops).unwrap();
-                    assert!(back == src);
+                    let wrong: Vec<usize> =
+                        (0..src.len()).filter(|i| back[*i] != src[*i]).collect();
+                    let (first, last) = (wrong.first(), wrong.last());
+                    assert!(
+                        wrong.is_empty(),
+                        "thread {t}, round {round}: {} of {} bytes are wrong, {first:?} to {last:?}; read {:?}",
+                        wrong.len(),
+                        src.len(),
+                        first.map(|i| &back[*i..(*i + 8).min(src.len())]),
+                    );
                 }
             })
             .unwrap()
