@@ -397,6 +397,7 @@ impl On<MasterTick> for Master {
             self.durable.members.slow_path.pauses_forgiven.one();
             self.durable.members.forgive(pause, now);
         }
+        self.forgive_waiting(pause);
         self.expire_ranks();
         // Also without a request: the view is sent to the ranks.
         self.settled();

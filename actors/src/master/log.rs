@@ -37,8 +37,9 @@ struct Asked {
     about: Vec<WireKeyId>,
     // Keys that logs retired for this request.
     removed: HashSet<WireKeyId>,
-    // Objects that a log serves while the listed entry of the key cannot be read: it is being
-    // written or removed, or its rank's link is down, or the reader found it gone.
+    // Objects that a log serves beside the listed one. They are the answer if that one cannot be
+    // read: it is being written or removed, its rank's link is down, the reader found it gone, or
+    // it was retired since.
     besides: HashMap<KeyId, ObjMeta>,
     // Number of objects that logs retired for a removal of all keys.
     taken: u64,
@@ -53,6 +54,19 @@ fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
         Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
         _ => HashSet::new(),
+    }
+}
+
+/// The keys of a question, for an error.
+fn any_of(question: &LogQuestion) -> String {
+    match question {
+        LogQuestion::Find(keys) | LogQuestion::Remove(keys) if keys.len() == 1 => {
+            "this key".to_string()
+        }
+        LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
+            format!("any of these {} keys", keys.len())
+        }
+        LogQuestion::RemoveAll => "keys that are not listed yet".to_string(),
     }
 }
 
@@ -97,8 +111,9 @@ impl Master {
                 .get(segment_id)
                 .map_or_else(String::new, |b| format!(" ({})", b.info.control));
             let text = format!(
-                "the link of {segment_id} is down{at}, and its device log may hold these keys: \
-                 nothing was removed; once it is back, or gone for its TTL, it can be"
+                "the link of {segment_id} is down{at}, and its device log may hold {}: nothing \
+                 was removed; remove again once that rank is back, or gone after its TTL",
+                any_of(&question)
             );
             reply.send(Response::Failed(Error::disconnected(text)));
             return None;
@@ -186,8 +201,10 @@ impl Master {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = KeyId::from(o.id);
                 let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
-                let (hidden, is_gone) = (self.is_hidden(listed, &gone), gone.contains(&listed.at));
-                if hidden && let Some(entry) = self.logged_entry(segment_id, at, o) {
+                let is_gone = gone.contains(&listed.at);
+                // Also if the listed one can be read now: it may be retired before the last owner
+                // has answered.
+                if let Some(entry) = self.logged_entry(segment_id, at, o) {
                     asked.besides.insert(id, self.meta(&entry));
                 }
                 // It is listed once the owner of the other object has reported that one as retired.

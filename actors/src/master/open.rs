@@ -19,7 +19,9 @@ use std::collections::BTreeSet;
 /// Items waiting for room on all ranks together.
 const MAX_WAITING: usize = 65_536;
 /// Shortest default wait of an open for room: on a loaded machine less is too short to free any.
-const MIN_FULL_WAIT_MS: u64 = 250;
+const MIN_FULL_WAIT_MS: u64 = 1_000;
+/// From here on a tick is late: the process was stopped or got no processor.
+const LATE_TICK_MS: u64 = 50;
 /// Keys that may be put while a rank that holds objects has not reported; further puts fail until
 /// it reports.
 const MAX_SUPERSEDED: usize = 1 << 20;
@@ -326,6 +328,14 @@ impl Master {
         for w in gone {
             let text = format!("the put of key {} was given up by its caller", w.key);
             self.batches.complete_plan(w.batch, w.item, Err(Error::reclaimed(text)));
+        }
+    }
+
+    /// The last tick was `since` milliseconds ago. While the master did not run, no room could be
+    /// granted: waiting requests get that time again.
+    pub(super) fn forgive_waiting(&mut self, since: u64) {
+        if since >= LATE_TICK_MS {
+            self.waiting.iter_mut().for_each(|w| w.deadline_ms += since);
         }
     }
 

@@ -139,6 +139,29 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
 
+/// A plan's object goes live while the owners of two logs are asked, and loses to what one of them
+/// serves before the other has answered.
+#[tokio::test]
+async fn i15_what_a_log_serves_is_the_answer_once_the_listed_object_is_retired() {
+    let bench = Bench::new(2).await;
+    let info_of = |rank, incarnation| with_log_slots(info(rank, incarnation, 2));
+    let joins =
+        async |info| bench.joins(info, Term::default(), false, SeenView::default()).await.unwrap();
+    let (mut first, mut logs) = (joins(info_of(0, 100)).await, joins(info_of(1, 101)).await);
+    first.reports(Vec::new()).await;
+    logs.reports(Vec::new()).await;
+    let plan = bench.open(1, "k", 1).await.unwrap();
+    let asked = bench.asks(Request::GetLocation { keys: vec![key("k")], gone: Vec::new() });
+    let (number, _) = is_asked(&mut logs).await;
+    bench.commit(&plan).await.unwrap();
+    answers(&logs, number, vec![in_log("k")]).await;
+    logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
+    logs.sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
+    assert!(!asked.is_finished(), "the other log's owner has not answered");
+    answers(&first, number, Vec::new()).await;
+    assert_eq!(led_to(asked).await, Ok(logs.at(3, 1)));
+}
+
 /// Asks for the location of a key that the reader found gone at `gone`.
 fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<Response> {
     bench.asks(Request::GetLocation { keys: vec![key(k)], gone: vec![gone] })

@@ -36,6 +36,21 @@ async fn model_heldrep_i8_a_slot_reported_as_held_is_not_handed_out_before_freed
 }
 
 #[tokio::test]
+async fn a_put_that_waits_for_room_is_not_refused_for_time_in_which_the_master_did_not_run() {
+    let bench = Bench::new(1).await;
+    let mut r = bench.join(0, 100).await.unwrap();
+    r.reports((0..SLOTS).map(|s| held(s, 4)).collect()).await;
+    let waits = bench.asks(opening(1, "a", 0));
+    r.receives(|d| matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())).await;
+    // Longer than its wait of 50 ms, in one step.
+    bench.clock.advance_ms(90);
+    bench.ticks().await;
+    r.sends(OwnerToMaster::Freed(vec![r.at(1, 4)])).await;
+    let Response::Plans(list) = waits.await.unwrap() else { panic!() };
+    assert_eq!(list[0].as_ref().unwrap().meta.at, r.at(1, 5));
+}
+
+#[tokio::test]
 async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     let (bench, mut ranks) = Bench::whole(1).await;
     let r = &mut ranks[0];
