@@ -8,6 +8,7 @@ mod clearing;
 mod ending;
 pub mod log;
 pub mod log_producers;
+mod object_life;
 pub mod pin_tables;
 mod report;
 mod retiring;
@@ -15,7 +16,7 @@ pub mod tables;
 mod terms;
 
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
-use crate::evictor::{Admit, EvictTo, Evictor, MakeRoom, Touched};
+use crate::evictor::{EvictTo, Evictor, MakeRoom, Touched};
 use crate::membership::Uplink;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, Term,
@@ -27,6 +28,7 @@ use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
 use nkv_store::object::{OpenSlot, Slots};
+use object_life::{Became, ObjectEnd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tables::{Gauges, OwnerTables, PlanRecord, PlanStatus};
@@ -287,46 +289,29 @@ impl Owner {
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
             tracing::warn!(%error, plan = ?p.plan, "this owner cannot open the slot of a plan");
             self.close_plan(p.plan);
-            self.send_to_master(OwnerToMaster::Retired(vec![p.at]));
+            self.ended(&[p.at], ObjectEnd::Absent);
         }
     }
 
     fn committed(&mut self, batch: Vec<PlanRef>) {
-        let mut admitted = Vec::with_capacity(batch.len());
-        let mut second = Vec::new();
+        let mut live = Vec::with_capacity(batch.len());
         for c in batch {
             if c.at.incarnation != self.incarnation {
                 continue;
             }
             match self.slots.commit(c.at.slot, c.at.epoch) {
-                Ok(done) if done.newly => {
-                    self.close_plan(c.plan);
-                    let g = &self.durable.tables.gauges;
-                    Gauges::add(&g.commits, 1);
-                    Gauges::add(&g.bytes_written, done.bytes_total);
-                    if self.log_serves(done.key) {
-                        second.push((c.at.slot, c.at.epoch));
-                        continue;
-                    }
-                    admitted.push((c.at.slot, c.at.epoch, done.extent.len));
-                }
+                Ok(done) if done.newly => live.push((c, done)),
                 Ok(_) => {}
                 Err(error) => {
                     // [I11]: the slot is not READY or has another epoch. The master accepted a
                     // wrong commit.
                     self.durable.tables.slow_path.commits_denied.one();
                     tracing::warn!(%error, plan = ?c.plan, "commit refused: header does not match");
-                    self.send_to_master(OwnerToMaster::Retired(vec![c.at]));
+                    self.ended(&[c.at], ObjectEnd::Absent);
                 }
             }
         }
-        // Tail to head, like touches: the head of a prefix stays longest.
-        admitted.reverse();
-        self.notify_evictor(Admit(admitted));
-        // Where log and heap have the same key, the object accepted first is served [I15].
-        if !second.is_empty() {
-            self.retire(&second);
-        }
+        self.became_live(live, Became::Committed);
     }
 
     /// Removes a plan that is over, revokes its token and forgets the grant.
@@ -429,10 +414,7 @@ impl On<TermObeyed> for Owner {
 
 impl On<Evict> for Owner {
     fn on(&mut self, m: Evict, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
-        let before = self.durable.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
-        let bytes = self.retire(&m.0);
-        let after = self.durable.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
-        Gauges::add(&self.durable.tables.gauges.evictions, after - before);
+        let (_, bytes) = self.retire(&m.0, ObjectEnd::Evicted);
         self.reschedule(ctx);
         reply.send(bytes);
     }
@@ -444,8 +426,7 @@ impl On<EvictWindow> for Owner {
         let extents: Vec<_> = self.slots.extents().collect();
         let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
         let victims = window.unwrap_or_default();
-        let bytes = self.retire(&victims);
-        Gauges::add(&self.durable.tables.gauges.evictions, victims.len() as u64);
+        let (_, bytes) = self.retire(&victims, ObjectEnd::EvictedHere);
         self.reschedule(ctx);
         reply.send(bytes);
     }

@@ -117,7 +117,7 @@ pub type AttachId = u64;
 
 /// Requests without an answer, and when each was sent.
 #[derive(Debug, Default)]
-struct Unanswered {
+struct OpenRequests {
     pending: BTreeMap<PlanId, u64>,
     term: Option<(Term, u64)>,
     clear: Option<(u64, u64)>,
@@ -143,8 +143,8 @@ impl Inner {
     }
 
     /// What the broken attachments of a producer have not answered.
-    fn unanswered(&self, producer: u64) -> Unanswered {
-        let mut asked = Unanswered::default();
+    fn open_requests(&self, producer: u64) -> OpenRequests {
+        let mut asked = OpenRequests::default();
         for old in self.all.values().filter(|a| a.producer == producer && a.cut) {
             asked.pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             asked.term = asked.term.max(old.term);
@@ -162,7 +162,7 @@ impl Inner {
         if !self.all.values().any(broken) {
             return;
         }
-        let asked = self.unanswered(producer);
+        let asked = self.open_requests(producer);
         for (old, a) in self.all.extract_if(.., |_, a| broken(a)) {
             if a.clear.is_some() {
                 self.stand_ins.insert(old, id);
@@ -189,7 +189,7 @@ impl Inner {
     /// attachments stay until the producer answers here or its process dies.
     fn ask_as_well(&mut self, id: AttachId) {
         let Some(producer) = self.all.get(&id).map(|a| a.producer) else { return };
-        let Unanswered { pending, term, .. } = self.unanswered(producer);
+        let OpenRequests { pending, term, .. } = self.open_requests(producer);
         let Some(a) = self.all.get_mut(&id) else { return };
         // `u64::MAX`: this request is never overdue.
         a.term = term.map(|(term, _)| (term, u64::MAX));

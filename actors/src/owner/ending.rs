@@ -3,10 +3,9 @@
 //! if committed. Every other cause clears LIVE at once, fences, and only then starts quarantine.
 
 use super::Owner;
+use super::object_life::{Became, ObjectEnd};
 use super::tables::{Ending, Gauges};
-use crate::evictor::Admit;
-use crate::message::{EndCause, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, WireKeyId};
-use nkv_store::KeyId;
+use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
 use nkv_store::object::WriteProgress;
 
@@ -87,9 +86,9 @@ impl Owner {
     /// first.
     fn end_unknown(&mut self, at: SlotRef) {
         if self.slots.is_live(at.slot, at.epoch) {
-            self.retire(&[(at.slot, at.epoch)]);
+            self.retire(&[(at.slot, at.epoch)], ObjectEnd::Removed);
         } else {
-            self.send_to_master(OwnerToMaster::Retired(vec![at]));
+            self.ended(&[at], ObjectEnd::Absent);
         }
     }
 
@@ -103,9 +102,7 @@ impl Owner {
         {
             e.retired = true;
         }
-        Gauges::add(&self.durable.tables.gauges.reclaimed, 1);
-        self.forget_keys(&[at]);
-        self.send_to_master(OwnerToMaster::Retired(vec![at]));
+        self.ended(&[at], ObjectEnd::Reclaimed);
     }
 
     pub(super) fn expire_plans(&mut self) {
@@ -144,11 +141,11 @@ impl Owner {
             }
             let (seq, cause, producer) = (plan.seq, ending.cause, opened.producer);
             tracing::debug!(producer, plan = seq, ?cause, "fenced");
-            self.fence_complete(plan, opened.at, ending, opened.extent_len);
+            self.fence_complete(plan, opened.at, ending);
         }
     }
 
-    fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending, extent_len: u64) {
+    fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending) {
         let now = self.durable.clock.now_ns();
         let may_adopt = checks_ready_first(ending.cause);
         if ending.retired {
@@ -157,25 +154,14 @@ impl Owner {
             && self.slots.progress(at.slot, at.epoch) == WriteProgress::Ready
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
-            Gauges::add(&self.durable.tables.gauges.adopted, 1);
-            let key = WireKeyId::from(KeyId { hash: done.key.hash, check: done.key.check });
-            // An object of a lower term is listed by the report that waits for this fence.
-            if plan.term == self.durable.tables.term() {
-                self.send_to_master(OwnerToMaster::Adopted(PlanRef { plan, at, key }));
-            }
-            if self.log_serves(done.key) {
-                self.retire(&[(at.slot, at.epoch)]);
-            } else {
-                self.notify_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
-            }
+            let adopted = PlanRef { plan, at, key: WireKeyId::from(done.key) };
+            return self.became_live(vec![(adopted, done)], Became::Adopted);
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.
             if let Err(error) = self.slots.retire(at.slot, at.epoch, true, now) {
                 tracing::warn!(%error, ?plan, "the slot of a fenced plan is not open");
             }
-            Gauges::add(&self.durable.tables.gauges.reclaimed, 1);
-            self.forget_keys(&[at]);
-            self.send_to_master(OwnerToMaster::Retired(vec![at]));
+            self.ended(&[at], ObjectEnd::Reclaimed);
         }
         self.close_plan(plan);
     }

@@ -4,12 +4,12 @@
 
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
+use super::object_life::ObjectEnd;
 use super::tables::{Gauges, Tables};
 use super::{LogClear, Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
 use crate::message::{
-    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SLOTS_PER_FRAME,
-    SlotRef, WireKeyId,
+    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef, WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::device_log::{
@@ -197,8 +197,7 @@ impl Owner {
             };
             reported.filter(ended).map(|(slot, epoch)| self.at(slot, epoch)).collect()
         };
-        self.forget_keys(&ended);
-        self.report_retired(ended);
+        self.ended(&ended, ObjectEnd::InLog);
     }
 
     /// Does all work that is due in the log now.
@@ -259,14 +258,7 @@ impl Owner {
             };
             evicted.iter().filter(reported).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
         };
-        self.forget_keys(&reported);
-        self.report_retired(reported);
-    }
-
-    fn report_retired(&self, gone: Vec<SlotRef>) {
-        for part in gone.chunks(SLOTS_PER_FRAME) {
-            self.send_to_master(OwnerToMaster::Retired(part.to_vec()));
-        }
+        self.ended(&reported, ObjectEnd::InLog);
     }
 
     /// The owner asks every producer with rights to the log about a hole that is old
@@ -444,8 +436,7 @@ impl Owner {
     fn take_away(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let gone = self.retire_in_log(list);
         let reported: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
-        self.forget_keys(&reported);
-        self.report_retired(reported);
+        self.ended(&reported, ObjectEnd::InLog);
         gone
     }
 

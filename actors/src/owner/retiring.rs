@@ -2,14 +2,14 @@
 //! freed. `Freed` is repeated until the master acknowledges it. Victims are not chosen here.
 
 use super::Owner;
+use super::object_life::ObjectEnd;
 use super::tables::{Gauges, PlanRecord};
-use crate::evictor::Forget;
 use crate::message::{EndCause, OwnerToMaster, SLOTS_PER_FRAME, SlotRef};
 use hashbrown::HashSet;
 
 impl Owner {
-    /// Retires live objects; returns the bytes that will come back after quarantine.
-    pub(super) fn retire(&mut self, victims: &[(u32, u32)]) -> u64 {
+    /// Retires live objects; returns how many, and the bytes that will come back after quarantine.
+    pub(super) fn retire(&mut self, victims: &[(u32, u32)], how: ObjectEnd) -> (u64, u64) {
         let now = self.durable.clock.now_ns();
         let (mut bytes, mut gone) = (0, Vec::with_capacity(victims.len()));
         for &(slot, epoch) in victims {
@@ -26,25 +26,8 @@ impl Owner {
                 gone.push(self.at(slot, epoch));
             }
         }
-        if !gone.is_empty() {
-            Gauges::add(&self.durable.tables.gauges.retired, gone.len() as u64);
-            self.forget_keys(&gone);
-            self.notify_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
-            self.send_to_master(OwnerToMaster::Retired(gone));
-        }
-        bytes
-    }
-
-    pub(super) fn forget_keys(&self, gone: &[SlotRef]) {
-        let mut t = self.durable.tables.lock();
-        for r in gone {
-            if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
-                t.keys.remove(&r.slot);
-            }
-            if t.log_reported.get(&r.slot) == Some(&r.epoch) {
-                t.log_reported.remove(&r.slot);
-            }
-        }
+        self.ended(&gone, how);
+        (gone.len() as u64, bytes)
     }
 
     pub(super) fn retire_by_master(&mut self, list: Vec<SlotRef>) {
@@ -72,10 +55,8 @@ impl Owner {
             })
             .copied()
             .collect();
-        self.retire(&pairs);
-        if !already.is_empty() {
-            self.send_to_master(OwnerToMaster::Retired(already));
-        }
+        self.retire(&pairs, ObjectEnd::Removed);
+        self.ended(&already, ObjectEnd::Absent);
     }
 
     pub(super) fn quarantine_over(&mut self) {

@@ -3,7 +3,8 @@
 //! are not affected.
 
 use super::Owner;
-use crate::message::{EndCause, OwnerToMaster, SlotRef};
+use super::object_life::ObjectEnd;
+use crate::message::{EndCause, SlotRef};
 use nkv_store::arena::Extent;
 use std::collections::BTreeMap;
 
@@ -20,7 +21,9 @@ impl Owner {
             (t.term, old)
         };
         self.durable.tables.slow_path.terms_obeyed.one();
-        tracing::info!(term = term.number, plans = old.len(), "a new term: earlier plans end");
+        if !old.is_empty() {
+            tracing::info!(term = term.number, plans = old.len(), "a new term: earlier plans end");
+        }
         for (plan, at, ending) in old {
             if ending.is_none() {
                 self.end_plan(plan, at, EndCause::TermOver);
@@ -93,7 +96,7 @@ impl Owner {
         if !gone.is_empty() {
             self.durable.tables.slow_path.unheard_retired.add(gone.len());
             tracing::warn!(slots = gone.len(), "retired slots written for unknown plans");
-            self.send_to_master(OwnerToMaster::Retired(gone));
+            self.ended(&gone, ObjectEnd::Absent);
         }
     }
 }

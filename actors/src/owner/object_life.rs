@@ -1,0 +1,109 @@
+//! Where an object of this owner begins and ends: counters, key strings, the evictor and the master
+//! learn of it here, and nowhere else.
+
+use super::Owner;
+use super::tables::Gauges;
+use crate::evictor::{Admit, Forget};
+use crate::message::{OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
+use nkv_store::object::Committed;
+
+/// How the object of a plan became live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Became {
+    /// Its commit was accepted.
+    Committed,
+    /// Its writer had set READY, and then the plan ended in another way than by a commit.
+    Adopted,
+}
+
+/// How an object, or the slot of a plan, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ObjectEnd {
+    /// The evictor chose it, and has forgotten it already.
+    Evicted,
+    /// The owner chose it, to make contiguous room.
+    EvictedHere,
+    /// It was removed, or another object of its key is served.
+    Removed,
+    /// Its plan ended before it was live.
+    Reclaimed,
+    /// An object of the log. The log counts these itself, and the evictor does not know them.
+    InLog,
+    /// It is not here, or has ended before: the master may not know.
+    Absent,
+}
+
+impl Owner {
+    /// Plans are over and their objects live, in the order of their commits.
+    pub(super) fn became_live(&mut self, objects: Vec<(PlanRef, Committed)>, how: Became) {
+        let (mut admitted, mut second) = (Vec::with_capacity(objects.len()), Vec::new());
+        for (object, done) in objects {
+            let (at, gauges) = (object.at, &self.durable.tables.gauges);
+            match how {
+                Became::Committed => {
+                    Gauges::add(&gauges.commits, 1);
+                    Gauges::add(&gauges.bytes_written, done.bytes_total);
+                }
+                Became::Adopted => Gauges::add(&gauges.adopted, 1),
+            }
+            // An object of a lower term is listed by the report that waits for its fence.
+            if how == Became::Adopted && object.plan.term == self.durable.tables.term() {
+                self.send_to_master(OwnerToMaster::Adopted(object));
+            }
+            self.close_plan(object.plan);
+            // Where log and heap have the same key, the object accepted first is served [I15].
+            if self.log_serves(done.key) {
+                second.push((at.slot, at.epoch));
+            } else {
+                admitted.push((at.slot, at.epoch, done.extent.len));
+            }
+        }
+        if !admitted.is_empty() {
+            // Tail to head, like touches: the head of a prefix stays longest.
+            admitted.reverse();
+            self.notify_evictor(Admit(admitted));
+        }
+        if !second.is_empty() {
+            self.retire(&second, ObjectEnd::Removed);
+        }
+    }
+
+    /// Objects or slots ended.
+    pub(super) fn ended(&self, gone: &[SlotRef], how: ObjectEnd) {
+        if gone.is_empty() {
+            return;
+        }
+        let (gauges, count) = (&self.durable.tables.gauges, gone.len() as u64);
+        match how {
+            ObjectEnd::Evicted | ObjectEnd::EvictedHere => {
+                Gauges::add(&gauges.retired, count);
+                Gauges::add(&gauges.evictions, count);
+            }
+            ObjectEnd::Removed => Gauges::add(&gauges.retired, count),
+            ObjectEnd::Reclaimed => Gauges::add(&gauges.reclaimed, count),
+            ObjectEnd::InLog | ObjectEnd::Absent => {}
+        }
+        // A slot that is not known to have ended keeps its key string: its plan may still be open.
+        if how != ObjectEnd::Absent {
+            self.forget_keys(gone);
+        }
+        if matches!(how, ObjectEnd::EvictedHere | ObjectEnd::Removed) {
+            self.notify_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
+        }
+        for part in gone.chunks(SLOTS_PER_FRAME) {
+            self.send_to_master(OwnerToMaster::Retired(part.to_vec()));
+        }
+    }
+
+    fn forget_keys(&self, gone: &[SlotRef]) {
+        let mut t = self.durable.tables.lock();
+        for r in gone {
+            if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
+                t.keys.remove(&r.slot);
+            }
+            if t.log_reported.get(&r.slot) == Some(&r.epoch) {
+                t.log_reported.remove(&r.slot);
+            }
+        }
+    }
+}
