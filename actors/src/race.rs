@@ -31,8 +31,8 @@ pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = 
 }
 
 /// Both halves of a connection, until one of them ends. If writing fails, what has arrived is still
-/// read, for half a second at most: before it closed, the other end may have sent frames that nothing
-/// replaces. The error is that of writing.
+/// read, for half a second at most: before it closed, the other end may have sent frames that
+/// nothing replaces. The error is that of writing.
 pub(crate) async fn read_and_write<T, E>(
     read: impl Future<Output = Result<T, E>>,
     write: impl Future<Output = Result<T, E>>,

@@ -69,7 +69,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
 fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let view = handle.membership()?;
     let largest = SIZES.iter().map(|(size, _)| *size as u64).max().unwrap_or(0);
-    heap_takes(&view, largest, "the largest object of --bench")?;
+    heap_takes(&view, flags, (largest, "the largest object of --bench"))?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
     let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
     let quarantine_ms = heaps().map(|i| i.quarantine_ms).max().unwrap_or(0);

@@ -83,11 +83,22 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
 }
 
-/// Refuses a run whose objects fit in no heap of the cluster: each put would fail.
+/// Refuses a run whose objects fit in no heap of the cluster: each put would fail. Warns of
+/// `--device-alloc` where no rank has a device log: each put would take a plan.
 ///
 /// # Errors
 /// With the size, the largest heap, and what to change.
-pub(crate) fn heap_takes(view: &View, bytes: u64, what: &str) -> anyhow::Result<()> {
+pub(crate) fn heap_takes(
+    view: &View,
+    flags: &Flags,
+    (bytes, what): (u64, &str),
+) -> anyhow::Result<()> {
+    if flags.device_alloc && !view.ranks.iter().any(|(info, _)| info.log_slots > 0) {
+        tracing::warn!(
+            "--device-alloc, and no rank has a device log: every put takes a plan; start ranks \
+             with --log-bytes"
+        );
+    }
     let largest = view.ranks.iter().max_by_key(|(info, _)| info.arena_bytes);
     let Some((info, _)) = largest else {
         return Ok(());

@@ -76,7 +76,7 @@ fn replay(
     stop: &Stop,
 ) -> anyhow::Result<Report> {
     let block_bytes = usize::try_from(flags.block_bytes).context("--block-bytes")?;
-    heap_takes(&handle.membership()?, flags.block_bytes, "--block-bytes")?;
+    heap_takes(&handle.membership()?, flags, (flags.block_bytes, "--block-bytes"))?;
     let before = handle.stats()?;
     let bar = progress::bar(requests.len() as u64, "requests");
     let start = now_ns();

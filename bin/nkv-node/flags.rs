@@ -15,7 +15,7 @@ pub(crate) struct Setting {
     /// Key in the file; the other names follow from it.
     pub(crate) key: &'static str,
     value: &'static str,
-    // Empty: as the value's name implies. tests/reference.rs tries both ends of each range.
+    // Empty: as the value's name implies. bin/tests/system/reference/settings.rs tries both ends.
     range: &'static str,
     default: &'static str,
     help: &'static str,
@@ -51,7 +51,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "port",
         "PORT",
         "0 to 65535",
-        "none where there are several ranks",
+        "7400",
         "Rank 0's control port, the same on every rank; 0 on rank 0 takes a free one",
     ),
     setting(
@@ -162,7 +162,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "MS",
         "0 or more",
         "0",
-        "How long a put waits for room; 0: three times the quarantine, at least 250",
+        "How long a put waits for room; 0: three times the quarantine, at least 1000",
     ),
     setting(
         "rdma_devices",

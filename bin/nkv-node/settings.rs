@@ -9,6 +9,7 @@ mod values;
 use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
 use nkv::{NodeConfig, Secret};
+use nkv_programs::endpoints::DEFAULT_PORT;
 use nkv_programs::exit;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::sizes::{parse_bytes, show_bytes};
@@ -184,7 +185,7 @@ impl RankAddress {
         }
         let listen = r.peek("listen", reachable)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let master_host = master_host(r, launcher, rank, listen)?;
-        let port = port(r, rank, world_size)?;
+        let port = port(r, rank)?;
         let listen = r.take("listen", reachable, listen)?;
         let http = SocketAddr::new(loopback_like(listen), 0);
         let http = r.take("http", http_address, values::Http(Some(http)))?.0;
@@ -280,17 +281,15 @@ fn master_host(
     }
 }
 
-/// Rank 0's port. It has no default for several ranks: the other ranks could not find a port that
-/// was picked at random.
-fn port(r: &mut Resolver<'_>, rank: u32, world_size: u32) -> Result<u16, SettingsError> {
-    let given = r.has("port");
-    let port = r.take("port", number, 0)?;
-    let needed = world_size > 1 && (!given || (rank != 0 && port == 0));
-    if needed {
-        return Err(SettingsError::Config(format!(
-            "a world of {world_size} ranks needs a port that all of them know: give --port or \
-             NKV_PORT, the same on every rank (on rank 0, --port 0 picks one and prints it)"
-        )));
+/// Rank 0's port. Other ranks could not find one that was picked at random.
+fn port(r: &mut Resolver<'_>, rank: u32) -> Result<u16, SettingsError> {
+    let port = r.take("port", number, DEFAULT_PORT)?;
+    if rank != 0 && port == 0 {
+        return Err(SettingsError::Config(
+            "--port is 0, and only rank 0 takes a free port: give --port or NKV_PORT the port in \
+             control= of rank 0's ready line"
+                .to_string(),
+        ));
     }
     Ok(port)
 }

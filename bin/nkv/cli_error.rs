@@ -57,6 +57,9 @@ pub(crate) enum CliError {
     /// No node answers, or none takes this client: each node's answer, and what to do.
     #[error("{0}")]
     Connect(#[from] NoneServes),
+    /// The same, where the nodes' answers are printed already.
+    #[error("none of {0} nodes reaches the master")]
+    NoMaster(usize),
     /// A file or stream.
     #[error("{what}: {error}")]
     Io {
@@ -131,7 +134,7 @@ impl CliError {
             Self::Exists { .. } => ErrorKind::AlreadyExists,
             Self::TooLarge(_) => ErrorKind::OutOfMemory,
             Self::Usage(_) => ErrorKind::InvalidArgument,
-            Self::NotReached(_) => ErrorKind::Disconnected,
+            Self::NotReached(_) | Self::NoMaster(_) => ErrorKind::Disconnected,
             Self::Io { .. } | Self::Limit(_) => ErrorKind::Unsupported,
         }
     }
@@ -225,6 +228,7 @@ mod tests {
             (CliError::from(Error::disconnected("x")), 4),
             (CliError::from(Error::not_ready("x")), 4),
             (CliError::NotReached("x".into()), 4),
+            (CliError::NoMaster(2), 4),
             (connecting(Error::disconnected("x")), 4),
             (connecting(Error::invalid("x")), 5),
             (CliError::TooLarge("x".into()), 6),

@@ -109,6 +109,9 @@ pub(crate) fn show(
         } else {
             output::write(text(&answers).as_bytes())?;
         }
+        if matches!(why, CliError::Connect(_)) && answers.len() > 1 {
+            return Err(CliError::NoMaster(answers.len()));
+        }
     }
     Err(why)
 }

@@ -8,7 +8,8 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::time::Duration;
 
-/// Port of an address that names none, unless `NKV_PORT` does.
+/// Rank 0's port unless one is given, and that of an address that names none; `NKV_PORT` names
+/// another.
 pub const DEFAULT_PORT: u16 = 7400;
 /// Least share of the limit, in milliseconds, that each node gets, however many are tried.
 const SHARE_AT_LEAST_MS: u64 = 100;
@@ -45,10 +46,16 @@ fn port(port_setting: Option<&OsStr>) -> Result<Option<u16>, String> {
     };
     let text = port_setting.to_string_lossy();
     let port = text.trim().parse::<u16>().map_err(|_| {
-        format!("NKV_PORT \"{}\": a port from 0 to 65535 is expected", text.escape_debug())
+        format!("NKV_PORT \"{}\": a port from 1 to 65535 is expected", text.escape_debug())
     })?;
-    // On rank 0 a port of 0 means any.
-    Ok(Some(port).filter(|port| *port != 0))
+    if port == 0 {
+        return Err(
+            "NKV_PORT is 0, with which rank 0 takes a free port: give the port in control= \
+                    of its ready line, in NKV_PORT or as --connect HOST:PORT"
+                .to_string(),
+        );
+    }
+    Ok(Some(port))
 }
 
 fn with_port(text: &str, port: u16) -> Result<Address, String> {
@@ -172,11 +179,8 @@ mod tests {
     #[test]
     fn a_port_that_is_none_is_refused_and_one_that_is_not_set_is_the_default() {
         let port = |text: &str| super::port(Some(text.as_ref()));
-        assert_eq!(
-            (port("7000"), port(" 9 "), port(""), port("0")),
-            (Ok(Some(7000)), Ok(Some(9)), Ok(None), Ok(None))
-        );
-        for text in ["70000", "-1", "http", "7400/tcp"] {
+        assert_eq!((port("7000"), port(" 9 "), port("")), (Ok(Some(7000)), Ok(Some(9)), Ok(None)));
+        for text in ["70000", "-1", "http", "7400/tcp", "0"] {
             let error = port(text).expect_err(text);
             assert!(error.contains("NKV_PORT") && error.contains(text), "{error}");
         }

@@ -14,11 +14,11 @@ use std::io;
 #[derive(Debug, Clone, Default, Args)]
 pub struct PackagingFlags {
     /// Print completions for a shell and end
-    #[arg(long, value_name = "SHELL", exclusive = true)]
+    #[arg(long, value_name = "SHELL", conflicts_with = "man")]
     completions: Option<Shell>,
 
     /// Print the man page, for man -l or a file in man1, and end
-    #[arg(long, exclusive = true)]
+    #[arg(long)]
     man: bool,
 }
 

@@ -57,7 +57,7 @@ pub const KNOWN: [&str; 42] = [
 ];
 
 /// One line for each unknown name, with the known name that is meant if one is near; at most
-/// [`TOLD`] lines.
+/// eight lines.
 pub fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
     let line = |name: &str| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Clock checks during the longest silence allowed.
 const POLLS: u32 = 8;
 /// The error of a link mentions a pause of this process if the pause ended less than this long ago.
-const RECENT_MS: u64 = 5_000;
+const RECENT_MS: u64 = 1_000;
 
 /// See the file's first paragraph.
 pub(super) struct Listening<'a> {

@@ -93,7 +93,7 @@ pub struct NodeConfig {
     pub policy: PolicyKind,
     /// Bytes per page if a put names none; that of rank 0 counts, for the whole job.
     pub page_bytes: u32,
-    /// Milliseconds that an open waits for room; 0: max(3 quarantines, 250 ms).
+    /// Milliseconds that an open waits for room; 0: max(3 quarantines, 1000 ms).
     pub full_wait_ms: u64,
     /// Most tcp data connections at a time, per segment.
     pub data_connections: usize,

@@ -394,6 +394,14 @@ fn make_memory(
     Ok(Made { heap, name, file_name, socket })
 }
 
+/// Why no device reaches a segment.
+enum Unregistered {
+    /// There is no device that can be used.
+    NoDevice(TransportError),
+    /// A device does not take the memory.
+    Refused(TransportError),
+}
+
 /// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if
 /// devices were named or a device counts claims; otherwise it is only logged.
 async fn export(
@@ -410,20 +418,24 @@ async fn export(
     let parts = rights::of_others(heap, by_nic);
     // Pins every page: takes seconds per GiB.
     let registering = move || {
-        let fabric = machine.fabric(&wanted)?;
-        Ok((fabric.export(memory, &parts, by_nic)?, fabric.describe()))
+        let fabric = machine.fabric(&wanted).map_err(Unregistered::NoDevice)?;
+        let exported = fabric.export(memory, &parts, by_nic).map_err(Unregistered::Refused)?;
+        Ok((exported, fabric.describe()))
     };
-    let registered: Result<_, TransportError> = executor.beside(registering).await?;
+    let registered: Result<_, Unregistered> = executor.beside(registering).await?;
     match registered {
-        Ok(exported) => Ok(Some(exported)),
-        Err(e) if named => Err(StartError::Config(format!("RDMA: {e}"))),
-        Err(error) => {
-            if cfg!(feature = "rdma") {
-                tracing::info!(%segment_id, %error, "not reached by rdma");
-            }
-            Ok(None)
+        Ok(exported) => return Ok(Some(exported)),
+        Err(Unregistered::NoDevice(e) | Unregistered::Refused(e)) if named => {
+            return Err(StartError::Config(format!("RDMA: {e}")));
+        }
+        Err(Unregistered::NoDevice(error)) => {
+            tracing::debug!(%segment_id, %error, "not reached by rdma");
+        }
+        Err(Unregistered::Refused(error)) => {
+            tracing::warn!(%segment_id, %error, "not reached by rdma");
         }
     }
+    Ok(None)
 }
 
 fn start_agent(

@@ -33,6 +33,8 @@ fn refused(job: &str, ended: &Ended, code: i32, expected: &[&str]) {
 fn alone(args: &[&str], env: &[(&str, &str)]) -> (String, Ended) {
     let job = new_job();
     let mut command = node_command(&job);
+    // A flag given later wins over the variable.
+    command.env("NKV_PORT", "0");
     command.args(["--heap-bytes", SMALL]).args(args).envs(env.iter().copied());
     (job, run_to_end(command, REFUSAL))
 }

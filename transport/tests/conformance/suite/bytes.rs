@@ -191,7 +191,8 @@ pub fn posts_of_several_threads_do_not_mix(f: Fixture) {
                     let (first, last) = (wrong.first(), wrong.last());
                     assert!(
                         wrong.is_empty(),
-                        "thread {t}, round {round}: {} of {} bytes are wrong, {first:?} to {last:?}; read {:?}",
+                        "thread {t}, round {round}: {} of {} bytes are wrong, {first:?} to \
+                         {last:?}; read {:?}",
                         wrong.len(),
                         src.len(),
                         first.map(|i| &back[*i..(*i + 8).min(src.len())]),
