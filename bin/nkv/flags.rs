@@ -142,7 +142,7 @@ pub(crate) enum Command {
     ///   - the members of the last view that it received; they may have changed since
     #[command(verbatim_doc_comment)]
     Status,
-    /// The counters of the master and of every rank
+    /// The counters of the master and of every rank; a rank's are those of its last heartbeat
     Stats,
     /// A live view of ranks, heaps, traffic and actors; without a terminal, one picture as text
     ///

@@ -77,7 +77,7 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
             &[("NKV_SECRET", "of no importance")],
             "--listen 192.0.2.1 is no address of this host",
         ),
-        (&["--world-size", "2"], &[], "NKV_PORT"),
+        (&["--rank", "1", "--world-size", "2"], &[], "NKV_PORT"),
         (&["--ttl-ms", "100"], &[], "ttl_ms is 400 to "),
     ] {
         let (job, ended) = alone(args, env);
