@@ -17,8 +17,8 @@ pub use nkv_transport::wire::Address;
 pub mod actors {
     pub use nkv_actors::actor::{ActorAddr, ActorStatus};
     pub use nkv_actors::announce_poller::AnnouncePoller;
+    pub use nkv_actors::client::producer::Producer;
     pub use nkv_actors::evictor::Evictor;
     pub use nkv_actors::master::{Ask, Master};
     pub use nkv_actors::owner::{GetGauges, Owner};
-    pub use nkv_actors::producer::Producer;
 }

@@ -6,6 +6,7 @@
 mod blocking;
 mod buffers;
 mod closing;
+mod config;
 mod contact;
 pub(crate) mod control;
 mod counters;
@@ -15,31 +16,35 @@ mod listing;
 mod locations;
 mod lookup;
 mod mapped;
+mod obeyed;
 pub mod peer;
+mod peer_log;
 mod peers;
+pub(crate) mod plans;
+pub mod producer;
 pub(crate) mod put_log;
 mod read;
 mod segments;
+mod shared;
 mod view;
 mod write;
 
 pub use blocking::Blocking;
-pub(crate) use closing::closed;
+pub use config::ClientConfig;
+pub(crate) use config::GET_POOL_BYTES;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
+pub use shared::Shared;
 pub use view::ObjectView;
 pub use write::{PublishError, WritePlan};
 
 use crate::actor::{ActorAddr, Message, On};
+use crate::client::producer::{Attach, Producer, ProducerDurable};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::executor::OwnedExecutor;
-use crate::message::{
-    ClusterStats, KeyBytes, RankInfo, RankState, Request, Response, Settings, View,
-};
-use crate::plans::OpenPlans;
-use crate::producer::{Attach, Producer, ProducerDurable};
-use crate::slow_path::{ClientSlowPath, ClientSlowPathCounters};
+use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
+use crate::slow_path::ClientSlowPathCounters;
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
@@ -48,204 +53,20 @@ use keys::HandleKeys;
 use locations::Locations;
 use nkv_store::fork::ProcessMark;
 use nkv_store::{Key, KeyHasher};
-use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
-use nkv_transport::wire::auth::{Credentials, Secret};
+use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
 use peers::Peers;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-/// How a client behaves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientConfig {
-    /// The job; must be the cluster's.
-    pub job: String,
-    /// Which data path to use to the owners.
-    pub transport: TransportChoice,
-    /// Limit of one control call in milliseconds.
-    pub call_timeout_ms: u64,
-    /// Whether puts go into the owner's device log without a request to the master, unless their
-    /// options set it otherwise. Then Ok means that the bytes are written: they are readable once
-    /// the owner has accepted them, after some 1 ms. Where the key has an object already, that one
-    /// stays, and the put is Ok all the same. Puts to owners without a log use plans.
-    pub device_alloc: bool,
-    /// Number of stripes into which one read or write of at least 8 MiB is cut. Each stripe has its
-    /// own thread and, over tcp, its own connection. 0: one for every two processors, at most 4; 1:
-    /// no striping; at most 16.
-    pub data_stripes: usize,
-    /// Bytes of buffers kept for later gets after the bytes that `get` returned are dropped; 0:
-    /// none.
-    pub get_pool_bytes: u64,
-    /// Whether a background thread prefaults a mapped segment during the first calls, if its owner
-    /// prefaulted it too (0.3 s/GiB). Later calls then have no page faults. A process that makes
-    /// few calls does not need it.
-    pub prefault: bool,
-    /// Which RDMA devices of this host reach owners that have RDMA devices too.
-    pub fabric: FabricConfig,
-    /// The job's secret [I20]. Without it the nodes must run on this host as this user.
-    pub secret: Option<Secret>,
-}
-
-/// Default of [`ClientConfig::get_pool_bytes`].
-pub(crate) const GET_POOL_BYTES: u64 = 64 << 20;
-
-impl Default for ClientConfig {
-    fn default() -> Self {
-        let transport = TransportChoice::Auto;
-        Self {
-            job: "nkv".to_string(),
-            transport,
-            call_timeout_ms: 2_000,
-            device_alloc: false,
-            data_stripes: 0,
-            get_pool_bytes: GET_POOL_BYTES,
-            prefault: true,
-            fabric: FabricConfig::default(),
-            secret: None,
-        }
-    }
-}
-
-/// State that all clones of a handle share with its Producer.
-pub struct Shared {
-    pub(crate) env: Environment,
-    pub(crate) config: ClientConfig,
-    pub(crate) credentials: Credentials,
-    pub(crate) keys: HandleKeys,
-    pub(crate) producer_id: u64,
-    pub(crate) plans: Arc<OpenPlans>,
-    // Has one more reference for each message about abandoned plans that is in flight.
-    pub(crate) abandoning: Arc<()>,
-    pub(crate) peers: Peers,
-    pub(crate) actor: OnceLock<ActorAddr<Producer>>,
-    pub(crate) locations: Locations,
-    pub(crate) buffers: Arc<Buffers>,
-    pub(crate) reads: Reads,
-    pub(crate) writes: Writes,
-    pub(crate) messages: Arc<Messages>,
-    pub(crate) times: Times,
-    pub(crate) slow_path: Arc<ClientSlowPath>,
-    pub(crate) draining: Arc<AtomicBool>,
-    // The handle is closed: every call fails.
-    pub(crate) closed: AtomicBool,
-    settings: Mutex<Settings>,
-    view: RwLock<View>,
-    // World size of the job; 0 while unknown.
-    world: AtomicU32,
-    next_request: AtomicU64,
-    // Only a standalone client has one; a node's handle uses the executor of its node.
-    executor: Option<OwnedExecutor>,
-    pub(crate) made: ProcessMark,
-}
-
-/// After the last handle is dropped its thread runs this much longer, so that its links can send
-/// Detach.
-const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(100);
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // A forked child must not send anything for its parent.
-        if !self.made.is_here() {
-            return;
-        }
-        // Only this handle can report these keys.
-        for peer in self.peers.all() {
-            peer.send_names(usize::MAX);
-        }
-        if let Some(executor) = self.executor.take() {
-            let here = executor.executor().clone();
-            here.task(async move {
-                tokio::time::sleep(LAST_FRAMES_LIMIT).await;
-                drop(executor);
-            });
-        }
-    }
-}
-
-impl Shared {
-    /// Counts a message whose answer a call waits for.
-    fn waits(&self) {
-        Messages::count(&self.messages.waited, 1);
-    }
-
-    /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
-    /// or in a forked child.
-    pub(crate) fn notify_producer<M: Message>(&self, message: M) -> Option<Result<()>>
-    where
-        Producer: On<M>,
-    {
-        let actor = self.actor.get().filter(|_| self.made.is_here())?;
-        Messages::count(&self.messages.one_way, 1);
-        Some(actor.try_send(message))
-    }
-
-    /// World size of the job; 0 while this handle does not know it.
-    pub(crate) fn world(&self) -> u32 {
-        self.world.load(Ordering::Relaxed)
-    }
-
-    /// Adds a new attachment to an owner; it is disconnected if the owner was declared gone
-    /// meanwhile [I17]. False if this handle was closed meanwhile.
-    pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
-        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
-        let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
-        match view.ranks.iter().find(member) {
-            Some((_, state)) => peer.take_puts(*state == RankState::Alive),
-            None if view.settled => peer.disconnect(),
-            None => {}
-        }
-        self.peers.insert(peer, &self.closed)
-    }
-
-    /// Incarnation of a rank's first segment, if the segment is alive and has a device log.
-    pub(crate) fn first_with_log(&self, rank: u32) -> Option<u64> {
-        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
-        let first = view.nodes().find(|(info, _)| info.rank == rank);
-        let up = first.filter(|(info, s)| info.log_slots > 0 && *s == RankState::Alive);
-        up.map(|(info, _)| info.incarnation)
-    }
-
-    /// Bytes per page of a put that sets no page size.
-    pub(crate) fn page_bytes(&self) -> u32 {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).page_bytes
-    }
-
-    pub(crate) fn view(&self) -> View {
-        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Keeps a view of the membership, unless a later one is already kept. Disconnects owners that
-    /// are no longer members: their objects may have been removed and put again elsewhere [I17].
-    pub(crate) fn keep_view(&self, view: View) {
-        let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        if view.order() < kept.order() {
-            return;
-        }
-        self.world.store(view.world_size, Ordering::Relaxed);
-        for (info, state) in &view.ranks {
-            self.peers.take_puts(info.incarnation, *state == RankState::Alive);
-        }
-        if view.settled {
-            let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
-            self.peers.disconnect_others(&members);
-        }
-        *kept = view;
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Shared(producer {:016x})", self.producer_id)
-    }
-}
-
 /// The handle. Cheap to clone; clones share connections. See also [`Client::blocking`].
 #[derive(Debug, Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<ControlPool>,
+    actor: Arc<OnceLock<ActorAddr<Producer>>>,
 }
 
 /// What a handle is made from.
@@ -323,7 +144,6 @@ impl Client {
             plans: Arc::default(),
             abandoning: Arc::default(),
             peers: Peers::default(),
-            actor: OnceLock::new(),
             locations: Locations::default(),
             reads: Reads::default(),
             writes: Writes::default(),
@@ -339,7 +159,7 @@ impl Client {
             executor: p.executor,
             made: ProcessMark::here(),
         };
-        Self { shared: Arc::new(shared), pool: Arc::new(pool) }
+        Self { shared: Arc::new(shared), pool: Arc::new(pool), actor: Arc::default() }
     }
 
     /// Starts the Producer behind this handle.
@@ -355,7 +175,7 @@ impl Client {
             );
         });
         let actor = ActorAddr::start(executor, durable, exhausted).await?;
-        let _ = self.shared.actor.set(actor.clone());
+        let _ = self.actor.set(actor.clone());
         let pool = self.pool.another();
         let weak = Arc::downgrade(&self.shared);
         executor.task(async move { pool.presence(weak).await });
@@ -369,13 +189,23 @@ impl Client {
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.
     pub fn for_another_runtime(&self) -> Self {
-        Self { shared: self.shared.clone(), pool: Arc::new(self.pool.another()) }
+        Self { pool: Arc::new(self.pool.another()), ..self.clone() }
     }
 
     /// The same for a single-threaded runtime that runs one call at a time.
     fn for_a_thread(&self) -> Self {
-        let pool = Arc::new(self.pool.another().of_a_thread());
-        Self { shared: self.shared.clone(), pool }
+        Self { pool: Arc::new(self.pool.another().of_a_thread()), ..self.clone() }
+    }
+
+    /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
+    /// or in a forked child.
+    fn notify_producer<M: Message>(&self, message: M) -> Option<Result<()>>
+    where
+        Producer: On<M>,
+    {
+        let actor = self.actor.get().filter(|_| self.shared.made.is_here())?;
+        Messages::count(&self.shared.messages.one_way, 1);
+        Some(actor.try_send(message))
     }
 
     pub(crate) fn limit(&self) -> Duration {
@@ -415,7 +245,7 @@ impl Client {
         }
         self.shared.peers.remove_dead();
         let info = self.rank_info(incarnation).await?;
-        let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
+        let actor = self.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
         self.shared.waits();
         match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.

@@ -2,11 +2,11 @@
 //! production they are the operating system's. A simulation provides its own and runs the same
 //! code, with one environment for each simulated process. It decides nothing.
 
+use crate::attachment::LocalOwners;
 use crate::error::Result;
 use crate::executor::OwnedExecutor;
 use crate::log_claims::LogClaims;
 use crate::machine::{Machine, OsMachine};
-use crate::server::LocalOwners;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::random::{OsRandom, Random};
 use nkv_transport::wire::{Net, OsNet};

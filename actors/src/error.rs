@@ -75,6 +75,11 @@ impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
+
+    /// The error of every call on a closed handle.
+    pub(crate) fn handle_closed() -> Self {
+        Self::disconnected("this handle is closed, and its clones with it: connect once more")
+    }
 }
 
 macro_rules! constructors {

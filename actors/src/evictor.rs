@@ -6,8 +6,9 @@
 mod reading;
 
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
+use crate::error::Result;
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Evict, EvictWindow, Owner};
+use crate::owner::{Evict, EvictWindow, HeapObserver, Owner};
 use nkv_store::arena::Arena;
 use nkv_store::evict::{Policy, PolicyKind, Watermarks};
 use nkv_store::heap::Heap;
@@ -124,6 +125,29 @@ impl Role for Evictor {
         };
         evictor.read(Reading::cold(&durable.heap), ctx);
         evictor
+    }
+}
+
+/// The mailbox takes what the owner tells.
+impl HeapObserver for ActorAddr<Evictor> {
+    fn became_live(&self, objects: Vec<(u32, u32, u64)>) -> Result<()> {
+        self.try_send(Admit(objects))
+    }
+
+    fn were_read(&self, objects: Vec<(u32, u32)>) -> Result<()> {
+        self.try_send(Touched(objects))
+    }
+
+    fn ended(&self, objects: Vec<(u32, u32)>) -> Result<()> {
+        self.try_send(Forget(objects))
+    }
+
+    fn room_wanted(&self, bytes: u64, attempt: u32) -> Result<()> {
+        self.try_send(MakeRoom { bytes, attempt })
+    }
+
+    fn shrink_to(&self, bytes: u64) -> Result<()> {
+        self.try_send(EvictTo(bytes))
     }
 }
 

@@ -3,13 +3,14 @@
 //! - Actors decide, the data plane moves the payload bytes, and no payload byte waits in a mailbox.
 //! - [`actor`] is the only module that uses actix actors; a role that panics is rebuilt from the
 //!   durable state outside it.
-//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists their
-//!   messages.
+//! - [`master`], [`owner`], [`client::producer`] and [`evictor`] are the roles; [`message`] lists
+//!   their messages.
 //! - [`client`] is the handle, [`node`] a rank with all its parts.
 //! - [`environment`] and [`machine`] are the external dependencies, which a simulation replaces.
 
 pub mod actor;
 pub mod announce_poller;
+pub mod attachment;
 pub mod client;
 mod control_hello;
 pub mod durations;
@@ -27,11 +28,10 @@ pub mod membership;
 pub mod message;
 pub mod node;
 pub mod owner;
-pub mod plans;
-pub mod producer;
 mod race;
 pub mod server;
 pub mod slow_path;
+pub mod uplink;
 
 pub use bytes::Bytes;
 pub use client::{

@@ -14,20 +14,18 @@ use crate::message::{
 use crate::owner::tables::{OwnerTables, TermOrder};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use crate::race::read_and_write;
+use crate::uplink::{UPLINK_FRAMES, Uplink};
 use listening::Listening;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Most frames queued for the master; beyond it the link is closed, and the report after the next
-/// join recovers everything.
-const UPLINK_FRAMES: usize = 8192;
 /// A connect or hello that takes longer fails.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Pauses between tries to reach the master.
@@ -38,47 +36,6 @@ const LEAVE_ANSWER: Duration = Duration::from_millis(500);
 /// How long a join is repeated that is refused because the old incarnation still seems alive: the
 /// master may notice the end of a killed process a moment after its successor joins.
 const SUCCESSOR_LIMIT_MS: u64 = 1_500;
-
-/// The owner's outgoing queue to the master. Sending never blocks; frames that cannot be sent are
-/// recovered by the report after the next join.
-#[derive(Debug, Default)]
-pub struct Uplink {
-    tx: Mutex<Option<mpsc::Sender<OwnerToMaster>>>,
-    // When it came up or broke.
-    changed_ms: AtomicU64,
-}
-
-impl Uplink {
-    /// Queues a frame. Drops it if the link is down; drops it and closes the link if the link takes
-    /// no more frames.
-    pub fn send(&self, up: OwnerToMaster) {
-        let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(t) = tx.as_ref()
-            && t.try_send(up).is_err()
-        {
-            tracing::warn!("the link to the master takes no more frames; it will be set up again");
-            *tx = None;
-        }
-    }
-
-    /// The frames that would be sent, for a test that acts as the master.
-    #[cfg(any(test, feature = "hostile"))]
-    pub(crate) fn capture(&self) -> mpsc::Receiver<OwnerToMaster> {
-        let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
-        self.set(Some(tx), 0);
-        rx
-    }
-
-    fn set(&self, new: Option<mpsc::Sender<OwnerToMaster>>, now_ms: u64) {
-        *self.tx.lock().unwrap_or_else(PoisonError::into_inner) = new;
-        self.changed_ms.store(now_ms, Ordering::Relaxed);
-    }
-
-    /// When the link came up or broke; 0 if it never was up.
-    pub fn changed_ms(&self) -> u64 {
-        self.changed_ms.load(Ordering::Relaxed)
-    }
-}
 
 /// The mounted segments of a node, by number; its first segment reports them when it joins a
 /// master.

@@ -19,13 +19,13 @@ use crate::actor::ActorAddr;
 use crate::announce_poller::AnnouncePoller;
 use crate::client::Client;
 
+use crate::client::producer::Producer;
 use crate::evictor::Evictor;
 use crate::executor::OwnedExecutor;
 use crate::master::{Master, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
-use crate::producer::Producer;
 use futures_util::future::join_all;
 use mount::{QUIET_LIMIT_MS, until};
 use nkv_store::KeyHasher;

@@ -6,6 +6,7 @@
 pub mod attachments;
 mod clearing;
 mod ending;
+mod heap_observer;
 pub mod log;
 pub mod log_producers;
 mod object_life;
@@ -15,14 +16,15 @@ mod retiring;
 pub mod tables;
 mod terms;
 
-use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
-use crate::evictor::{EvictTo, Evictor, MakeRoom, Touched};
-use crate::membership::Uplink;
+use crate::actor::{Context, Message, On, Reply, Role};
+use crate::error::Result;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, Term,
     TouchBatch,
 };
+use crate::uplink::Uplink;
 use attachments::AttachId;
+pub use heap_observer::HeapObserver;
 use nkv_store::KeyHasher;
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
@@ -55,7 +57,7 @@ pub struct OwnerDurable {
     /// The queue to the master.
     pub uplink: Arc<Uplink>,
     /// The evictor, which is notified when an object becomes live and when it is retired.
-    pub evictor: Arc<OnceLock<ActorAddr<Evictor>>>,
+    pub evictor: Arc<OnceLock<Arc<dyn HeapObserver>>>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// After this time, in milliseconds, the owner asks the producers about a claim in the device
@@ -251,12 +253,9 @@ impl Owner {
         self.durable.uplink.send(up);
     }
 
-    fn notify_evictor<M: Message>(&self, message: M)
-    where
-        Evictor: On<M>,
-    {
+    fn notify_evictor(&self, notify: impl FnOnce(&dyn HeapObserver) -> Result<()>) {
         if let Some(e) = self.durable.evictor.get()
-            && let Err(error) = e.try_send(message)
+            && let Err(error) = notify(&**e)
         {
             // The evictor reads the headers again at its next check, within half a second.
             self.durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
@@ -341,9 +340,9 @@ impl On<FromMaster> for Owner {
                 }
             }
             MasterToOwner::MakeRoom { bytes, attempt } => {
-                self.notify_evictor(MakeRoom { bytes, attempt })
+                self.notify_evictor(|e| e.room_wanted(bytes, attempt));
             }
-            MasterToOwner::EvictTo { bytes } => self.notify_evictor(EvictTo(bytes)),
+            MasterToOwner::EvictTo { bytes } => self.notify_evictor(|e| e.shrink_to(bytes)),
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
@@ -379,7 +378,7 @@ impl On<Touches> for Owner {
         Gauges::add(&g.bytes_read, bytes);
         // Only a hint for the eviction order: it may be lost.
         if let Some(evictor) = self.durable.evictor.get() {
-            let _ = evictor.try_send(Touched(fresh));
+            let _ = evictor.were_read(fresh);
         }
         self.reschedule(ctx);
         reply.send(());

@@ -6,19 +6,21 @@
 mod attach;
 mod commands;
 mod link;
+mod local_owner;
 mod registry;
 mod requests;
 mod unauthenticated;
 
 pub(crate) use attach::serve_attached;
-pub(crate) use registry::{LocalOwner, LocalOwners, Published, RegisteredSegment, SegmentRegistry};
+pub(crate) use commands::{Executing, SegmentCommands};
+pub(crate) use local_owner::LocalSegment;
+pub(crate) use registry::{RegisteredSegment, SegmentRegistry};
 pub use unauthenticated::UnauthenticatedPeers;
 
 use crate::actor::ActorAddr;
 use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
 use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome};
-use crate::node::Segments;
 use crate::race::race;
 use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
@@ -72,7 +74,7 @@ pub struct Server {
     /// This node's segments, by incarnation.
     pub(crate) registry: SegmentRegistry,
     /// Mounts and unmounts them.
-    pub(crate) segments: Weak<Segments>,
+    pub(crate) segments: Weak<dyn SegmentCommands>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// Where tokens come from.

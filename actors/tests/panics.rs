@@ -6,10 +6,10 @@ mod embedding;
 
 use embedding::eventually;
 use nkv_actors::actor::Crash;
+use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;
-use nkv_actors::producer::Attach;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
 use std::sync::Arc;
 use std::time::Duration;

@@ -27,7 +27,8 @@ fn filled(config: &HeapConfig) -> Reader {
     let named = SegmentName { job: "lookups".into(), rank: 0, incarnation: random_u64() };
     let memory = shm::create(&named, config.segment_bytes(), false).unwrap();
     let heap = Heap::format(std::sync::Arc::new(memory), config).unwrap();
-    let (mut slots, mut index) = (Slots::fresh(heap.clone()), Index::empty(&heap));
+    let (mut slots, mut index) =
+        (Slots::fresh(heap.clone()), Index::empty(heap.memory().clone(), heap.geometry().index));
     let g = *heap.geometry();
     for slot in 0..OBJECTS {
         let extent = Extent { offset: g.arena.offset + u64::from(slot) * UNIT, len: UNIT };

@@ -1,6 +1,7 @@
 //! Divides a segment into regions. Formatting writes the control block and arms every heap slot.
 //! Opening validates everything it reads, since another process wrote those bytes.
 
+use crate::arming::arm;
 use crate::device_log::LogGeometry;
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
@@ -9,7 +10,7 @@ use crate::layout::{
     PAYLOAD_ALIGN, REGIONS, Region, RegionKind,
 };
 use crate::memory::Memory;
-use crate::{index, object, pins};
+use crate::{index, pins};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -300,7 +301,7 @@ impl Heap {
         memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;
         for slot in ext.log_slots..config.slots() {
             let at = CTL_BYTES + u64::from(slot) * HEADER_BYTES;
-            object::arm(memory.as_ref(), at, FIRST_EPOCH)?;
+            arm(memory.as_ref(), at, FIRST_EPOCH)?;
         }
         memory.store(EXT_OFF, MAGIC)?;
         Heap::open(memory)

@@ -3,7 +3,6 @@
 //! decides [I2]. So entries are stored and cleared one word at a time, without a lock, and a miss
 //! means only "not found here", never "does not exist".
 
-use crate::heap::Heap;
 use crate::key::KeyId;
 use crate::layout::Region;
 use crate::memory::Memory;
@@ -105,9 +104,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// The index of a segment, emptied.
-    pub fn empty(heap: &Heap) -> Index {
-        let (memory, region) = (heap.memory().clone(), heap.geometry().index);
+    /// The index in this region of a segment, emptied.
+    pub fn empty(memory: Arc<dyn Memory>, region: Region) -> Index {
         let index = Index { memory, region, overflow: Overflow::default(), overflowed: 0 };
         for at in (region.offset..region.offset + region.len).step_by(8) {
             // Does not write to pages that were never written.

@@ -15,6 +15,7 @@
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
 
 pub mod arena;
+mod arming;
 pub mod buffer;
 pub mod clock;
 pub mod device_log;

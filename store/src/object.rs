@@ -9,13 +9,15 @@ mod scan;
 mod slots;
 mod transition;
 mod unheard;
+mod usage;
 mod view;
 
 pub use chain::{Publication, Reading, chain_in_time};
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
 pub use slots::{Committed, Freed, Retired, RetiredState, Slots};
-pub use view::{SlotKind, SlotReport, Usage, WriteProgress};
+pub use usage::Usage;
+pub use view::{SlotKind, SlotReport, WriteProgress};
 
 use crate::error::StoreError;
 use crate::heap::Heap;
@@ -24,7 +26,6 @@ use crate::layout::{
     HEADER_BYTES, OWNER_OFF, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, flag, low,
     state, word,
 };
-use crate::memory::Memory;
 use crate::words::{self, Words};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -134,13 +135,6 @@ pub fn ready(epoch: u32) -> u64 {
 /// Publish word of a producer's own abort.
 pub fn dead(epoch: u32) -> u64 {
     word(state::DEAD, epoch)
-}
-
-/// Arms a slot: stores the publish word, then the owner word, so that a reader that sees LIVE at an
-/// epoch never sees what an older epoch published.
-pub(crate) fn arm(memory: &dyn Memory, header_off: u64, epoch: u32) -> Result<(), StoreError> {
-    memory.store(header_off + PUBLISH_OFF, reserved(epoch))?;
-    memory.store(header_off + OWNER_OFF, word(flag::LIVE, epoch))
 }
 
 /// Reads a header by its segment offset, word by word, each an acquire load.

@@ -5,14 +5,18 @@
 
 mod accept;
 mod agent;
+mod agent_state;
 mod batch;
+mod broken;
 mod client;
+mod connections;
 mod deadline;
 mod execute;
 mod frame;
 mod gather;
 mod handshake;
 mod line;
+mod options;
 mod pipeline;
 mod pool;
 mod reply;
@@ -21,6 +25,8 @@ mod serve;
 mod striped;
 mod tags;
 
-pub use agent::{AgentLimits, TcpAgent, TcpCounters};
-pub use client::{TcpOptions, TcpVerbs};
+pub use agent::TcpAgent;
+pub use agent_state::{AgentLimits, TcpCounters};
+pub use client::TcpVerbs;
 pub use frame::{MAX_OPS, MAX_REQUEST_BYTES, TCP_VERSION};
+pub use options::TcpOptions;

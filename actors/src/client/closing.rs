@@ -7,11 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The error of every call on a closed handle.
-pub(crate) fn closed() -> Error {
-    Error::disconnected("this handle is closed, and its clones with it: connect once more")
-}
-
 impl Client {
     /// Sends the touches and keys noted so far, and returns when they have left this process. Those
     /// for dead ranks are lost.

@@ -4,9 +4,9 @@
 
 use super::locations;
 use super::{Client, check_keys, key_bytes, one};
+use crate::client::producer::AttachTo;
 use crate::error::Result;
 use crate::message::{Existence, ObjMeta, Request, Response};
-use crate::producer::AttachTo;
 use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up at once.
@@ -104,7 +104,7 @@ impl Client {
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
         if !unattached.is_empty()
             && let Some(Err(error)) =
-                self.shared.notify_producer(AttachTo(unattached.into_iter().collect()))
+                self.notify_producer(AttachTo(unattached.into_iter().collect()))
         {
             tracing::debug!(%error, "owners not attached to");
         }

@@ -3,9 +3,9 @@
 //! and where a large copy is cut into stripes for several threads. What is not found here is looked
 //! up elsewhere.
 
-use super::closing::closed;
 use super::counters::Reads;
 use super::peer::Peer;
+use super::peer::TOUCH_BATCH;
 use super::read::too_small;
 use super::{Client, check_keys};
 use crate::error::{Error, Result};
@@ -15,10 +15,6 @@ use nkv_store::reader::Hit;
 use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Noted touches at which a batch of reads, and a single read, send them. One single read in a
-/// thousand pays for a message; the Producer's timer sends most touches.
-pub(super) const TOUCH_BATCH: usize = 128;
 const MANY_TOUCHES: usize = 1024;
 /// Keys that are looked up together.
 const BATCH: usize = 128;
@@ -43,7 +39,11 @@ impl Client {
         if !self.shared.made.is_here() {
             return Err(Error::disconnected(fork::MESSAGE));
         }
-        if self.shared.closed.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
+        if self.shared.closed.load(Ordering::Relaxed) {
+            Err(Error::handle_closed())
+        } else {
+            Ok(())
+        }
     }
 
     /// Reads an object of a mapped segment; returns its length. None: not found this way.

@@ -9,15 +9,11 @@ pub(crate) use attaching::Attaching;
 use link::Outgoing;
 
 use super::counters::Messages;
-use super::put_log::{NAMES_PER_FRAME, PeerLog};
-use crate::actor::{ActorAddr, Reply};
+use super::obeyed::Obeyed;
+use super::peer_log::{NAMES_PER_FRAME, PeerLog};
+use crate::attachment::{AttachId, LocalOwner};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
-use crate::owner::attachments::AttachId;
-use crate::owner::log::{GiveUp, KeyReports};
-use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, Touches};
-use crate::plans::Obeyed;
 use nkv_store::KeyHasher;
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::NOWHERE;
@@ -40,6 +36,8 @@ const LINK_FRAMES: usize = 1024;
 const ATTACH_LIMIT: Duration = Duration::from_millis(1_500);
 /// After a failed read of its index, a rank's index is not read for this long.
 const RETRY_RANK_AFTER_NS: u64 = 1_000_000_000;
+/// Touches that are worth a message; fewer wait for the Producer's timer.
+pub(super) const TOUCH_BATCH: usize = 128;
 /// Most touches kept until they are sent. Beyond it the older half is dropped: only recency is
 /// lost, the counters stay correct.
 const MAX_TOUCHES: usize = 65_536;
@@ -93,7 +91,7 @@ pub(crate) enum AttachmentUse {
 }
 
 enum Link {
-    Local(ActorAddr<Owner>, Arc<OwnerTables>, AttachId),
+    Local(Arc<dyn LocalOwner>, AttachId),
     Remote(mpsc::Sender<Outgoing>),
 }
 
@@ -179,18 +177,9 @@ impl Peer {
 
     /// Sends a message to the owner without waiting; false if the link is full or down.
     pub(crate) fn send(&self, message: ClientToOwner) -> bool {
-        let sent = match (&self.link, message) {
-            (Link::Local(owner, ..), ClientToOwner::Abandoned(claim)) => {
-                owner.try_send(GiveUp(claim)).is_ok()
-            }
-            (Link::Local(owner, ..), ClientToOwner::KeysReported(list)) => {
-                owner.try_send(KeyReports(list)).is_ok()
-            }
-            (Link::Local(owner, ..), ClientToOwner::Touched(batch)) => {
-                owner.try_send(Touches(batch)).is_ok()
-            }
-            (Link::Local(..), _) => true,
-            (Link::Remote(tx), message) => tx.try_send(Outgoing::Frame(message)).is_ok(),
+        let sent = match &self.link {
+            Link::Local(owner, _) => owner.send(message),
+            Link::Remote(tx) => tx.try_send(Outgoing::Frame(message)).is_ok(),
         };
         Messages::count(&self.messages.one_way, u64::from(sent));
         sent
@@ -323,9 +312,9 @@ impl Peer {
         let some = batch.counts != ReadCounts::default();
         Messages::count(&self.messages.one_way, u64::from(some));
         match &self.link {
-            Link::Local(owner, ..) => {
+            Link::Local(owner, _) => {
                 if some {
-                    owner.push(Touches(batch), Reply::nobody()).await?;
+                    owner.touched(batch).await?;
                 }
             }
             Link::Remote(tx) => {
@@ -351,7 +340,7 @@ impl Peer {
         Messages::count(&self.messages.waited, 1);
         let work = async {
             match &self.link {
-                Link::Local(_, tables, _) => Some(tables.wait_open(plan).await),
+                Link::Local(owner, _) => Some(owner.is_open(plan).await),
                 Link::Remote(tx) => {
                     tx.send(Outgoing::Check(plan, answer)).await.ok()?;
                     answered.await.ok()
@@ -418,10 +407,9 @@ impl Drop for Peer {
         }
         // Every plan holds its peer, so without a peer there is no writer. A remote link sends the
         // Detach itself when its sender is dropped.
-        if let Link::Local(_, tables, id) = &self.link {
-            tables.attachments.detach(*id);
+        if let Link::Local(owner, id) = &self.link {
             // Views hold their peer as well, so none is left.
-            tables.pins.take_back(*id);
+            owner.detach(*id);
         }
     }
 }

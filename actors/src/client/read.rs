@@ -5,8 +5,8 @@
 
 use super::counters::Reads;
 use super::find::{SearchState, moves_on};
-use super::mapped::TOUCH_BATCH;
 use super::peer::Peer;
+use super::peer::TOUCH_BATCH;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};

@@ -11,10 +11,10 @@ use super::counters::Writes;
 use super::peer::Peer;
 use super::put_log::TryPut;
 use super::{Client, one, spread};
+use crate::client::plans::PlanState;
+use crate::client::producer::Abandon;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
-use crate::plans::PlanState;
-use crate::producer::Abandon;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
@@ -358,7 +358,7 @@ impl Client {
         self.shared.slow_path.abandoned.add(list.len());
         if !list.is_empty()
             && let Some(Err(error)) =
-                self.shared.notify_producer(Abandon(list, self.shared.abandoning.clone()))
+                self.notify_producer(Abandon(list, self.shared.abandoning.clone()))
         {
             // The plans end at their deadline.
             tracing::debug!(%error, "plans not aborted; they end at their deadline");

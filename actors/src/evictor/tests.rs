@@ -3,9 +3,9 @@
 use super::*;
 use crate::actor::MAILBOX_MESSAGES;
 use crate::executor::OwnedExecutor;
-use crate::membership::Uplink;
 use crate::message::{KeyBytes, MasterToOwner, PlanId, PlanOpened, PlanRef, SlotRef, Term};
-use crate::owner::{FromMaster, OwnerDurable, RetireAll};
+use crate::owner::{FromMaster, HeapObserver, OwnerDurable, RetireAll};
+use crate::uplink::Uplink;
 use nkv_store::AnonMemory;
 use nkv_store::clock::BootClock;
 use nkv_store::heap::{FIRST_EPOCH, HeapConfig};
@@ -95,7 +95,7 @@ impl Bench {
         };
         let evictor =
             ActorAddr::start(executors[0].executor(), durable, Arc::new(|_| {})).await.unwrap();
-        let _ = slot.set(evictor.clone());
+        let _ = slot.set(Arc::new(evictor.clone()) as Arc<dyn HeapObserver>);
         let durable = OwnerDurable {
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),

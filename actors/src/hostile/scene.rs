@@ -4,7 +4,6 @@
 use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterDurable, MasterTick, Members};
-use crate::membership::Uplink;
 use crate::message::{
     ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, PutOptions, RankInfo,
     Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
@@ -14,6 +13,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{
     FromMaster, LogClear, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches,
 };
+use crate::uplink::Uplink;
 use nkv_store::clock::{Clock, ManualClock};
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::{AnonMemory, OsRandom};

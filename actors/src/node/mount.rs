@@ -2,11 +2,11 @@
 //! and is reached through the node's one control port. Unmounting removes it with its objects, and
 //! leaves nothing behind. Segment 0 is not handled here: it starts and ends with its node.
 
-use super::report::First;
 use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
 use super::status::{SegmentStatus, shown};
 use super::{MemoryChoice, StartError};
 use crate::actor::ActorAddr;
+use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::membership::{LinkState, Siblings};
@@ -15,7 +15,7 @@ use crate::owner::{Owner, RetireAll};
 use nkv_transport::wire::Address;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
@@ -42,6 +42,13 @@ pub(crate) struct Segments {
     // One mount at a time: each measures the memory that is left before it takes some.
     raising: tokio::sync::Mutex<()>,
     table: Mutex<Table>,
+}
+
+/// The first segment of a node, and its client handle, set once it has both.
+pub(super) struct First {
+    pub segment_handle: SegmentHandle,
+    pub handle: Weak<Shared>,
+    pub started_ms: u64,
 }
 
 /// Addresses of the node, and of the master.

@@ -4,12 +4,14 @@
 use super::mount::{Segments, until};
 use super::segment::SegmentHandle;
 use super::status::shown;
-use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::evictor::EvictTo;
-use crate::message::{EvictReport, NodeReport, PER_MILLE, SegmentReport};
+use crate::message::{
+    EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport,
+};
 use crate::owner::GetGauges;
-use std::sync::Weak;
+use crate::server::{Executing, SegmentCommands};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an evictor, or an owner, may take to answer.
@@ -19,11 +21,28 @@ const ACTOR_LIMIT: Duration = Duration::from_secs(5);
 const QUARANTINES: u64 = 2;
 const SETTLE_MS: u64 = 1_000;
 
-/// The first segment of a node, and its client handle, set once it has both.
-pub(super) struct First {
-    pub segment_handle: SegmentHandle,
-    pub handle: Weak<Shared>,
-    pub started_ms: u64,
+impl SegmentCommands for Segments {
+    fn execute(self: Arc<Self>, command: SegmentCommand) -> Executing {
+        Box::pin(async move {
+            match command {
+                SegmentCommand::Mount { bytes } => {
+                    let info = self.mount(bytes).await?;
+                    let (segment, incarnation) = (info.segment_id, info.incarnation);
+                    Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.arena_bytes })
+                }
+                SegmentCommand::Unmount { segment, limit_ms } => {
+                    let limit = Duration::from_millis(limit_ms);
+                    self.unmount(segment, limit).await.map(SegmentDone::Unmounted)
+                }
+                SegmentCommand::Evict { until_per_mille } => {
+                    self.evict(until_per_mille).await.map(SegmentDone::Evicted)
+                }
+                SegmentCommand::Report => {
+                    self.report().map(|report| SegmentDone::Report(Box::new(report)))
+                }
+            }
+        })
+    }
 }
 
 impl Segments {

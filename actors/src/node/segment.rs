@@ -7,15 +7,17 @@ use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
 use crate::actor::{ActorAddr, ActorStatus, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
+use crate::attachment::Published;
 use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
 use crate::machine::{AgentConfig, DataAgent, Machine, NewSegment};
-use crate::membership::{LinkState, Membership, Siblings, Uplink};
+use crate::membership::{LinkState, Membership, Siblings};
 use crate::message::{OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, OwnerDurable};
-use crate::server::{LocalOwner, Published, RegisteredSegment, SegmentRegistry};
+use crate::owner::{HeapObserver, Owner, OwnerDurable};
+use crate::server::{LocalSegment, RegisteredSegment, SegmentRegistry};
+use crate::uplink::Uplink;
 use nkv_store::evict::Watermarks;
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::{Heap, HeapConfig};
@@ -222,7 +224,7 @@ impl UnjoinedSegment {
         let registered =
             common.registry.register(id, owner.clone(), tables.clone(), exported, segment);
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
-        let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
+        let local = Arc::new(LocalSegment { memory, alive: alive.clone(), owner, tables });
         let published = common.env.owners.publish(info.incarnation, local);
         let (state, link) = watch::channel(LinkState::Joining);
         let Joining { master, limit, siblings, settings_tx, switches } = how;
@@ -463,7 +465,8 @@ async fn start_roles(
     (tables, uplink): (&Arc<OwnerTables>, &Arc<Uplink>),
     executor: &Executor,
 ) -> Result<Roles, StartError> {
-    let (owner_slot, evictor_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let owner_slot: Arc<OnceLock<ActorAddr<Owner>>> = Arc::default();
+    let evictor_slot: Arc<OnceLock<Arc<dyn HeapObserver>>> = Arc::default();
     let exhausted = report_to(&common.failed, Some(segment_id));
     let owner_durable = OwnerDurable {
         heap: heap.clone(),
@@ -485,7 +488,7 @@ async fn start_roles(
     };
     let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted).await?;
     let _ = owner_slot.set(owner.clone());
-    let _ = evictor_slot.set(evictor.clone());
+    let _ = evictor_slot.set(Arc::new(evictor.clone()));
     let mut poller = None;
     if heap.geometry().log_slots > 0 {
         let durable = PollerDurable {

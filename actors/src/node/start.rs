@@ -1,7 +1,6 @@
 //! Starts a node step by step. If a step fails, Drop takes down what the steps before it made.
 
-use super::mount::Segments;
-use super::report::First;
+use super::mount::{First, Segments};
 use super::segment::{
     Common, JoinedAs, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to,
 };
@@ -9,6 +8,7 @@ use super::watchdog::{self, Watchlist};
 use super::{Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
 use crate::client::control::MasterPath;
+use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::environment::Environment;
 use crate::error::Error;
@@ -16,14 +16,13 @@ use crate::executor::{Executor, OwnedExecutor};
 use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
-use crate::producer::Producer;
-use crate::server::{SegmentRegistry, Server, UnauthenticatedPeers, serve};
+use crate::server::{SegmentCommands, SegmentRegistry, Server, UnauthenticatedPeers, serve};
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
@@ -163,7 +162,7 @@ impl Building {
             settings: settings.1.clone(),
             defaults: defaults(c),
             registry: self.common().registry.clone(),
-            segments: Arc::downgrade(&self.segments),
+            segments: Arc::downgrade(&self.segments) as Weak<dyn SegmentCommands>,
             clock: self.common().env.clock.clone(),
             random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),

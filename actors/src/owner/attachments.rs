@@ -1,8 +1,9 @@
 //! The producers that have access to this owner's memory, and which of them still have to confirm
 //! that they dropped a plan [I10]. Kept outside the Owner actor, so a panic does not lose it.
 
+pub use crate::attachment::AttachId;
+use crate::attachment::ProducerGates;
 use crate::message::{OwnerToClient, PlanId, Term};
-use crate::plans::{Obeyed, OpenPlans};
 use nkv_transport::fabric::RemoteAccess;
 use nkv_transport::wire::Process;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +21,7 @@ pub const ATTACH_QUEUE: usize = 4096;
 #[derive(Debug, Clone)]
 pub enum Route {
     /// In this process.
-    Local(Arc<OpenPlans>, Arc<Obeyed>),
+    Local(Arc<dyn ProducerGates>),
     /// Another process of this host, by its attach connection.
     Process {
         /// Frames to it.
@@ -41,9 +42,9 @@ pub enum Route {
 impl Route {
     /// True when the other end can no longer write. For this process `here` decides; another
     /// process must be dead; a path through devices must be severed.
-    fn is_drained(&self, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
+    fn is_drained(&self, here: impl FnOnce(&dyn ProducerGates) -> bool) -> bool {
         match self {
-            Self::Local(plans, obeyed) => here(plans, obeyed),
+            Self::Local(gates) => here(&**gates),
             // A broken connection proves nothing.
             Self::Process { process, .. } => !process.is_alive(),
             Self::Fabric { served, .. } => served.is_severed(),
@@ -61,7 +62,7 @@ impl Route {
     /// Asks the producer to drop a plan.
     fn drop_plan(&self, plan: PlanId) {
         match self {
-            Self::Local(plans, _) => plans.drop_plan(plan),
+            Self::Local(gates) => gates.drop_plan(plan),
             other => other.send(OwnerToClient::Drop(plan)),
         }
     }
@@ -108,12 +109,9 @@ struct Attachment {
 
 impl Attachment {
     fn dead(&self) -> bool {
-        self.route.is_drained(|_, _| false)
+        self.route.is_drained(|_| false)
     }
 }
-
-/// Names one attachment.
-pub type AttachId = u64;
 
 /// Requests without an answer, and when each was sent.
 #[derive(Debug, Default)]
@@ -323,7 +321,7 @@ impl Attachments {
             let Some(sent) = a.pending.get_mut(&plan) else {
                 continue;
             };
-            if a.route.is_drained(|plans, _| plans.is_drained(plan)) {
+            if a.route.is_drained(|gates| gates.is_drained(plan)) {
                 a.pending.remove(&plan);
                 continue;
             }
@@ -339,7 +337,7 @@ impl Attachments {
     pub fn new_term(&self, term: Term, now_ns: u64) {
         for a in self.lock().all.values_mut() {
             match &a.route {
-                Route::Local(plans, obeyed) => plans.obey(obeyed, term),
+                Route::Local(gates) => gates.obey(term),
                 other => other.send(OwnerToClient::Term(term)),
             }
             a.term = Some((term, now_ns));
@@ -361,7 +359,7 @@ impl Attachments {
         let mut all = true;
         for a in inner.all.values_mut() {
             let Some((term, sent)) = &mut a.term else { continue };
-            if a.route.is_drained(|plans, obeyed| plans.obeys(obeyed, *term)) {
+            if a.route.is_drained(|gates| gates.obeys(*term)) {
                 a.term = None;
                 continue;
             }
@@ -401,8 +399,8 @@ impl Attachments {
         let id = inner.answers_for(id);
         let Some(a) = inner.all.get_mut(&id) else { return true };
         let Some((_, sent)) = &mut a.clear else { return true };
-        if let Route::Local(_, obeyed) = &a.route {
-            return obeyed.is_clear_below(below);
+        if let Route::Local(gates) = &a.route {
+            return gates.is_clear_below(below);
         }
         a.route.remind(OwnerToClient::ClearBelow(below), sent, now_ns);
         false

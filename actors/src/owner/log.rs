@@ -18,7 +18,7 @@ use nkv_store::device_log::{
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Interval between two scans of the pin tables while a pinned object keeps the tail in place.
 const PIN_CHECK_NS: u64 = 5_000_000;
@@ -28,15 +28,6 @@ const ENTRIES_PER_FRAME: usize = 4096;
 /// work each. Under a flood of puts, listing lags behind; lookups do not.
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
-
-/// Shared by the owner and the thread that polls the log.
-#[derive(Debug, Default)]
-pub struct LogSignals {
-    /// Position in the log from which on the owner has checked nothing.
-    pub frontier: AtomicU64,
-    /// A `Drain` was sent to the owner, which has not handled it yet.
-    pub notified: AtomicBool,
-}
 
 /// See the file's first paragraph.
 pub(super) struct Log {

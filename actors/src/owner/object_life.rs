@@ -3,7 +3,6 @@
 
 use super::Owner;
 use super::tables::Gauges;
-use crate::evictor::{Admit, Forget};
 use crate::message::{OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
 use nkv_store::object::Committed;
 
@@ -61,7 +60,7 @@ impl Owner {
         if !admitted.is_empty() {
             // Tail to head, like touches: the head of a prefix stays longest.
             admitted.reverse();
-            self.notify_evictor(Admit(admitted));
+            self.notify_evictor(|e| e.became_live(admitted));
         }
         if !second.is_empty() {
             self.retire(&second, ObjectEnd::Removed);
@@ -88,7 +87,8 @@ impl Owner {
             self.forget_keys(gone);
         }
         if matches!(how, ObjectEnd::EvictedHere | ObjectEnd::Removed) {
-            self.notify_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
+            let ended = gone.iter().map(|r| (r.slot, r.epoch)).collect();
+            self.notify_evictor(|e| e.ended(ended));
         }
         for part in gone.chunks(SLOTS_PER_FRAME) {
             self.send_to_master(OwnerToMaster::Retired(part.to_vec()));

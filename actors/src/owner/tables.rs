@@ -2,7 +2,6 @@
 //! the `Freed` that the master has not acknowledged.
 
 use super::attachments::Attachments;
-use super::log::LogSignals;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
 use crate::message::{
@@ -76,6 +75,15 @@ pub enum TermOrder {
     New,
     /// The term of a superseded master; this higher one is obeyed.
     Older(Term),
+}
+
+/// Shared by the owner and the thread that polls the log.
+#[derive(Debug, Default)]
+pub struct LogSignals {
+    /// Position in the log from which on the owner has checked nothing.
+    pub frontier: AtomicU64,
+    /// A `Drain` was sent to the owner, which has not handled it yet.
+    pub notified: AtomicBool,
 }
 
 /// Everything of an owner that outlives its actor.

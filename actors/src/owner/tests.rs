@@ -8,11 +8,11 @@ use super::tables::{OwnerTables, TermOrder};
 use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
 use crate::actor::{ActorAddr, Crash};
 use crate::executor::OwnedExecutor;
-use crate::membership::Uplink;
 use crate::message::{
     EndCause, KeyBytes, MasterToOwner, OwnerToClient, OwnerToMaster, PlanId, PlanOpened, PlanRef,
     ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
+use crate::uplink::Uplink;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};

@@ -5,7 +5,17 @@ use super::{ACTOR_LIMIT, Server};
 use crate::error::Error;
 use crate::message::{SegmentCommand, SegmentDone, WORKING, Welcome};
 use nkv_transport::wire::{BoxStream, write_frame};
-use std::time::Duration;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// A node's segments, as its control port commands them.
+pub(crate) trait SegmentCommands: Send + Sync {
+    /// Executes a command to its end.
+    fn execute(self: Arc<Self>, command: SegmentCommand) -> Executing;
+}
+
+/// A command in progress.
+pub(crate) type Executing = Pin<Box<dyn Future<Output = crate::Result<SegmentDone>>>>;
 
 impl Server {
     /// Executes a command, and sends `Working` every [`WORKING`] meanwhile, so that the client can
@@ -32,23 +42,6 @@ impl Server {
 
     async fn command(&self, command: SegmentCommand) -> crate::Result<SegmentDone> {
         let ending = || Error::disconnected(format!("rank {} is shutting down", self.rank));
-        let segments = self.segments.upgrade().ok_or_else(ending)?;
-        match command {
-            SegmentCommand::Mount { bytes } => {
-                let info = segments.mount(bytes).await?;
-                let (segment, incarnation) = (info.segment_id, info.incarnation);
-                Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.arena_bytes })
-            }
-            SegmentCommand::Unmount { segment, limit_ms } => {
-                let limit = Duration::from_millis(limit_ms);
-                segments.unmount(segment, limit).await.map(SegmentDone::Unmounted)
-            }
-            SegmentCommand::Evict { until_per_mille } => {
-                segments.evict(until_per_mille).await.map(SegmentDone::Evicted)
-            }
-            SegmentCommand::Report => {
-                segments.report().map(|report| SegmentDone::Report(Box::new(report)))
-            }
-        }
+        self.segments.upgrade().ok_or_else(ending)?.execute(command).await
     }
 }

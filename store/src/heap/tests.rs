@@ -3,6 +3,7 @@
 use super::*;
 use crate::layout::{HeapExt, ObjHeader, flag, word};
 use crate::memory::AnonMemory;
+use crate::object;
 use proptest::prelude::*;
 
 fn small() -> HeapConfig {

@@ -3,9 +3,10 @@
 //! operation is O(1); the table takes 16 bytes a slot.
 
 use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
-use super::view::Usage;
-use super::{arm, key_of, read_header, ready};
+use super::usage::{Sign, Usage, count};
+use super::{key_of, read_header, ready};
 use crate::arena::Extent;
+use crate::arming::arm;
 use crate::error::StoreError;
 use crate::heap::{FIRST_EPOCH, Heap};
 use crate::index::Index;
@@ -95,7 +96,7 @@ impl Slots {
         for slot in &slots {
             count(&mut usage, slot.state, Sign::In);
         }
-        let index = Index::empty(&heap);
+        let index = Index::empty(heap.memory().clone(), heap.geometry().index);
         let (quarantine, pinned) = (VecDeque::new(), Vec::new());
         let mut table = Slots { heap, slots, usage, index, quarantine, unsettled: 0, pinned };
         let live: Vec<_> =
@@ -374,39 +375,5 @@ impl Slots {
             count(&mut self.usage, next.state, Sign::In);
             *at = next;
         }
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Sign {
-    In,
-    Out,
-}
-
-/// Adds a slot's state to the counters, or subtracts it.
-fn count(usage: &mut Usage, state: State, sign: Sign) {
-    let add = |counter: &mut u64, n: u64| match sign {
-        Sign::In => *counter += n,
-        Sign::Out => *counter -= n,
-    };
-    match state {
-        State::Free => {}
-        State::Open(p) => {
-            add(&mut usage.open_plans, 1);
-            add(&mut usage.open_bytes, p.bytes());
-        }
-        State::Live(p) => {
-            add(&mut usage.live_objects, 1);
-            add(&mut usage.live_bytes, p.bytes());
-        }
-        State::Fencing(p) => {
-            add(&mut usage.fencing, 1);
-            add(&mut usage.held_bytes, p.bytes());
-        }
-        State::Quarantined(p) => {
-            add(&mut usage.quarantined, 1);
-            add(&mut usage.held_bytes, p.bytes());
-        }
-        State::Spent => add(&mut usage.spent, 1),
     }
 }

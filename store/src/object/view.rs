@@ -24,32 +24,6 @@ pub enum WriteProgress {
     Stale,
 }
 
-/// Counters of a slot table. Bytes are those of extents, as allocated, so in a segment without open
-/// or held slots `live_bytes` equals the arena's used bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Bytes of committed objects.
-    pub live_bytes: u64,
-    /// Bytes of open plans.
-    pub open_bytes: u64,
-    /// Bytes retired but not free yet: fencing and in quarantine.
-    pub held_bytes: u64,
-    /// Committed objects.
-    pub live_objects: u64,
-    /// Open plans.
-    pub open_plans: u64,
-    /// Slots in quarantine.
-    pub quarantined: u64,
-    /// Slots whose producer is not fenced yet.
-    pub fencing: u64,
-    /// Slots out of epochs, never used again [I3].
-    pub spent: u64,
-    /// Live objects that the index has no room for.
-    pub index_overflow: u64,
-    /// Slots that a scan found written to for plans that the owner had not received.
-    pub unheard: u64,
-}
-
 /// One slot as reported to the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotReport {

@@ -3,7 +3,8 @@
 //! when a new one arrives at the limit, one of them is closed [I20]: see [`next_to_evict`]. The
 //! thread never blocks on a peer.
 
-use super::agent::{Shared, hand_over, turn_away};
+use super::agent_state::AgentState;
+use super::connections::{hand_over, turn_away};
 use super::deadline::Deadline;
 use super::line::{Line, is_exhausted};
 use super::tags::Tags;
@@ -41,7 +42,7 @@ struct UnauthenticatedConn {
 
 /// State of the accepting thread.
 pub(super) struct Acceptor {
-    shared: Arc<Shared>,
+    shared: Arc<AgentState>,
     listener: Arc<Socket>,
     epoll: OwnedFd,
     // By number, hence by age; all have the same time limit.
@@ -52,7 +53,7 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new(shared: Arc<Shared>, listener: Arc<Socket>) -> io::Result<Self> {
+    pub(super) fn new(shared: Arc<AgentState>, listener: Arc<Socket>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);

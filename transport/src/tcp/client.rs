@@ -3,48 +3,19 @@
 //! whether a failed batch may be repeated.
 
 use super::batch::{Cursor, Outgoing};
+use super::broken::Broken;
 use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
-use super::line::{Broken, Line};
-use super::pipeline::lost_with;
+use super::line::Line;
+use super::options::TcpOptions;
 use super::pool::{Lease, Pool};
 use super::tags::has_tag;
 use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
-use crate::wire::auth::Credentials;
-use nkv_store::Stripes;
 use nkv_store::fork::ProcessMark;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
-
-/// Credentials and limits of one client.
-#[derive(Debug, Clone)]
-pub struct TcpOptions {
-    /// What to prove to the agent; none only for an agent without a guard.
-    pub credentials: Option<Credentials>,
-    /// Time limit in milliseconds for connecting and the handshake together.
-    pub connect_ms: u64,
-    /// A post without progress for this many milliseconds ends with `Timeout`. So does one whose
-    /// total time, connecting included, exceeds this plus 1 s for each MiB of its payload.
-    pub stall_ms: u64,
-    /// Most connections at a time. A post uses one, and with stripes further ones if available.
-    pub max_connections: usize,
-    /// How large reads and writes are cut; each stripe uses its own connection.
-    pub stripes: Stripes,
-}
-
-impl Default for TcpOptions {
-    fn default() -> Self {
-        Self {
-            credentials: None,
-            connect_ms: 1_000,
-            stall_ms: 1_500,
-            max_connections: 16,
-            stripes: Stripes::NONE,
-        }
-    }
-}
 
 /// Verbs over a segment that a [`super::TcpAgent`] serves.
 #[derive(Debug)]
@@ -194,6 +165,14 @@ impl TcpVerbs {
 pub(super) enum Answer {
     Done { closing: bool },
     Denied { error: TransportError, closing: bool },
+}
+
+/// The error of a batch in flight, or still to be sent, behind one that failed with this error.
+pub(super) fn lost_with(error: &TransportError) -> TransportError {
+    match error {
+        TransportError::Timeout(text) => TransportError::Timeout(text.clone()),
+        other => TransportError::Disconnected(other.to_string()),
+    }
 }
 
 /// Payload bytes of a batch in both directions.

@@ -3,10 +3,10 @@
 //! meanwhile, and whether the content that arrived is permitted at its position. It sends no
 //! answer.
 
+use super::broken::End;
 use super::line::Line;
 use super::reply::STAGE_BYTES;
 use super::request::Step;
-use super::serve::End;
 use super::tags::MAX_TAGGED_BYTES;
 use crate::access::{Intent, Permit, SEEN_BYTES};
 use crate::mapped::Mapped;

@@ -1,6 +1,6 @@
 //! Sends pieces of memory with as few system calls as possible, without copying large ones.
 
-use super::line::{Broken, Limits};
+use super::broken::{Broken, TimeLimits};
 use socket2::Socket;
 use std::os::fd::AsRawFd;
 
@@ -14,13 +14,13 @@ const SEND_BYTES: usize = 512 << 10;
 /// Pieces collected for as few send calls as possible.
 pub(super) struct Gather<'a> {
     socket: &'a Socket,
-    limits: Limits,
+    limits: TimeLimits,
     slices: [libc::iovec; GATHER_SLICES],
     n: usize,
 }
 
 impl<'a> Gather<'a> {
-    pub(super) fn new(socket: &'a Socket, limits: Limits) -> Self {
+    pub(super) fn new(socket: &'a Socket, limits: TimeLimits) -> Self {
         let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self { socket, limits, slices: [none; GATHER_SLICES], n: 0 }
     }

@@ -1,7 +1,8 @@
 //! A line as an ordinary stream with one time limit for all of the handshake that begins every
 //! connection: a peer cannot extend the limit by sending single bytes.
 
-use super::line::{Broken, Line};
+use super::broken::Broken;
+use super::line::Line;
 use nkv_store::clock::{BootClock, Clock};
 use std::io::{self, Read, Write};
 

@@ -2,6 +2,7 @@
 //! progress and a limit on the total time. Raw pointers, because the kernel copies directly between
 //! socket and shared memory; no buffer here holds large payload.
 
+use super::broken::{Broken, STALL_PARTS, TimeLimits, broken};
 use super::deadline::Deadline;
 use super::gather::Gather;
 use super::tags::{Tag, Tags, has_tag};
@@ -18,61 +19,11 @@ use std::time::Duration;
 /// Socket buffers. Measured on loopback: with 1 MiB a read of 1 MiB takes twice as long (sender and
 /// receiver take turns), above 2 MiB nothing is gained.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
-/// Each blocking call waits for one of this many parts of the stall limit, so a stall is detected
-/// within the limit plus one part.
-const STALL_PARTS: u32 = 10;
 /// Bytes received from the kernel in one call. Measured on loopback between cold memory of 64 MiB
 /// at both ends: receives of 4 MiB reach six tenths of the throughput of receives of 256 KiB.
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Small data is received through a buffer of this size, with one call for many pieces.
 const INPUT_BYTES: usize = 16 << 10;
-
-/// Why a connection cannot be used any more.
-#[derive(Debug)]
-pub(super) enum Broken {
-    /// The peer closed or reset the connection, or it was shut down here.
-    Closed(String),
-    /// No progress for so many milliseconds.
-    Stalled(u64),
-    /// There was progress, but it was not complete within so many milliseconds.
-    Late(u64),
-    /// A tag was wrong: the other end did not send these bytes.
-    Forged,
-    /// Another system error.
-    Io(io::Error),
-}
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Broken::Closed(why) => write!(f, "connection closed ({why})"),
-            Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
-            Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
-            Broken::Forged => f.write_str(
-                "a message that the other end did not send: the data of this connection is changed \
-                 on the way",
-            ),
-            Broken::Io(e) => write!(f, "{e}"),
-        }
-    }
-}
-
-fn broken(e: io::Error) -> Broken {
-    use io::ErrorKind as K;
-    match e.kind() {
-        K::ConnectionReset
-        | K::ConnectionAborted
-        | K::ConnectionRefused
-        | K::BrokenPipe
-        | K::NotConnected
-        | K::TimedOut
-        | K::HostUnreachable
-        | K::NetworkUnreachable
-        | K::NetworkDown
-        | K::UnexpectedEof => Broken::Closed(e.to_string()),
-        _ => Broken::Io(e),
-    }
-}
 
 /// A socket that other threads may shut down while its thread blocks in it.
 #[derive(Debug)]
@@ -144,38 +95,11 @@ pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Limits of the time without progress and of the total time.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    stall_ms: u64,
-    deadline: Deadline,
-}
-
-impl Limits {
-    /// Called between system calls, each of which ends within a part of the stall limit.
-    pub(super) fn in_time(&self) -> Result<(), Broken> {
-        if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
-    }
-
-    /// Handles a failed call: no progress for a part of the limit, or a real error.
-    pub(super) fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
-        let e = io::Error::last_os_error();
-        match e.kind() {
-            io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => {
-                *idle_parts += 1;
-                if *idle_parts < STALL_PARTS { Ok(()) } else { Err(Broken::Stalled(self.stall_ms)) }
-            }
-            _ => Err(broken(e)),
-        }
-    }
-}
-
 /// A connection, used by one thread at a time.
 #[derive(Debug)]
 pub(super) struct Line {
     shared: Arc<Interrupt>,
-    limits: Limits,
+    limits: TimeLimits,
     tags: Tags,
     input: Box<[u8]>,
     // Received bytes that were not taken yet are in input[start..end].
@@ -189,7 +113,7 @@ impl Line {
         half_open::watch(SockRef::from(&socket))?;
         let shared = Arc::new(Interrupt { socket, cut: AtomicBool::new(false) });
         let input = vec![0; INPUT_BYTES].into_boxed_slice();
-        let limits = Limits { stall_ms: 0, deadline: Deadline::NEVER };
+        let limits = TimeLimits { stall_ms: 0, deadline: Deadline::NEVER };
         let tags = Tags::default();
         let mut line = Self { shared, limits, tags, input, start: 0, end: 0 };
         line.set_stall_ms(stall_ms)?;

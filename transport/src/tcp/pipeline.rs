@@ -4,9 +4,9 @@
 //! other. The caller posts all remaining batches one by one.
 
 use super::batch::{Cursor, Limits, Outgoing};
-use super::client::{Answer, TcpVerbs, bytes_of, send};
+use super::broken::Broken;
+use super::client::{Answer, TcpVerbs, bytes_of, lost_with, send};
 use super::deadline::Deadline;
-use super::line::Broken;
 use super::pool::{Conn, Lease};
 use crate::error::TransportError;
 use crate::verbs::{Op, Post, PostObserver, check_batch};
@@ -155,13 +155,5 @@ impl TcpVerbs {
             && bytes_of(post.ops) <= limits.bytes
             && post.ops.iter().all(plain)
             && check_batch(post.ops, post.token, self.len()).is_ok()
-    }
-}
-
-/// The error of a batch in flight, or still to be sent, behind one that failed with this error.
-pub(super) fn lost_with(error: &TransportError) -> TransportError {
-    match error {
-        TransportError::Timeout(text) => TransportError::Timeout(text.clone()),
-        other => TransportError::Disconnected(other.to_string()),
     }
 }

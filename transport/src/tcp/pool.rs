@@ -3,14 +3,15 @@
 //! reused.
 
 use super::batch::{Limits, Outgoing};
-use super::client::TcpOptions;
+use super::broken::Broken;
 use super::deadline::Deadline;
 use super::frame::{
     HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
     WELCOME_MAGIC, Welcome,
 };
 use super::handshake::DeadlineLine;
-use super::line::{Broken, Interrupt, Line, dial};
+use super::line::{Interrupt, Line, dial};
+use super::options::TcpOptions;
 use super::tags::Tags;
 use crate::error::TransportError;
 use crate::verbs::Alive;

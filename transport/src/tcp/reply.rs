@@ -2,12 +2,12 @@
 //! after the last change of a request are executed here, in order, each copied into the socket
 //! before the next begins [I7].
 
-use super::agent::Shared;
+use super::agent_state::AgentState;
+use super::broken::{Broken, End};
 use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
 use super::gather::Gather;
-use super::line::{Broken, Line};
+use super::line::Line;
 use super::request::Steps;
-use super::serve::End;
 use super::tags::Tags;
 use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
@@ -85,7 +85,7 @@ fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
 /// Sends the agent's welcome.
 pub(super) fn send_welcome(
     line: &mut Line,
-    shared: &Shared,
+    shared: &AgentState,
     status: Status,
     why: &str,
 ) -> Result<(), Broken> {

@@ -4,14 +4,15 @@
 //! the permit is dropped before the answer is sent, so a peer that does not read cannot delay a
 //! fence [I10].
 
-use super::agent::Shared;
+use super::agent_state::AgentState;
+use super::broken::End;
 use super::deadline::Deadline;
 use super::execute::Executor;
 use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, RESPONSE_MAGIC, Request, Response, Status,
     TCP_VERSION, message,
 };
-use super::line::{Broken, Line};
+use super::line::Line;
 use super::reply::{Reply, SMALL_BYTES, send_head, send_welcome};
 use super::request::{Steps, check_header};
 use crate::access::Cut;
@@ -20,37 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Why a connection ended.
-#[derive(Debug)]
-pub(super) enum End {
-    /// The peer left, or was idle for too long.
-    Left,
-    /// Refused at the hello, with an answer.
-    TurnedAway(String),
-    /// A message on an authenticated connection had a wrong tag.
-    Forged,
-    /// A fence cut it.
-    Fenced,
-    /// The content it wanted to write is not permitted for its token. The peer gets an answer.
-    Unfit(String),
-    /// The peer violated the protocol.
-    Garbage(String),
-    /// The connection or the memory failed.
-    Broken(String),
-}
-
-impl From<Broken> for End {
-    fn from(b: Broken) -> Self {
-        match b {
-            Broken::Forged => End::Forged,
-            other => End::Broken(other.to_string()),
-        }
-    }
-}
-
 /// State of one connection; buffers are bounded and reused.
 pub(super) struct Connection<'a> {
-    shared: &'a Shared,
+    shared: &'a AgentState,
     line: Line,
     cut: Arc<dyn Cut>,
     steps: Steps,
@@ -72,7 +45,7 @@ enum Outcome {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(shared: &'a Shared, line: Line) -> Self {
+    pub(super) fn new(shared: &'a AgentState, line: Line) -> Self {
         let cut = line.shared().clone();
         Self {
             shared,

@@ -23,12 +23,13 @@ mod session;
 
 pub use cookie::CookieFile;
 pub use credentials::{AuthMeans, Channel, Credentials};
+pub use error::MIN_SECRET_BYTES;
 pub use error::{AuthError, SecretError};
 pub use exchange::{prove, prove_blocking};
 pub use frames::{ANSWER_BYTES, AUTH_VERSION, FINISH_BYTES, OPENING_BYTES};
 pub use guard::{Guard, next_to_evict};
 pub(crate) use handshake::{HandshakeStep, ServerHandshake};
-pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
+pub use secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;
 pub(crate) use session::{TAG_BYTES, TagKey, TagKeys};
 

@@ -2,16 +2,15 @@
 //! is the best data path that is allowed and works.
 
 use super::super::counters::Messages;
-use super::super::put_log::PeerLog;
+use super::super::obeyed::Obeyed;
+use super::super::peer_log::PeerLog;
+use super::super::plans::{OpenPlans, OwnerGates};
 use super::link::run_link;
 use super::{ATTACH_LIMIT, AttachmentUse, LINK_FRAMES, Link, Peer, TransportChoice};
 use crate::control_hello::hello;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{AttachBy, ClientToOwner, Purpose, RankInfo, Refusal, Welcome};
-use crate::owner::attachments::Route;
-use crate::owner::pin_tables::Proof;
-use crate::plans::{Obeyed, OpenPlans};
 use nkv_store::device_log::{Landing, Line, OpenClaims};
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::Heap;
@@ -220,20 +219,21 @@ impl Attaching {
         }
     }
 
+    fn gates(&self, path: &PathChoice) -> Arc<OwnerGates> {
+        Arc::new(OwnerGates { plans: self.plans.clone(), obeyed: path.obeyed.clone() })
+    }
+
     fn local(&self) -> Option<Arc<Peer>> {
         let l = self.env.owners.get(self.info.incarnation)?;
         let mut path = self.mapped_path();
-        let route = Route::Local(self.plans.clone(), path.obeyed.clone());
-        let id = l.tables.attachments.add(self.producer, route);
-        // Read after the route is registered: a later term is sent to the route.
-        self.plans.obey(&path.obeyed, l.tables.term());
-        let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
-        let verbs = verbs.with_stripes(self.stripes());
-        let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
-        let heap = Heap::open(l.memory.clone()).ok();
-        let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
-        path.mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), path)))
+        let (id, term) = l.attach(self.producer, self.gates(&path));
+        self.plans.obey(&path.obeyed, term);
+        let (memory, alive) = (l.memory(), l.alive());
+        let verbs = LocalVerbs::new(memory.clone(), alive.clone()).with_stripes(self.stripes());
+        let mapped = Heap::open(memory).ok().as_ref().and_then(|heap| self.reader(heap));
+        path.mapped = mapped.map(|reader| (reader, l.pin_table(id)));
+        let link = Link::Local(l, id);
+        Some(Arc::new(self.peer(Arc::new(verbs), (link, alive), path)))
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
@@ -421,11 +421,11 @@ impl Attaching {
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let plans = (self.plans.clone(), path.obeyed.clone());
+        let gates = self.gates(&path);
         let devices = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), path));
         tokio::task::spawn_local(async move {
-            let why = run_link(stream, rx, weak, plans, devices).await;
+            let why = run_link(stream, rx, weak, gates, devices).await;
             // From here on no verb through this attachment may report success.
             alive.mark_dead();
             tracing::debug!(rank, %why, "detached");

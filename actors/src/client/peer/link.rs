@@ -1,8 +1,8 @@
 //! The link between a handle and one owner: touches, keys and answers go out, orders to drop plans
 //! come in. It runs on the executor of the handle's Producer.
 
+use crate::attachment::ProducerGates;
 use crate::message::{ClientToOwner, OwnerToClient, PlanId};
-use crate::plans::{Obeyed, OpenPlans};
 use crate::race::race;
 use nkv_transport::Alive;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
@@ -30,7 +30,7 @@ pub(super) async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
     tx: mpsc::WeakSender<Outgoing>,
-    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
+    gates: Arc<dyn ProducerGates>,
     path: Option<Alive>,
 ) -> String {
     let (reader, mut writer) = tokio::io::split(stream);
@@ -68,7 +68,7 @@ pub(super) async fn run_link(
             Err(e) => e.to_string(),
         }
     };
-    let moved = race(out, listen(reader, checks, tx, (plans, obeyed), path));
+    let moved = race(out, listen(reader, checks, tx, gates, path));
     race(moved, failed).await
 }
 
@@ -94,33 +94,32 @@ async fn listen(
     mut reader: ReadHalf<BoxStream>,
     checks: Checks,
     tx: mpsc::WeakSender<Outgoing>,
-    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
+    gates: Arc<dyn ProducerGates>,
     path: Option<Alive>,
 ) -> String {
     let mut buf = Vec::new();
     loop {
         match read_frame::<_, OwnerToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
             Ok(Some((_, OwnerToClient::Drop(plan)))) => {
-                plans.drop_plan(plan);
-                let (plans, tx, path) = (plans.clone(), tx.clone(), path.clone());
+                gates.drop_plan(plan);
+                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
                 tokio::task::spawn_local(async move {
-                    send_when(|| plans.is_drained(plan), ClientToOwner::Dropped(plan), tx, path)
+                    send_when(|| gates.is_drained(plan), ClientToOwner::Dropped(plan), tx, path)
                         .await;
                 });
             }
             Ok(Some((_, OwnerToClient::Term(term)))) => {
-                plans.obey(&obeyed, term);
-                let (plans, obeyed, tx) = (plans.clone(), obeyed.clone(), tx.clone());
-                let path = path.clone();
+                gates.obey(term);
+                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
                 tokio::task::spawn_local(async move {
-                    let obeys = || plans.obeys(&obeyed, term);
+                    let obeys = || gates.obeys(term);
                     send_when(obeys, ClientToOwner::TermObeyed(term), tx, path).await;
                 });
             }
             Ok(Some((_, OwnerToClient::ClearBelow(below)))) => {
-                let (obeyed, tx, path) = (obeyed.clone(), tx.clone(), path.clone());
+                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
                 tokio::task::spawn_local(async move {
-                    let clear = || obeyed.is_clear_below(below);
+                    let clear = || gates.is_clear_below(below);
                     send_when(clear, ClientToOwner::ClearBelow(below), tx, path).await;
                 });
             }

@@ -2,10 +2,10 @@
 //! [I12].
 
 use super::super::Client;
+use crate::client::plans::PlanState;
+use crate::client::producer::Withdrawn;
 use crate::error::{Error, Result};
 use crate::message::{PlanId, PlanRef};
-use crate::plans::PlanState;
-use crate::producer::Withdrawn;
 use hashbrown::HashSet;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Drop for Asked<'_> {
         let shared = &self.client.shared;
         shared.slow_path.withdrawn.one();
         let withdrawn = Withdrawn(request, shared.abandoning.clone());
-        if let Some(Err(error)) = shared.notify_producer(withdrawn) {
+        if let Some(Err(error)) = self.client.notify_producer(withdrawn) {
             tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
         }
     }

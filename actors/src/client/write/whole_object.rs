@@ -3,8 +3,8 @@
 
 use super::super::Client;
 use super::{publication, published};
+use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
-use crate::plans::PlanState;
 use nkv_store::clock::Clock;
 use nkv_store::object::Publication;
 use nkv_transport::TransportError;

@@ -2,9 +2,9 @@
 
 use super::{announce, one, publication};
 use crate::client::Client;
+use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use crate::message::{PlanDesc, Request, Response};
-use crate::plans::PlanState;
 use nkv_transport::TransportError;
 use std::sync::Arc;
 

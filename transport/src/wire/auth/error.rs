@@ -2,8 +2,10 @@
 //! who set up the two ends. None of them contains a secret.
 
 use super::frames::AUTH_VERSION;
-use super::secret::MIN_SECRET_BYTES;
 use std::path::PathBuf;
+
+/// Shortest secret in bytes.
+pub const MIN_SECRET_BYTES: usize = 16;
 
 /// Why a secret or cookie cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! The secret that a job shares. Only its HMAC key block is kept, and it is never printed. A secret
 //! that is too short, or in a file that other users can read, is refused before use.
 
+use super::error::MIN_SECRET_BYTES;
 use super::error::SecretError;
 use hmac::digest::KeyInit;
 use hmac::{Hmac, Mac};
@@ -15,8 +16,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Shortest secret in bytes.
-pub const MIN_SECRET_BYTES: usize = 16;
 /// Longest secret in bytes.
 const MAX_SECRET_BYTES: usize = 4096;
 /// Environment variable that contains a secret.

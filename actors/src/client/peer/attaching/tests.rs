@@ -1,10 +1,10 @@
 //! Which transport a handle uses when the best one is refused, and that a closed handle takes no
 //! attachment.
 
+use crate::attachment::LocalOwners;
+use crate::client::producer::Attach;
 use crate::environment::Environment;
 use crate::message::PutOptions;
-use crate::producer::Attach;
-use crate::server::LocalOwners;
 use crate::{Client, ClientConfig, ErrorKind, Node, NodeConfig, TransportChoice};
 use nkv_transport::wire::{Address, BoxFuture, BoxStream, Listener, Net, OsNet, Peer};
 use std::io;
@@ -85,7 +85,7 @@ async fn a_closed_handle_takes_no_attachment_that_comes_late() {
         client.close().await;
         assert!(!client.shared.take_in(peer), "{transport}");
         let attach = Attach(node.info().clone());
-        let late = client.shared.actor.get().unwrap().call(attach, nkv_pace::HANGS).await.unwrap();
+        let late = client.actor.get().unwrap().call(attach, nkv_pace::HANGS).await.unwrap();
         let e = late.unwrap_err();
         assert!(e.kind == ErrorKind::Disconnected && e.message.contains("is closed"), "{e}");
         assert!(client.shared.peers.all().is_empty(), "{transport}");

@@ -2,8 +2,9 @@
 //! end plans. A gate per plan shows whether a write is in flight. A plan that its owner dropped is
 //! never started, even if the reply that grants it arrives later [I10].
 
-use crate::client::closed;
-use crate::client::peer::Peer;
+use super::obeyed::Obeyed;
+use super::peer::Peer;
+use crate::attachment::ProducerGates;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::message::{PlanDesc, PlanId, PlanRef, Term};
@@ -138,35 +139,6 @@ impl PlanState {
     }
 }
 
-/// The term that an owner obeys, as received over an attachment. It changes only under the lock of
-/// [`OpenPlans`], so that no plan of a lower term is registered at the same time.
-#[derive(Debug)]
-pub struct Obeyed {
-    incarnation: u64,
-    // Shared by all attachments of a handle to that owner: a term received over one holds for all.
-    term: Arc<Mutex<Term>>,
-    // Open claims in the owner's device log: those of this process if it maps the log, else those
-    // of this attachment alone.
-    claims: Option<Arc<OpenClaims>>,
-}
-
-impl Obeyed {
-    /// True when no claim that this attachment answers for is open in the owner's log below a
-    /// position.
-    pub(crate) fn is_clear_below(&self, below: u64) -> bool {
-        self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
-    }
-
-    fn get(&self) -> Term {
-        *self.term.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn raise(&self, to: Term) {
-        let mut term = self.term.lock().unwrap_or_else(PoisonError::into_inner);
-        *term = to.max(*term);
-    }
-}
-
 /// Disjoint byte ranges, merged as they grow.
 #[derive(Debug, Default)]
 struct Ranges(BTreeMap<u64, u64>);
@@ -251,7 +223,7 @@ impl OpenPlans {
             inner.terms.insert(incarnation, Arc::downgrade(&made));
             made
         });
-        Arc::new(Obeyed { incarnation, term, claims })
+        Arc::new(Obeyed::new(incarnation, term, claims))
     }
 
     /// Call before requesting plans; keep the guard until the granted ones are registered or given
@@ -259,7 +231,7 @@ impl OpenPlans {
     pub(crate) fn opening(&self) -> Result<Opening<'_>> {
         let mut inner = self.lock();
         if inner.shut {
-            return Err(closed());
+            return Err(Error::handle_closed());
         }
         inner.opening += 1;
         Ok(Opening(self))
@@ -275,7 +247,7 @@ impl OpenPlans {
     pub(crate) fn register(&self, plan: PlanState) -> Result<Arc<PlanState>> {
         let mut inner = self.lock();
         if inner.shut {
-            return Err(closed());
+            return Err(Error::handle_closed());
         }
         let obeyed = plan.peer.obeyed.get();
         if inner.refused.contains(&plan.desc.plan) || plan.desc.plan.term < obeyed {
@@ -333,7 +305,7 @@ impl OpenPlans {
     pub(crate) fn obey(&self, owner: &Obeyed, term: Term) {
         let inner = self.lock();
         owner.raise(term);
-        let below = |p: &&Arc<PlanState>| p.is_below(owner.incarnation, term);
+        let below = |p: &&Arc<PlanState>| p.is_below(owner.incarnation(), term);
         inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
     }
 
@@ -343,7 +315,7 @@ impl OpenPlans {
         if owner.get() < term {
             return false;
         }
-        let incarnation = owner.incarnation;
+        let incarnation = owner.incarnation();
         let mut known = inner.by_plan.values().chain(inner.leaving.values());
         known.all(|p| !p.is_below(incarnation, term) || p.gate.is_drained())
     }
@@ -386,10 +358,34 @@ impl OpenPlans {
     pub fn len(&self) -> usize {
         self.lock().by_plan.len()
     }
+}
 
-    /// True if no plan is open.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+/// The gates of one producer before one owner.
+#[derive(Debug)]
+pub(crate) struct OwnerGates {
+    pub plans: Arc<OpenPlans>,
+    pub obeyed: Arc<Obeyed>,
+}
+
+impl ProducerGates for OwnerGates {
+    fn drop_plan(&self, plan: PlanId) {
+        self.plans.drop_plan(plan);
+    }
+
+    fn is_drained(&self, plan: PlanId) -> bool {
+        self.plans.is_drained(plan)
+    }
+
+    fn obey(&self, term: Term) {
+        self.plans.obey(&self.obeyed, term);
+    }
+
+    fn obeys(&self, term: Term) -> bool {
+        self.plans.obeys(&self.obeyed, term)
+    }
+
+    fn is_clear_below(&self, below: u64) -> bool {
+        self.obeyed.is_clear_below(below)
     }
 }
 

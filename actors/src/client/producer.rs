@@ -3,11 +3,11 @@
 //! dropped plans. Open plans and attached peers are kept outside of it; it never sees a payload
 //! byte.
 
+use super::control::ControlPool;
+use super::peer::{Attaching, Peer, TOUCH_BATCH};
+use super::peer_log::NAMES_PER_TICK;
+use super::shared::Shared;
 use crate::actor::{Context, Message, On, Reply, Role};
-use crate::client::control::ControlPool;
-use crate::client::peer::{Attaching, Peer};
-use crate::client::put_log::NAMES_PER_TICK;
-use crate::client::{Shared, closed};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use hashbrown::HashMap;
@@ -17,7 +17,6 @@ use std::time::Duration;
 
 /// Touches are checked this often, and sent if an owner has at least this many.
 const FLUSH_MS: u64 = 20;
-const TOUCH_BATCH: usize = 128;
 /// Every this many checks, touches are sent however few they are.
 const FLUSH_ALL_TICKS: u64 = 5;
 /// Checks between two requests for the membership because of owners not attached to yet.
@@ -241,7 +240,7 @@ impl On<Attached> for Producer {
         if let (Ok(peers), Some(shared)) = (&result, self.durable.shared.upgrade())
             && !peers.iter().all(|peer| take_in(&shared, peer))
         {
-            result = Err(closed());
+            result = Err(crate::Error::handle_closed());
         }
         let first = result.and_then(|peers| {
             peers.into_iter().next().ok_or_else(|| crate::Error::internal("no attachment made"))

@@ -1,0 +1,237 @@
+//! The log of one owner as a handle writes to it: its open claims, the last known bump and limit,
+//! and the keys and given-up claims that the owner is not told yet. It puts nothing itself.
+
+use crate::error::{Error, Result};
+use crate::message::{Abandoned, KeyBytes, KeyReport};
+use nkv_store::clock::Clock;
+use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, OpenClaims};
+use nkv_transport::verbs::{Kind, Op, Verbs};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// After a refusal no put uses the log for this long. The time doubles with every refusal in a row,
+/// at most `MOST_DOUBLINGS` times: to 64 s.
+const REFUSED_NS: u64 = 1_000_000_000;
+const MOST_DOUBLINGS: u32 = 6;
+/// Most given-up claims kept until they are reported. The owner asks about claims that are never
+/// reported.
+const MAX_GIVEN_UP: usize = 1024;
+/// Most keys reported to an owner in one frame, and per timer tick of the Producer.
+pub(super) const NAMES_PER_FRAME: usize = 1024;
+pub(crate) const NAMES_PER_TICK: usize = 2048;
+
+/// The log of one owner, as a handle writes to it.
+#[derive(Debug)]
+pub(crate) struct PeerLog {
+    pub(super) geometry: LogGeometry,
+    pub(super) open: Arc<OpenClaims>,
+    // Sent with every change: the agent identifies the producer of a claim by it.
+    pub(super) token: u64,
+    // Puts of this handle that are in the middle of a claim.
+    in_flight: AtomicUsize,
+    // The highest limit that a put has read, for the actor that reports keys: it must not post
+    // verbs.
+    pub(super) limit: AtomicU64,
+    // The highest bump that a put has seen; 0: the next put has to read it.
+    pub(super) bump: AtomicU64,
+    // Positions and keys that are not reported to the owner yet.
+    names: Mutex<VecDeque<(u64, KeyBytes)>>,
+    // A whole batch was sent since the last check with `all`.
+    batch_reported: AtomicBool,
+    // Claims given up while they waited, which could not be reported to the owner at once.
+    given_up: Mutex<VecDeque<Abandoned>>,
+    // Refusals in a row, and until when no put uses this log because of them.
+    refusals: AtomicU32,
+    refused_until_ns: AtomicU64,
+}
+
+impl PeerLog {
+    pub(crate) fn new(geometry: LogGeometry, open: Arc<OpenClaims>, token: u64) -> Self {
+        Self {
+            geometry,
+            open,
+            token,
+            in_flight: AtomicUsize::new(0),
+            limit: AtomicU64::new(0),
+            bump: AtomicU64::new(0),
+            names: Mutex::default(),
+            batch_reported: AtomicBool::new(false),
+            given_up: Mutex::default(),
+            refusals: AtomicU32::new(0),
+            refused_until_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether the owner's agent refused a claim recently. An agent that has revoked the token
+    /// refuses every claim, so the pause doubles with every refusal in a row.
+    pub(super) fn is_refused(&self, clock: &dyn Clock) -> bool {
+        self.refusals.load(Ordering::Relaxed) > 0
+            && clock.now_ns() < self.refused_until_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn was_refused(&self, clock: &dyn Clock) {
+        let times = self.refusals.fetch_add(1, Ordering::Relaxed).min(MOST_DOUBLINGS);
+        self.refused_until_ns.store(clock.now_ns() + (REFUSED_NS << times), Ordering::Relaxed);
+    }
+
+    pub(super) fn was_served(&self) {
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn keep_given_up(&self, abandoned: Abandoned) {
+        let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < MAX_GIVEN_UP {
+            kept.push_back(abandoned);
+        }
+    }
+
+    /// Reports given-up claims to the owner, until `send` fails.
+    pub(crate) fn report_given_up(&self, send: impl Fn(Abandoned) -> bool) {
+        loop {
+            let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(abandoned) = kept.pop_front() else { return };
+            drop(kept);
+            if !send(abandoned) {
+                return self.keep_given_up(abandoned);
+            }
+        }
+    }
+
+    /// Whether to report now: true with at least `batch` unreported keys, or with a given-up claim.
+    /// With `all` any key is enough, unless a whole batch was sent since the last call with `all`:
+    /// then the next batch takes the remaining keys along.
+    pub(crate) fn should_report_now(&self, batch: usize, all: bool) -> bool {
+        let names = self.names_noted();
+        let steady = all && self.batch_reported.swap(false, Ordering::Relaxed);
+        if names >= batch {
+            return true;
+        }
+        (all && names > 0 && !steady)
+            || !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    pub(super) fn name(&self, position: u64, key: &[u8]) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() >= self.geometry.slots() as usize {
+            // The log has wrapped since: that object is gone.
+            names.pop_front();
+        }
+        names.push_back((position, key.into()));
+    }
+
+    /// Takes over what an earlier attachment had not reported yet.
+    pub(crate) fn inherit(&self, before: &PeerLog) {
+        let most = self.geometry.slots() as usize;
+        let names: Vec<_> = before.take_names(most);
+        self.keep_names(names);
+        before.report_given_up(|abandoned| {
+            self.keep_given_up(abandoned);
+            true
+        });
+    }
+
+    /// Number of keys not reported yet.
+    pub(crate) fn names_noted(&self) -> usize {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Records that a whole batch of keys was sent.
+    pub(crate) fn batch_reported(&self) {
+        self.batch_reported.store(true, Ordering::Relaxed);
+    }
+
+    /// Puts back keys that could not be reported.
+    pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        for n in untold.into_iter().rev() {
+            if let Some(position) = self.geometry.position(n.slot, n.epoch) {
+                names.push_front((position, n.key));
+            }
+        }
+        let excess = names.len().saturating_sub(self.geometry.slots() as usize);
+        names.drain(..excess);
+    }
+
+    /// Takes up to `most` keys to report. Drops keys of objects below the known tail: the log has
+    /// overwritten them.
+    pub(crate) fn take_names(&self, most: usize) -> Vec<KeyReport> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let tail = limit.saturating_sub(self.geometry.log_bytes());
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((position, key)) = names.pop_front()
+        {
+            if let Some(epoch) = self.geometry.epoch(position).filter(|_| position >= tail) {
+                let slot = self.geometry.slot(position);
+                taken.push(KeyReport { slot, epoch, key });
+            }
+        }
+        taken
+    }
+
+    /// Reads limit and bump.
+    pub(super) fn read_control_line(
+        &self,
+        verbs: &dyn Verbs,
+        line: &mut ControlLine,
+    ) -> Result<()> {
+        verbs.post(0, &mut [line.read()])?;
+        self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The bound to claim with; None without room. Over RDMA, reading the control line takes as
+    /// long as the claim, so it is skipped while the last known bump leaves room below the last
+    /// known limit.
+    pub(super) fn room(
+        &self,
+        verbs: &dyn Verbs,
+        put: &LogPut,
+        line: &mut ControlLine,
+    ) -> Result<Option<u64>> {
+        let bump = self.bump.load(Ordering::Relaxed);
+        if verbs.kind() == Kind::Rdma && bump > 0 {
+            *line = ControlLine::known(self.limit.load(Ordering::Relaxed), bump);
+            if let Ok(bound) = put.room(line) {
+                return Ok(Some(bound));
+            }
+        }
+        self.read_control_line(verbs, line)?;
+        Ok(put.room(line).ok())
+    }
+
+    /// Claims by one fetch-and-add; returns the position of the claim.
+    pub(super) fn claim(&self, verbs: &dyn Verbs, put: &LogPut) -> Result<u64> {
+        let mut ops = [put.fetch_add()];
+        verbs.post(self.token, &mut ops)?;
+        match ops {
+            [Op::FetchAdd { old, .. }] => Ok(old),
+            _ => Err(Error::internal("a claim that is no fetch-and-add")),
+        }
+    }
+
+    /// True when no put of this handle is in the middle of a claim.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.in_flight.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// Counts a put as in flight for as long as it lives.
+pub(super) struct InFlight<'a>(&'a PeerLog);
+
+impl<'a> InFlight<'a> {
+    pub(super) fn enter(log: &'a PeerLog) -> Self {
+        log.in_flight.fetch_add(1, Ordering::SeqCst);
+        Self(log)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}

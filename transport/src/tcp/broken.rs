@@ -1,0 +1,110 @@
+//! Why a data connection cannot be used any more, and the limits after which it counts as stalled.
+
+use super::deadline::Deadline;
+use std::io;
+
+/// Each blocking call waits for one of this many parts of the stall limit, so a stall is detected
+/// within the limit plus one part.
+pub(super) const STALL_PARTS: u32 = 10;
+
+/// Why a connection cannot be used any more.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The peer closed or reset the connection, or it was shut down here.
+    Closed(String),
+    /// No progress for so many milliseconds.
+    Stalled(u64),
+    /// There was progress, but it was not complete within so many milliseconds.
+    Late(u64),
+    /// A tag was wrong: the other end did not send these bytes.
+    Forged,
+    /// Another system error.
+    Io(io::Error),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Closed(why) => write!(f, "connection closed ({why})"),
+            Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
+            Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
+            Broken::Forged => f.write_str(
+                "a message that the other end did not send: the data of this connection is changed \
+                 on the way",
+            ),
+            Broken::Io(e) => write!(f, "{e}"),
+        }
+    }
+}
+
+pub(super) fn broken(e: io::Error) -> Broken {
+    use io::ErrorKind as K;
+    match e.kind() {
+        K::ConnectionReset
+        | K::ConnectionAborted
+        | K::ConnectionRefused
+        | K::BrokenPipe
+        | K::NotConnected
+        | K::TimedOut
+        | K::HostUnreachable
+        | K::NetworkUnreachable
+        | K::NetworkDown
+        | K::UnexpectedEof => Broken::Closed(e.to_string()),
+        _ => Broken::Io(e),
+    }
+}
+
+/// Limits of the time without progress and of the total time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TimeLimits {
+    pub(super) stall_ms: u64,
+    pub(super) deadline: Deadline,
+}
+
+impl TimeLimits {
+    /// Called between system calls, each of which ends within a part of the stall limit.
+    pub(super) fn in_time(&self) -> Result<(), Broken> {
+        if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
+    }
+
+    /// Handles a failed call: no progress for a part of the limit, or a real error.
+    pub(super) fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
+        let e = io::Error::last_os_error();
+        match e.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => {
+                *idle_parts += 1;
+                if *idle_parts < STALL_PARTS { Ok(()) } else { Err(Broken::Stalled(self.stall_ms)) }
+            }
+            _ => Err(broken(e)),
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The peer left, or was idle for too long.
+    Left,
+    /// Refused at the hello, with an answer.
+    TurnedAway(String),
+    /// A message on an authenticated connection had a wrong tag.
+    Forged,
+    /// A fence cut it.
+    Fenced,
+    /// The content it wanted to write is not permitted for its token. The peer gets an answer.
+    Unfit(String),
+    /// The peer violated the protocol.
+    Garbage(String),
+    /// The connection or the memory failed.
+    Broken(String),
+}
+
+impl From<Broken> for End {
+    fn from(b: Broken) -> Self {
+        match b {
+            Broken::Forged => End::Forged,
+            other => End::Broken(other.to_string()),
+        }
+    }
+}
