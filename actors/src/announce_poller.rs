@@ -7,7 +7,7 @@ use crate::environment::Platform;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
-use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of, low, state};
 use nkv_store::memory::Memory;
@@ -74,7 +74,7 @@ impl Role for AnnouncePoller {
 impl AnnouncePoller {
     fn start(&mut self) {
         let heap = &self.durable.heap;
-        let Some(log) = heap.geometry().device_log() else { return };
+        let Some(log) = heap.layout().device_log() else { return };
         self.stop = Arc::default();
         let mut poll = Poll {
             log,
@@ -129,7 +129,7 @@ impl On<PollerTick> for AnnouncePoller {
 
 /// The state of the polling thread.
 struct Poll {
-    log: LogGeometry,
+    log: LogLayout,
     memory: Arc<dyn Memory>,
     tables: Arc<OwnerTables>,
     owner: Arc<OnceLock<ActorAddr<Owner>>>,

@@ -114,11 +114,11 @@ impl Role for Evictor {
 
     fn boot(durable: &EvictorDurable, ctx: &mut Context<'_, Self>) -> Self {
         ctx.after(RECHECK_INTERVAL, EvictorTick);
-        let geometry = durable.heap.geometry();
+        let layout = durable.heap.layout();
         let mut evictor = Self {
             durable: durable.clone(),
-            policy: durable.policy.build(geometry.slots),
-            capacity: geometry.arena.len,
+            policy: durable.policy.build(layout.slots),
+            capacity: layout.arena.len,
             recheck: false,
             reading: None,
             waiting: Vec::new(),

@@ -315,7 +315,7 @@ impl Master {
             )));
         }
         for (segment_id, allocator) in &self.allocators {
-            let bytes = (allocator.info.arena_bytes as f64 * ratio) as u64;
+            let bytes = (allocator.info.layout.arena.len as f64 * ratio) as u64;
             self.durable.members.send(*segment_id, MasterToOwner::EvictTo { bytes });
         }
         Response::Done(vec![Ok(())])

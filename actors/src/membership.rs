@@ -323,7 +323,7 @@ impl Membership {
                     {
                         // Recorded outside the actor first: a panic must not lose a plan [I10].
                         let now = self.clock.now_ns();
-                        if self.tables.record(p, self.info.header_base, now) {
+                        if self.tables.record(p, now) {
                             recorded.inspect(|r| r.add(p.plan));
                         }
                     }

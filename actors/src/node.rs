@@ -104,7 +104,7 @@ impl Node {
         self.client.for_another_runtime()
     }
 
-    /// Addresses of this rank, and geometry and incarnation of its first segment.
+    /// Addresses of this rank, and layout and incarnation of its first segment.
     pub fn info(&self) -> &RankInfo {
         &self.first.info
     }

@@ -174,7 +174,7 @@ impl Role for Owner {
         durable.tables.log_signals.notified.store(false, std::sync::atomic::Ordering::Release);
         let log = log::Log::of(durable, &mut slots, now);
         let mut owner = Self {
-            incarnation: durable.heap.geometry().incarnation,
+            incarnation: durable.heap.identity().incarnation,
             slots,
             log,
             durable: durable.clone(),
@@ -269,8 +269,7 @@ impl Owner {
             return;
         }
         // The link recorded plan and token already; here the slot is opened to match.
-        let header_base = self.durable.heap.geometry().header_base;
-        self.durable.tables.record(&p, header_base, self.durable.clock.now_ns());
+        self.durable.tables.record(&p, self.durable.clock.now_ns());
         if self.durable.tables.has_elsewhere(&p) {
             // It would replace the first plan's record, and that plan's slot would stay open
             // forever.
@@ -421,7 +420,7 @@ impl On<Evict> for Owner {
 
 impl On<EvictWindow> for Owner {
     fn on(&mut self, m: EvictWindow, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
-        let arena = self.durable.heap.geometry().arena;
+        let arena = self.durable.heap.layout().arena;
         let extents: Vec<_> = self.slots.extents().collect();
         let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
         let victims = window.unwrap_or_default();

@@ -6,6 +6,8 @@ use nkv_actors::message::{
     Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
 };
 use nkv_actors::{Credentials, Node, NodeConfig};
+use nkv_store::SegmentLayout;
+use nkv_store::layout::Region;
 use nkv_transport::wire::auth::{AuthMeans, Channel, prove};
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, OsNet, read_frame, write_frame,
@@ -139,19 +141,17 @@ fn largest() -> RankInfo {
         data: None,
         fabric: None,
         segment: String::new(),
-        segment_bytes: arena_offset + arena_bytes,
-        slots,
-        log_slots: 0,
-        header_base: 4096,
-        index_offset: 0,
-        index_bytes: 0,
-        arena_offset,
-        arena_bytes,
-        nic_atomics: false,
         key_fingerprint: 0,
-        quarantine_ms: 5,
         prefault: false,
         http: None,
+        layout: SegmentLayout {
+            segment_bytes: arena_offset + arena_bytes,
+            slots,
+            header_base: 4096,
+            arena: Region { offset: arena_offset, len: arena_bytes },
+            quarantine_ms: 5,
+            ..SegmentLayout::default()
+        },
     }
 }
 
@@ -159,9 +159,13 @@ fn largest() -> RankInfo {
 async fn i19_a_member_that_lies_about_its_size_does_not_end_the_master() {
     let mut rank0 = Rank0::start();
     let lies: [(&str, Forgery); 3] = [
-        ("sizes that cannot be", |i| (i.slots, i.arena_bytes) = (u32::MAX, u64::MAX / 2)),
-        ("an arena beyond its segment", |i| i.segment_bytes = 1 << 20),
-        ("an arena of 16 TiB", |i| (i.segment_bytes, i.arena_bytes) = (1 << 46, 1 << 44)),
+        ("sizes that cannot be", |i| {
+            (i.layout.slots, i.layout.arena.len) = (u32::MAX, u64::MAX / 2)
+        }),
+        ("an arena beyond its segment", |i| i.layout.segment_bytes = 1 << 20),
+        ("an arena of 16 TiB", |i| {
+            (i.layout.segment_bytes, i.layout.arena.len) = (1 << 46, 1 << 44)
+        }),
     ];
     for (what, lie) in lies {
         let mut info = largest();

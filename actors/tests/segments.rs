@@ -51,7 +51,7 @@ async fn a_segment_mounted_under_load_is_used_by_every_way_and_goes_with_all_it_
     for round in 0..2u8 {
         assert_eq!(node.mount_segment(8 * MIB).await.unwrap(), 1);
         let info = node.mounted().remove(0);
-        assert_eq!((info.rank, info.segment_id, info.arena_bytes), (1, 1, 8 * MIB));
+        assert_eq!((info.rank, info.segment_id, info.layout.arena.len), (1, 1, 8 * MIB));
         assert_ne!(info.incarnation, former, "[I3]");
         former = info.incarnation;
         let keys = fill(&cluster.client(), &format!("r{round}-"), 100, 32_000).await;

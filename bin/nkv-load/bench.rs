@@ -71,8 +71,9 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
     let largest = SIZES.iter().map(|(size, _)| *size as u64).max().unwrap_or(0);
     heap_takes(&view, flags, (largest, "the largest object of --bench"))?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
-    let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
-    let quarantine_ms = heaps().map(|i| i.quarantine_ms).max().unwrap_or(0);
+    let live_bytes =
+        heaps().map(|i| i.layout.arena.len / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
+    let quarantine_ms = heaps().map(|i| i.layout.quarantine_ms).max().unwrap_or(0);
     let settle = SETTLE + Duration::from_millis(2 * u64::from(quarantine_ms));
     let bar = progress::bar(SIZES.len() as u64, "sizes");
     let mut report = Report::default();

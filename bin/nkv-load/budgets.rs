@@ -82,12 +82,12 @@ fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
     if view.ranks.len() > 1 {
         bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());
     }
-    if info.log_slots == 0 {
+    if info.layout.log_slots == 0 {
         let why = "the node has no device log: start it with --log-bytes 1GiB";
         return Err(ended(exit::NO_ROOM, why));
     }
-    if ring > info.arena_bytes / 2 {
-        let (ring, heap) = (show_bytes(ring), show_bytes(info.arena_bytes));
+    if ring > info.layout.arena.len / 2 {
+        let (ring, heap) = (show_bytes(ring), show_bytes(info.layout.arena.len));
         let why = format!(
             "a ring of {ring} in a heap of {heap}: give the node --heap-bytes of twice the ring"
         );

@@ -93,24 +93,24 @@ pub(crate) fn heap_takes(
     flags: &Flags,
     (bytes, what): (u64, &str),
 ) -> anyhow::Result<()> {
-    if flags.device_alloc && !view.ranks.iter().any(|(info, _)| info.log_slots > 0) {
+    if flags.device_alloc && !view.ranks.iter().any(|(info, _)| info.layout.log_slots > 0) {
         tracing::warn!(
             "--device-alloc, and no rank has a device log: every put takes a plan; start ranks \
              with --log-bytes"
         );
     }
-    let largest = view.ranks.iter().max_by_key(|(info, _)| info.arena_bytes);
+    let largest = view.ranks.iter().max_by_key(|(info, _)| info.layout.arena.len);
     let Some((info, _)) = largest else {
         return Ok(());
     };
-    if bytes <= info.arena_bytes {
+    if bytes <= info.layout.arena.len {
         return Ok(());
     }
     let why = format!(
         "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
          take smaller objects, or start ranks with a larger --heap-bytes",
         show_bytes(bytes),
-        show_bytes(info.arena_bytes),
+        show_bytes(info.layout.arena.len),
         info.rank
     );
     Err(ended(exit::NO_ROOM, why))

@@ -49,7 +49,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let address = flags.connect.as_deref().context("--lookups needs --connect HOST:PORT")?;
     let count = flags.lookups.context("--lookups N")?;
     let handle = remote(flags, address)?;
-    if !handle.membership()?.ranks.iter().any(|(info, _)| info.log_slots > 0) {
+    if !handle.membership()?.ranks.iter().any(|(info, _)| info.layout.log_slots > 0) {
         let mib = log_mib(count);
         let why =
             format!("no rank has a device log: start the node with --log-bytes {mib}MiB or more");

@@ -36,7 +36,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         (0..flags.clients).map(|_| remote(flags, address)).collect::<anyhow::Result<Vec<_>>>()?;
     let view = handles.first().context("--clients is at least 1")?.membership()?;
     heap_takes(&view, flags, (flags.size, "--size"))?;
-    let memory: u64 = view.ranks.iter().map(|(info, _)| info.arena_bytes).sum();
+    let memory: u64 = view.ranks.iter().map(|(info, _)| info.layout.arena.len).sum();
     let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
     let plan = Plan {
         run_id: nkv_store::random_u64(),

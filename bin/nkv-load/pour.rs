@@ -44,7 +44,8 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     // One lap of the log: after it every page is mapped in this process, as in a producer that has
     // run for a while.
     let ranks = handle.membership()?.ranks;
-    let lap = ranks.iter().filter_map(|(info, _)| info.device_log()).map(|log| log.log_bytes());
+    let lap =
+        ranks.iter().filter_map(|(info, _)| info.layout.device_log()).map(|log| log.log_bytes());
     let first = lap.max().map_or(FIRST, |bytes| bytes / SIZE as u64);
     (0..first).for_each(|_| put(&mut report));
     println!("ready");

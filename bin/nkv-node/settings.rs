@@ -14,7 +14,7 @@ use nkv_programs::exit;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::sizes::{parse_bytes, show_bytes};
 use nkv_programs::variables;
-use nkv_store::heap::MAX_ARENA_BYTES;
+use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use resolve::{Layers, Resolver};

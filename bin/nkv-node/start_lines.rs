@@ -76,7 +76,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
             format!(
                 "shm, /dev/shm/{} of {}, {}",
                 info.segment,
-                show_bytes(info.segment_bytes),
+                show_bytes(info.layout.segment_bytes),
                 pages_shown(node, &info.segment)
             ),
             "private (shm was chosen)",
@@ -84,7 +84,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
             "",
         ),
         MemoryChoice::Private => (
-            format!("private, {}", show_bytes(info.segment_bytes)),
+            format!("private, {}", show_bytes(info.layout.segment_bytes)),
             "shm (private was chosen)",
             "local",
             "shm (the memory is private); ",

@@ -73,7 +73,7 @@ impl Put<'_> {
 /// job.
 fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
     let view = handle.membership()?;
-    let heaps = view.ranks.iter().map(|(info, _)| info.arena_bytes);
+    let heaps = view.ranks.iter().map(|(info, _)| info.layout.arena.len);
     let largest = heaps.max();
     let early = || Error::not_ready("the cluster is starting: no rank has joined yet");
     Ok((largest.ok_or_else(early)?, view.world_size))

@@ -77,7 +77,7 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             fabric: info.fabric.clone(),
             segment: info.segment.clone(),
             heap_used: figures.map_or(0, |f| f.owner.heap_used),
-            heap_total: figures.map_or(info.arena_bytes, |f| f.owner.heap_total),
+            heap_total: figures.map_or(info.layout.arena.len, |f| f.owner.heap_total),
             log_live: figures.map_or(0, |f| f.owner.log_live_bytes),
             log_total: figures.map_or(0, |f| f.owner.log_total),
             objects: figures.map_or(0, |f| f.owner.objects),
@@ -181,6 +181,8 @@ mod tests {
     use nkv::message::{
         ClusterStats, OwnerGauges, RankInfo, RankState, RankStats, RefusedRank, View,
     };
+    use nkv_store::SegmentLayout;
+    use nkv_store::layout::Region;
 
     fn info(rank: u32) -> RankInfo {
         RankInfo {
@@ -196,18 +198,13 @@ mod tests {
             fabric: None,
             http: None,
             segment: "nkv.j.0.1".to_string(),
-            segment_bytes: 0,
-            slots: 0,
-            log_slots: 0,
-            header_base: 0,
-            index_offset: 0,
-            index_bytes: 0,
-            arena_offset: 0,
-            arena_bytes: 1 << 20,
             prefault: true,
-            nic_atomics: false,
             key_fingerprint: 1,
-            quarantine_ms: 50,
+            layout: SegmentLayout {
+                arena: Region { offset: 0, len: 1 << 20 },
+                quarantine_ms: 50,
+                ..SegmentLayout::default()
+            },
         }
     }
 

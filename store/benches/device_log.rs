@@ -6,8 +6,8 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{
-    BUMP_PTR_OFF, ClaimStep, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing,
-    LogGeometry, LogObject, LogPut, LogTimes, OpenClaims,
+    BUMP_PTR_OFF, ClaimStep, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing, LogLayout,
+    LogObject, LogPut, LogTimes, OpenClaims,
 };
 use nkv_store::op::Op;
 use nkv_store::threads::spawn_named;
@@ -39,7 +39,7 @@ impl Directory for Nobody {
 #[derive(Clone)]
 struct Process {
     memory: Arc<dyn Memory>,
-    geometry: LogGeometry,
+    layout: LogLayout,
     claims: Arc<OpenClaims>,
 }
 
@@ -64,12 +64,12 @@ impl Process {
     /// One put as a client does it; false if the log has no room.
     fn put(&self, much: Much, id: u64, bytes: &[u8]) -> bool {
         if much == Much::Copy {
-            let offset = self.geometry.payload_off((id >> 8) * UNIT);
+            let offset = self.layout.payload_off((id >> 8) * UNIT);
             self.run(&mut Op::Write { offset, src: bytes });
             return true;
         }
         let key = KeyId { hash: id | 1, check: id };
-        let put = LogPut::new(self.geometry, key, (1, 4096), UNIT).unwrap();
+        let put = LogPut::new(self.layout, key, (1, 4096), UNIT).unwrap();
         let mut line = ControlLine::unread();
         self.run(&mut line.read());
         let Ok(bound) = put.room(&line) else { return false };
@@ -99,11 +99,11 @@ impl Process {
 fn world() -> (Process, DeviceLog) {
     let name = SegmentName { job: "log-bench".into(), rank: 0, incarnation: random_u64() };
     let memory: Arc<dyn Memory> = Arc::new(shm::create(&name, LOG_BASE + LOG_BYTES, true).unwrap());
-    let geometry = LogGeometry::new(LOG_BASE, LOG_BYTES, UNIT, HEADER_BASE).unwrap();
+    let layout = LogLayout::new(LOG_BASE, LOG_BYTES, UNIT, HEADER_BASE).unwrap();
     let times = LogTimes { quarantine_ns: 0, claim_ttl_ns: 5_000_000_000 };
-    let log = DeviceLog::fresh(memory.clone(), geometry, times).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
     let claims = Arc::new(OpenClaims::new(Landing::InCall));
-    (Process { memory, geometry, claims }, log)
+    (Process { memory, layout, claims }, log)
 }
 
 fn show(what: &str, mut per_op: Vec<f64>) {

@@ -28,8 +28,8 @@ fn filled(config: &HeapConfig) -> Reader {
     let memory = shm::create(&named, config.segment_bytes(), false).unwrap();
     let heap = Heap::format(std::sync::Arc::new(memory), config).unwrap();
     let (mut slots, mut index) =
-        (Slots::fresh(heap.clone()), Index::empty(heap.memory().clone(), heap.geometry().index));
-    let g = *heap.geometry();
+        (Slots::fresh(heap.clone()), Index::empty(heap.memory().clone(), heap.layout().index));
+    let g = *heap.layout();
     for slot in 0..OBJECTS {
         let extent = Extent { offset: g.arena.offset + u64::from(slot) * UNIT, len: UNIT };
         let key = KEYS.id(&name(true, slot));

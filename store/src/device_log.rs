@@ -19,9 +19,9 @@
 mod accept;
 mod claim;
 mod directory;
-mod geometry;
 mod hole;
 mod known;
+mod log_layout;
 mod open_claims;
 mod rebuild;
 mod retire;
@@ -32,8 +32,8 @@ pub use claim::{
     LogPut, PlanPath, Skip,
 };
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
-pub use geometry::{LogGeometry, MAX_LOG_UNITS, MIN_LOG_UNITS};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
+pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
 pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims, Ticket};
 pub use retire::Retire;
 
@@ -70,7 +70,7 @@ struct Gap {
 #[derive(Debug)]
 pub struct DeviceLog {
     memory: Arc<dyn Memory>,
-    geometry: LogGeometry,
+    layout: LogLayout,
     times: LogTimes,
     known: KnownClaims,
     /// Every position below is free; a claim ends exactly here.
@@ -101,7 +101,7 @@ impl DeviceLog {
     /// claim is never LIVE before the owner has accepted the claim [I15].
     pub fn fresh(
         memory: Arc<dyn Memory>,
-        geometry: LogGeometry,
+        layout: LogLayout,
         times: LogTimes,
     ) -> Result<DeviceLog, StoreError> {
         let bump = memory.load(BUMP_PTR_OFF)?;
@@ -110,19 +110,19 @@ impl DeviceLog {
                 "{bump} bytes of its log are claimed though it is new: make another segment"
             )));
         }
-        memory.store(HEAP_LIMIT_OFF, geometry.log_bytes())?;
-        Ok(DeviceLog::of(memory, geometry, times, 0))
+        memory.store(HEAP_LIMIT_OFF, layout.log_bytes())?;
+        Ok(DeviceLog::of(memory, layout, times, 0))
     }
 
     /// An empty table of a log of which nothing from `tail` on is known.
-    fn of(memory: Arc<dyn Memory>, geometry: LogGeometry, times: LogTimes, tail: u64) -> DeviceLog {
+    fn of(memory: Arc<dyn Memory>, layout: LogLayout, times: LogTimes, tail: u64) -> DeviceLog {
         DeviceLog {
             memory,
-            geometry,
+            layout,
             times,
-            known: KnownClaims::none(geometry),
+            known: KnownClaims::none(layout),
             tail,
-            limit: geometry.limit(tail),
+            limit: layout.limit(tail),
             retired_to: tail,
             frontier: tail,
             gaps: Vec::new(),
@@ -135,15 +135,15 @@ impl DeviceLog {
         }
     }
 
-    /// Geometry of the log.
-    pub fn geometry(&self) -> &LogGeometry {
-        &self.geometry
+    /// SegmentLayout of the log.
+    pub fn layout(&self) -> &LogLayout {
+        &self.layout
     }
 
     /// Bytes claimed so far, waiting claims included, as whole units.
     pub fn claimed_bytes(&self) -> Result<u64, StoreError> {
         let bump = self.memory.load(BUMP_PTR_OFF)?;
-        Ok(bump - bump % self.geometry.unit())
+        Ok(bump - bump % self.layout.unit())
     }
 
     /// Position up to which claims may be written: the value of `heap_limit`. It never decreases.
@@ -182,13 +182,13 @@ impl DeviceLog {
 
     /// The live object in that slot at that epoch, if there is one.
     pub fn object(&self, slot: u32, epoch: u32) -> Option<LogObject> {
-        let x = self.geometry.position(slot, epoch).filter(|_| self.is_live(slot, epoch))?;
+        let x = self.layout.position(slot, epoch).filter(|_| self.is_live(slot, epoch))?;
         Some(LogObject::of((slot, epoch), &self.header(x).ok()?))
     }
 
     /// True if the slot holds a live object at that epoch.
     pub fn is_live(&self, slot: u32, epoch: u32) -> bool {
-        let x = self.geometry.position(slot, epoch);
+        let x = self.layout.position(slot, epoch);
         x.is_some_and(|x| matches!(self.known_at(x), Some((_, Kind::Live))))
     }
 
@@ -200,11 +200,11 @@ impl DeviceLog {
             while x < self.frontier {
                 let at = x;
                 let known = self.known_at(at);
-                x += known.map_or(self.geometry.unit(), |(bytes, _)| bytes);
+                x += known.map_or(self.layout.unit(), |(bytes, _)| bytes);
                 let live = matches!(known, Some((_, Kind::Live)));
-                if let (true, Some(epoch)) = (live, self.geometry.epoch(at)) {
+                if let (true, Some(epoch)) = (live, self.layout.epoch(at)) {
                     let header = self.header(at).ok()?;
-                    return Some(LogObject::of((self.geometry.slot(at), epoch), &header));
+                    return Some(LogObject::of((self.layout.slot(at), epoch), &header));
                 }
             }
             None
@@ -215,7 +215,7 @@ impl DeviceLog {
     #[inline]
     fn known_at(&self, x: u64) -> Option<(u64, Kind)> {
         // Outside this window a slot belongs to another lap.
-        let inside = x >= self.tail && x - self.tail < self.geometry.log_bytes();
+        let inside = x >= self.tail && x - self.tail < self.layout.log_bytes();
         if inside { self.known.at(x) } else { None }
     }
 
@@ -228,13 +228,13 @@ impl DeviceLog {
     #[inline]
     fn header(&self, x: u64) -> Result<ObjHeader, StoreError> {
         let mut header = ObjHeader::default();
-        let at = self.geometry.header_off(self.geometry.slot(x));
+        let at = self.layout.header_off(self.layout.slot(x));
         self.memory.read(at, header.as_mut_bytes())?;
         Ok(header)
     }
 }
 
-impl LogGeometry {
+impl LogLayout {
     /// The limit that belongs to a tail: L bytes above it, but at most the end of the last epoch
     /// [I3].
     fn limit(&self, tail: u64) -> u64 {

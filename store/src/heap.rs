@@ -2,7 +2,7 @@
 //! Opening validates everything it reads, since another process wrote those bytes.
 
 use crate::arming::arm;
-use crate::device_log::LogGeometry;
+use crate::device_log::MIN_LOG_UNITS;
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
@@ -10,22 +10,11 @@ use crate::layout::{
     PAYLOAD_ALIGN, REGIONS, Region, RegionKind,
 };
 use crate::memory::Memory;
+use crate::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, SegmentLayout, check_regions};
 use crate::{index, pins};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most payload bytes, arena and log together: 8 TiB, so that every 4 KiB unit and every slot has a
-/// 31-bit number.
-pub const MAX_ARENA_BYTES: u64 = 1 << 43;
-/// Most header slots: one per unit of payload.
-pub const MAX_SLOTS: u32 = (MAX_ARENA_BYTES / PAYLOAD_ALIGN) as u32;
-/// Fewest units of a device log: its largest claim is a quarter of it.
-pub const MIN_LOG_UNITS: u64 = 4;
-/// Longest quarantine that a segment may have.
-pub const MAX_QUARANTINE_MS: u32 = 60_000;
-/// An offset outside every segment, aligned, to which a header's length can be added without
-/// overflow.
-pub const NOWHERE: u64 = u64::MAX - 4095;
 /// The first epoch of every heap slot.
 pub const FIRST_EPOCH: u32 = 1;
 
@@ -144,141 +133,25 @@ impl HeapConfig {
     }
 }
 
-/// Positions of the regions in a segment, checked. Offsets and lengths in bytes.
+/// Which segment it is: of which rank, in which of its lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Length of the segment.
-    pub segment_bytes: u64,
-    /// Header slots.
-    pub slots: u32,
-    /// The first `log_slots` slots are the device log's, the rest the arena's.
-    pub log_slots: u32,
-    /// Offset of slot 0.
-    pub header_base: u64,
-    /// Buckets of the one-sided index; length 0 if there is none.
-    pub index: Region,
-    /// Pin tables; length 0 if there are none.
-    pub pins: Region,
-    /// Payloads of the device log; length 0 if there is none.
-    pub log: Region,
-    /// Payloads of the arena.
-    pub arena: Region,
-    /// Quarantine in milliseconds [I8].
-    pub quarantine_ms: u32,
-    /// Incarnation of the segment's rank [I3].
-    pub incarnation: u64,
-    /// Segment id within its rank.
-    pub segment_id: u64,
-    /// Boot id of the kernel it was made under.
-    pub boot_id: u64,
+pub struct SegmentIdentity {
     /// Rank that contributes it.
     pub rank: u32,
-    /// Eviction starts above this percentage.
-    pub water_hi: u32,
-    /// Eviction ends below this percentage.
-    pub water_lo: u32,
-    /// Which device executes the atomic operations on claims in the device log [I1].
-    pub atomic_domain: AtomicDomain,
+    /// Segment id within its rank.
+    pub segment_id: u64,
+    /// Random, new for every life of the segment [I3].
+    pub incarnation: u64,
+    /// Boot id of the kernel it was made under.
+    pub boot_id: u64,
 }
 
-impl Geometry {
-    /// Checks every number from which an address or an amount of memory is computed, as a control
-    /// block or another process states them: sizes are possible, and all regions lie inside the
-    /// segment and do not overlap. A caller that did not lay out the segment must call it first.
-    pub fn check(&self) -> Result<(), StoreError> {
-        let mut regions = [Region::default(); REGIONS];
-        let headers =
-            Region { offset: self.header_base, len: u64::from(self.slots) * HEADER_BYTES };
-        for (kind, region) in [
-            (RegionKind::Ctl, Region { offset: 0, len: CTL_BYTES }),
-            (RegionKind::Headers, headers),
-            (RegionKind::Index, self.index),
-            (RegionKind::Pins, self.pins),
-            (RegionKind::Log, self.log),
-            (RegionKind::Arena, self.arena),
-        ] {
-            regions[kind as usize] = region;
-        }
-        check_regions(&regions, self.segment_bytes)?;
-        // Neither sum overflows: both lie inside the segment and do not overlap.
-        let payloads = self.arena.len + self.log.len;
-        if self.arena.len == 0 || payloads > MAX_ARENA_BYTES {
-            return Err(bad(format!(
-                "its arena has {} bytes, its log {}, of at most {MAX_ARENA_BYTES}",
-                self.arena.len, self.log.len
-            )));
-        }
-        let log_units = self.log.len / PAYLOAD_ALIGN;
-        let logged = u64::from(self.log_slots) == log_units && self.log_slots < self.slots;
-        if !logged || self.slots > MAX_SLOTS || (1..MIN_LOG_UNITS).contains(&log_units) {
-            return Err(bad(format!(
-                "it has {} slots of at most {MAX_SLOTS}, {} of them its log's, which has \
-                 {log_units} units",
-                self.slots, self.log_slots
-            )));
-        }
-        if !index::fits(&self.index) {
-            return Err(bad(format!("its index has {} bytes", self.index.len)));
-        }
-        if self.incarnation == 0 || !(1..=MAX_QUARANTINE_MS).contains(&self.quarantine_ms) {
-            return Err(bad(format!(
-                "incarnation {:016x}, quarantine {} ms",
-                self.incarnation, self.quarantine_ms
-            )));
-        }
-        Ok(())
-    }
-
-    /// Segment offset of a slot's header. A slot that does not exist gives [`NOWHERE`], which every
-    /// memory refuses: the number may come from another process.
-    pub fn header_off(&self, slot: u32) -> u64 {
-        if slot >= self.slots {
-            return NOWHERE;
-        }
-        self.header_base + u64::from(slot) * HEADER_BYTES
-    }
-
-    /// The slot whose header starts at this segment offset.
-    pub fn slot_of(&self, header_off: u64) -> Option<u32> {
-        let at = header_off.checked_sub(self.header_base)?;
-        let slot = u32::try_from(at / HEADER_BYTES).ok()?;
-        (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
-    }
-
-    /// The device log, if there is one.
-    pub fn device_log(&self) -> Option<LogGeometry> {
-        let log = self.log;
-        // Checked when the segment was opened, so an error means an absent log.
-        LogGeometry::new(log.offset, log.len, PAYLOAD_ALIGN, self.header_base).ok()
-    }
-
-    /// The slots of the managed arena.
-    pub fn managed_slots(&self) -> std::ops::Range<u32> {
-        self.log_slots..self.slots
-    }
-
-    /// Region of all payloads: the log, followed by the arena.
-    pub fn payloads(&self) -> Region {
-        if self.log.len == 0 {
-            return self.arena;
-        }
-        Region {
-            offset: self.log.offset,
-            len: self.arena.offset + self.arena.len - self.log.offset,
-        }
-    }
-
-    /// Quarantine in nanoseconds.
-    pub fn quarantine_ns(&self) -> u64 {
-        u64::from(self.quarantine_ms) * 1_000_000
-    }
-}
-
-/// A formatted segment: its memory and its geometry. Cheap to clone.
+/// A formatted segment. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Heap {
     memory: Arc<dyn Memory>,
-    geometry: Geometry,
+    layout: SegmentLayout,
+    identity: SegmentIdentity,
 }
 
 impl Heap {
@@ -322,8 +195,8 @@ impl Heap {
         let (Ok(ctl), Ok(ext)) = (ctl, ext) else {
             return Err(bad("its control block cannot be read".to_string()));
         };
-        let geometry = check(&ctl, &ext, memory.len())?;
-        Ok(Heap { memory, geometry })
+        let (layout, identity) = check(&ctl, &ext, memory.len())?;
+        Ok(Heap { memory, layout, identity })
     }
 
     /// The segment's memory.
@@ -332,8 +205,13 @@ impl Heap {
     }
 
     /// Where things lie in it.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    pub fn layout(&self) -> &SegmentLayout {
+        &self.layout
+    }
+
+    /// Which segment it is.
+    pub fn identity(&self) -> &SegmentIdentity {
+        &self.identity
     }
 }
 
@@ -373,7 +251,11 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
 }
 
 /// Checks every field from which an address is computed against the length of the memory.
-fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, StoreError> {
+fn check(
+    ctl: &HeapCtl,
+    ext: &HeapExt,
+    memory_len: u64,
+) -> Result<(SegmentLayout, SegmentIdentity), StoreError> {
     if ext.layout_version != LAYOUT_VERSION {
         return Err(bad(format!(
             "its layout has version {}, this program {LAYOUT_VERSION}: use the same build on \
@@ -395,65 +277,37 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
         )));
     }
     let log_in_order = log.len == u64::from(ext.log_slots) * PAYLOAD_ALIGN
-        && u64::from(ext.log_unit) == PAYLOAD_ALIGN
-        && (log.len == 0 || log.offset + log.len == arena.offset);
+        && u64::from(ext.log_unit) == PAYLOAD_ALIGN;
     if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || !log_in_order {
         return Err(bad("its control block and its region table disagree".to_string()));
-    }
-    let pins = region(RegionKind::Pins);
-    if !pins::fits(&pins) {
-        return Err(bad(format!("its pins have {} bytes", pins.len)));
     }
     let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
     let atomic_domain = AtomicDomain::try_from(ext.atomic_domain)
         .map_err(|n| bad(format!("an atomic domain {n} is not known to this program")))?;
-    let geometry = Geometry {
+    let layout = SegmentLayout {
         segment_bytes: ext.segment_bytes,
         slots: ctl.hdr_count,
         log_slots: ext.log_slots,
         header_base: headers.offset,
         index: region(RegionKind::Index),
-        pins,
+        pins: region(RegionKind::Pins),
         log,
         arena,
         quarantine_ms: ext.quarantine_ms,
-        incarnation: ext.incarnation,
-        segment_id: ext.segment_id,
-        boot_id: ext.boot_id,
-        rank: ext.rank,
-        water_hi: ctl.water_hi,
-        water_lo: ctl.water_lo,
         atomic_domain,
     };
-    geometry.check()?;
-    Ok(geometry)
-}
-
-fn check_regions(regions: &[Region; REGIONS], segment_bytes: u64) -> Result<(), StoreError> {
-    for (i, r) in regions.iter().enumerate() {
-        let unit = if i == RegionKind::Log as usize || i == RegionKind::Arena as usize {
-            PAYLOAD_ALIGN
-        } else {
-            HEADER_BYTES
-        };
-        let inside = r.offset.checked_add(r.len).is_some_and(|end| end <= segment_bytes);
-        if !inside || !r.offset.is_multiple_of(unit) || !r.len.is_multiple_of(unit) {
-            return Err(bad(format!("region {i} ({r:?}) is misaligned or outside the segment")));
-        }
-        for (j, s) in regions.iter().enumerate().take(i) {
-            let empty = r.len == 0 || s.len == 0;
-            // The sum cannot overflow: `s` was found inside the segment before `r` is checked.
-            if !empty && r.offset < s.offset + s.len && s.offset < r.offset + r.len {
-                return Err(bad(format!("regions {j} and {i} overlap")));
-            }
-        }
+    layout.check()?;
+    if ext.incarnation == 0 {
+        return Err(bad("it has incarnation 0, which means none".to_string()));
     }
-    let ctl = regions[RegionKind::Ctl as usize];
-    if ctl.offset != 0 || ctl.len != CTL_BYTES {
-        return Err(bad(format!("its control region is {ctl:?}")));
-    }
-    Ok(())
+    let identity = SegmentIdentity {
+        rank: ext.rank,
+        segment_id: ext.segment_id,
+        incarnation: ext.incarnation,
+        boot_id: ext.boot_id,
+    };
+    Ok((layout, identity))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! compile time. All integers are little-endian words of the host (x86-64 and aarch64).
 //! docs/PROTOCOL.md, section 1, shows which process writes which field.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First bytes of the extension block: "nkvheap1".
@@ -88,7 +89,7 @@ pub struct HeapExt {
 
 /// Which device executes all atomic operations on words with several writers, in a whole segment
 /// [I1]. 2 is reserved for a GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum AtomicDomain {
     /// Processors: those of processes that map the segment, and the tcp agent on behalf of others.
@@ -131,10 +132,25 @@ impl std::fmt::Display for AtomicDomain {
     }
 }
 
+/// An offset outside every segment, aligned, to which a header's length can be added without
+/// overflow.
+pub const NOWHERE: u64 = u64::MAX - 4095;
+
 /// One region of a segment: offset and length in bytes; length 0 if absent.
 #[repr(C)]
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Serialize,
+    Deserialize,
 )]
 pub struct Region {
     /// Byte offset in the segment.

@@ -164,16 +164,16 @@ pub(crate) fn settled_header<W: Words + ?Sized>(
 
 /// Reads one header, its publish and owner words first (acquire), then its fields [I7].
 pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
-    let geometry = heap.geometry();
-    if slot >= geometry.slots {
+    let layout = heap.layout();
+    if slot >= layout.slots {
         return Err(StoreError::OutOfBounds {
             what: "header slot",
             offset: u64::from(slot),
             len: 1,
-            segment_len: u64::from(geometry.slots),
+            segment_len: u64::from(layout.slots),
         });
     }
-    let at = geometry.header_off(slot);
+    let at = layout.header_off(slot);
     let publish = heap.memory().load(at + PUBLISH_OFF)?;
     let owner = heap.memory().load(at + OWNER_OFF)?;
     let mut bytes = [0; HEADER_BYTES as usize];

@@ -2,13 +2,14 @@
 //! out, with loads alone. It sends no message, and waits or allocates only for a copy that is cut
 //! into stripes for several threads. A miss does not prove that the object does not exist.
 
-use crate::heap::{Geometry, Heap};
+use crate::heap::Heap;
 use crate::index::{self, BUCKET_BYTES};
 use crate::key::KeyId;
 use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use crate::memory::{HostMemory, HostRegion};
 use crate::object::{Expect, Unreadable, header_at, settled_header, unchanged, validate};
 use crate::op::Op;
+use crate::segment_layout::SegmentLayout;
 use crate::stripes::Stripes;
 use crate::words::{self, Words};
 
@@ -20,7 +21,7 @@ const PREFETCH_BYTES: u64 = 8 * 64;
 #[derive(Debug, Clone)]
 pub struct Reader {
     memory: HostMemory,
-    geometry: Geometry,
+    layout: SegmentLayout,
     stripes: Stripes,
 }
 
@@ -44,27 +45,27 @@ impl Hit {
 #[inline]
 pub fn read_slot<W: Words + ?Sized>(
     words: &W,
-    geometry: &Geometry,
+    layout: &SegmentLayout,
     slot: u32,
     key: KeyId,
 ) -> Option<Hit> {
-    let header = settled_header(words, geometry.header_off(slot)).ok()??;
+    let header = settled_header(words, layout.header_off(slot)).ok()??;
     let expect = Expect {
         key: Some(key),
         epoch: None,
         payload_base: header.payload_base,
         bytes_total: header.bytes_total,
     };
-    validate(&header, &expect, &geometry.payloads()).ok()?;
+    validate(&header, &expect, &layout.payloads()).ok()?;
     Some(Hit { slot, header })
 }
 
 /// Finds a key through the index of a segment.
 #[inline]
-pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Option<Hit> {
-    for bucket in index::buckets_of(&geometry.index, key)? {
+pub fn find<W: Words + ?Sized>(words: &W, layout: &SegmentLayout, key: KeyId) -> Option<Hit> {
+    for bucket in index::buckets_of(&layout.index, key)? {
         for entry in index::probe(words, bucket, key) {
-            let hit = read_slot(words, geometry, entry.slot, key);
+            let hit = read_slot(words, layout, entry.slot, key);
             if let Some(hit) = hit.filter(|hit| entry.is_about(hit.epoch())) {
                 return Some(hit);
             }
@@ -77,9 +78,14 @@ pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Op
 /// or during the copy: the content of `dst` is then invalid. The second header check comes after
 /// the last byte: strict [I7].
 #[inline]
-pub fn copy<W: Words + ?Sized>(words: &W, geometry: &Geometry, hit: &Hit, dst: &mut [u8]) -> bool {
+pub fn copy<W: Words + ?Sized>(
+    words: &W,
+    layout: &SegmentLayout,
+    hit: &Hit,
+    dst: &mut [u8],
+) -> bool {
     debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "dst of another length");
-    let at = geometry.header_off(hit.slot);
+    let at = layout.header_off(hit.slot);
     let copied = words::read(words, hit.header.payload_base, dst).is_ok();
     copied && header_at(words, at).is_ok_and(|after| unchanged(&hit.header, &after))
 }
@@ -87,10 +93,10 @@ pub fn copy<W: Words + ?Sized>(words: &W, geometry: &Geometry, hit: &Hit, dst: &
 /// Whether an object is unchanged since it was found: the second header check of a pin [I9].
 pub fn still<W: Words + ?Sized>(
     words: &W,
-    geometry: &Geometry,
+    layout: &SegmentLayout,
     hit: &Hit,
 ) -> Result<(), Unreadable> {
-    let at = geometry.header_off(hit.slot);
+    let at = layout.header_off(hit.slot);
     let now = header_at(words, at).map_err(|_| Unreadable::BadExtent)?;
     let expect = Expect {
         key: None,
@@ -98,16 +104,16 @@ pub fn still<W: Words + ?Sized>(
         payload_base: hit.header.payload_base,
         bytes_total: hit.header.bytes_total,
     };
-    validate(&now, &expect, &geometry.payloads())?;
+    validate(&now, &expect, &layout.payloads())?;
     if unchanged(&hit.header, &now) { Ok(()) } else { Err(Unreadable::Gone) }
 }
 
 impl Reader {
     /// None for memory that the CPU cannot access.
     pub fn of(heap: &Heap) -> Option<Reader> {
-        let geometry = *heap.geometry();
+        let layout = *heap.layout();
         let memory = HostMemory::of(heap.memory().clone())?;
-        Some(Reader { memory, geometry, stripes: Stripes::NONE })
+        Some(Reader { memory, layout, stripes: Stripes::NONE })
     }
 
     /// The same, with large copies made by several threads.
@@ -115,9 +121,9 @@ impl Reader {
         Reader { stripes, ..self }
     }
 
-    /// Geometry of the segment.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    /// SegmentLayout of the segment.
+    pub fn layout(&self) -> &SegmentLayout {
+        &self.layout
     }
 
     /// The memory, for pins.
@@ -132,7 +138,7 @@ impl Reader {
     /// Finds a key; None does not prove that it does not exist.
     #[inline]
     pub fn find(&self, key: KeyId) -> Option<Hit> {
-        find(self.words(), &self.geometry, key)
+        find(self.words(), &self.layout, key)
     }
 
     /// Finds those keys for which `found` has no hit yet; faster than one by one, because all
@@ -141,7 +147,7 @@ impl Reader {
         debug_assert_eq!(keys.len(), found.len());
         for key in keys {
             // Both buckets: a key that is not in its own is searched in the neighbour, too.
-            if let Some([home, beside]) = index::buckets_of(&self.geometry.index, *key) {
+            if let Some([home, beside]) = index::buckets_of(&self.layout.index, *key) {
                 self.words().prefetch(home.min(beside), 2 * BUCKET_BYTES);
             }
         }
@@ -154,16 +160,16 @@ impl Reader {
     }
 
     fn prefetch_header(&self, key: KeyId) {
-        let Some([home, _]) = index::buckets_of(&self.geometry.index, key) else { return };
+        let Some([home, _]) = index::buckets_of(&self.layout.index, key) else { return };
         if let Some(entry) = index::probe(self.words(), home, key).next() {
-            self.words().prefetch(self.geometry.header_off(entry.slot), HEADER_BYTES);
+            self.words().prefetch(self.layout.header_off(entry.slot), HEADER_BYTES);
         }
     }
 
     /// Checks a slot that is reported to hold a key.
     #[inline]
     pub fn read_slot(&self, slot: u32, key: KeyId) -> Option<Hit> {
-        read_slot(self.words(), &self.geometry, slot, key)
+        read_slot(self.words(), &self.layout, slot, key)
     }
 
     /// Prefetches the bytes of an object that is about to be copied.
@@ -177,7 +183,7 @@ impl Reader {
     #[inline]
     pub fn copy(&self, hit: &Hit, dst: &mut [u8]) -> bool {
         match self.stripes.of(dst.len() as u64) {
-            1 => copy(self.words(), &self.geometry, hit, dst),
+            1 => copy(self.words(), &self.layout, hit, dst),
             n => self.copy_striped(hit, dst, n),
         }
     }
@@ -188,14 +194,14 @@ impl Reader {
     fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
         let mut all = Op::Read { offset: hit.header.payload_base, dst };
         let copied = all.run_striped(self.memory.memory().as_ref(), n);
-        let at = self.geometry.header_off(hit.slot);
+        let at = self.layout.header_off(hit.slot);
         let after = || header_at(self.words(), at);
         copied.is_ok() && after().is_ok_and(|after| unchanged(&hit.header, &after))
     }
 
     /// See [`still`].
     pub fn still(&self, hit: &Hit) -> Result<(), Unreadable> {
-        still(self.words(), &self.geometry, hit)
+        still(self.words(), &self.layout, hit)
     }
 }
 

@@ -178,7 +178,7 @@ impl Machine for SimMachine {
         let it = |m: &Arc<SimMemory>| std::ptr::addr_eq(Arc::as_ptr(m), Arc::as_ptr(&what.memory));
         if let Some(i) = shared.fresh.iter().position(it) {
             let watch = shared.fresh.swap_remove(i).watch().clone();
-            watch.formatted(*heap.geometry());
+            watch.formatted(&heap);
             shared.watches.insert(incarnation, watch);
         }
         self.machines.ledger.home(incarnation, self.pid, self.master);

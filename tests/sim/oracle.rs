@@ -11,7 +11,7 @@ use nkv_actors::actor::ActorWatch;
 use nkv_store::layout::{
     HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, ObjHeader, PUBLISH_OFF, epoch_of, flag, low, state,
 };
-use nkv_store::{AnonMemory, Geometry, KeyId, Memory, StoreError};
+use nkv_store::{AnonMemory, Heap, KeyId, Memory, SegmentIdentity, SegmentLayout, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,9 +49,16 @@ struct Retired {
     at: Instant,
 }
 
+/// A segment that its owner has formatted.
+#[derive(Debug, Clone, Copy)]
+struct Formatted {
+    layout: SegmentLayout,
+    identity: SegmentIdentity,
+}
+
 #[derive(Default)]
 struct Inner {
-    geometry: Option<Geometry>,
+    segment: Option<Formatted>,
     owner: Option<ActorWatch>,
     // Readable objects by where their payload begins.
     readable: BTreeMap<u64, Extent>,
@@ -82,8 +89,9 @@ impl Watch {
     }
 
     /// The segment was formatted: from here on its words are checked.
-    pub fn formatted(&self, geometry: Geometry) {
-        self.lock().geometry = Some(geometry);
+    pub fn formatted(&self, heap: &Heap) {
+        let segment = Formatted { layout: *heap.layout(), identity: *heap.identity() };
+        self.lock().segment = Some(segment);
     }
 
     /// This actor is its owner.
@@ -93,16 +101,16 @@ impl Watch {
 
     /// A client read here.
     pub fn read(&self) {
-        if let Some(geometry) = self.lock().geometry {
-            stack::reads_from(geometry.incarnation);
+        if let Some(segment) = self.lock().segment {
+            stack::reads_from(segment.identity.incarnation);
         }
     }
 
     /// Bytes were written. Checks that none of them is readable [I6].
     pub fn written(&self, offset: u64, len: usize) {
         let inner = self.lock();
-        let Some(geometry) = &inner.geometry else { return };
-        if len == 0 || offset < payloads(geometry) {
+        let Some(segment) = &inner.segment else { return };
+        if len == 0 || offset < payloads(segment) {
             return;
         }
         let end = offset + len as u64;
@@ -111,7 +119,7 @@ impl Watch {
             self.ledger.wrong(format!(
                 "[I6] bytes {offset}..{end} of rank {} were written over slot {} at epoch {}, \
                  which is readable at {start}..{}",
-                geometry.rank, hit.slot, hit.epoch, hit.end
+                segment.identity.rank, hit.slot, hit.epoch, hit.end
             ));
         }
     }
@@ -119,40 +127,41 @@ impl Watch {
     /// A word was changed.
     pub fn word(&self, memory: &AnonMemory, offset: u64, before: u64, after: u64) {
         let mut inner = self.lock();
-        let Some(geometry) = inner.geometry else { return };
-        let Some(into) = offset.checked_sub(geometry.header_base) else { return };
+        let Some(segment) = inner.segment else { return };
+        let layout = segment.layout;
+        let Some(into) = offset.checked_sub(layout.header_base) else { return };
         let slot = (into / HEADER_BYTES) as u32;
-        if slot >= geometry.slots {
+        if slot >= layout.slots {
             return;
         }
-        let at = geometry.header_off(slot);
+        let at = layout.header_off(slot);
         let Ok(header) = header_at(memory, at) else { return };
-        let log = geometry.device_log().filter(|log| slot < log.slots());
+        let log = layout.device_log().filter(|log| slot < log.slots());
         match (offset - at, log) {
             (OWNER_OFF, None) => {
                 let cause = handled(inner.owner.as_ref());
-                self.owner_word(&mut inner, &geometry, (slot, cause), before, after);
+                self.owner_word(&mut inner, &segment, (slot, cause), before, after);
             }
             (OWNER_OFF, Some(log)) => {
                 self.owner_word_of_log(
                     &mut inner,
-                    (&geometry, &log),
+                    (&segment, &log),
                     (memory, slot),
                     (before, after),
                 );
             }
             (PUBLISH_OFF, log) if low(after) == state::WRITING => {
                 if let Some(log) = log {
-                    self.in_time(&geometry, &log, memory, (slot, after), &header);
+                    self.in_time(&segment, &log, memory, (slot, after), &header);
                 }
-                self.begun(&inner, &geometry, slot, &header);
+                self.begun(&inner, &segment, slot, &header);
             }
             (PUBLISH_OFF, Some(log)) if low(after) == state::READY => {
-                self.in_time(&geometry, &log, memory, (slot, after), &header);
-                self.settled(&geometry, slot, &header, memory);
+                self.in_time(&segment, &log, memory, (slot, after), &header);
+                self.settled(&segment, slot, &header, memory);
             }
             (PUBLISH_OFF, None) if low(after) == state::READY => {
-                self.published(&mut inner, &geometry, slot, &header, memory);
+                self.published(&mut inner, &segment, slot, &header, memory);
             }
             _ => {}
         }
@@ -161,7 +170,7 @@ impl Watch {
     fn owner_word(
         &self,
         inner: &mut Inner,
-        g: &Geometry,
+        g: &Formatted,
         (slot, cause): (u32, Cause),
         before: u64,
         after: u64,
@@ -171,7 +180,7 @@ impl Watch {
         if next < epoch || (is && !was && next == epoch) {
             self.ledger.wrong(format!(
                 "[I3] slot {slot} of rank {} went from epoch {epoch} to {next} and is served again",
-                g.rank
+                g.identity.rank
             ));
         }
         if !was || is {
@@ -180,24 +189,24 @@ impl Watch {
         let Some(start) = inner.starts.remove(&slot) else { return };
         let Some(gone) = inner.readable.remove(&start) else { return };
         inner.retired.push_back(Retired { start, end: gone.end, at: Instant::now() });
-        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
+        let spot = SlotEpoch { incarnation: g.identity.incarnation, slot, epoch };
         self.ledger.retired(spot, cause);
     }
 
     /// A producer begins to write: checks that it does not touch an extent in quarantine [I8].
-    fn begun(&self, inner: &Inner, g: &Geometry, slot: u32, header: &ObjHeader) {
-        let sure = Duration::from_nanos(g.quarantine_ns()) * SURE_PERCENT / 100;
+    fn begun(&self, inner: &Inner, g: &Formatted, slot: u32, header: &ObjHeader) {
+        let sure = Duration::from_nanos(g.layout.quarantine_ns()) * SURE_PERCENT / 100;
         let (start, end) = (header.payload_base, header.payload_base + header.bytes_total);
         let early = |r: &&Retired| r.start < end && start < r.end && r.at.elapsed() < sure;
         if let Some(r) = inner.retired.iter().rev().find(early) {
             self.ledger.wrong(format!(
                 "[I8] slot {slot} of rank {} is written at {start}..{end}, {:?} after what lay at \
                  {}..{} was retired; its quarantine is {} ms",
-                g.rank,
+                g.identity.rank,
                 r.at.elapsed(),
                 r.start,
                 r.end,
-                g.quarantine_ns() / 1_000_000
+                g.layout.quarantine_ns() / 1_000_000
             ));
         }
     }
@@ -206,7 +215,7 @@ impl Watch {
     fn published(
         &self,
         inner: &mut Inner,
-        g: &Geometry,
+        g: &Formatted,
         slot: u32,
         header: &ObjHeader,
         memory: &AnonMemory,
@@ -218,8 +227,8 @@ impl Watch {
         }
         let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
         let key = KeyId { hash: header.key_hash, check: header.key_check };
-        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
-        self.ledger.published(spot, g.rank, key, &bytes);
+        let spot = SlotEpoch { incarnation: g.identity.incarnation, slot, epoch };
+        self.ledger.published(spot, g.identity.rank, key, &bytes);
         self.serves(inner, g, spot, header);
     }
 
@@ -236,7 +245,7 @@ impl Watch {
     }
 
     /// From here on it is readable: checks that no other readable object overlaps it.
-    fn serves(&self, inner: &mut Inner, g: &Geometry, spot: SlotEpoch, header: &ObjHeader) {
+    fn serves(&self, inner: &mut Inner, g: &Formatted, spot: SlotEpoch, header: &ObjHeader) {
         let (start, len, SlotEpoch { slot, epoch, .. }) =
             (header.payload_base, header.bytes_total, spot);
         let end = start + len;
@@ -244,7 +253,7 @@ impl Watch {
         if let Some((at, other)) = before.filter(|(_, e)| e.end > start) {
             self.ledger.wrong(format!(
                 "[I10] slot {slot} of rank {} published {start}..{end} over slot {} at {at}",
-                g.rank, other.slot
+                g.identity.rank, other.slot
             ));
         }
         if len > 0 {
@@ -256,7 +265,7 @@ impl Watch {
             inner.readable.insert(place, Extent { end: place, slot, epoch });
             inner.starts.insert(slot, place);
         }
-        let old = Duration::from_nanos(g.quarantine_ns());
+        let old = Duration::from_nanos(g.layout.quarantine_ns());
         while inner.retired.front().is_some_and(|r| r.at.elapsed() > old) {
             inner.retired.pop_front();
         }
@@ -264,8 +273,8 @@ impl Watch {
 }
 
 /// Where payloads begin: those of the log come first.
-fn payloads(g: &Geometry) -> u64 {
-    g.device_log().map_or(g.arena.offset, |log| log.region().offset)
+fn payloads(g: &Formatted) -> u64 {
+    g.layout.device_log().map_or(g.layout.arena.offset, |log| log.region().offset)
 }
 
 /// Why an owner retires something of the managed arena.

@@ -27,7 +27,7 @@ mod table;
 use crate::access::{Cut, Intent};
 use change::LogChange;
 use nkv_store::Memory;
-use nkv_store::device_log::{Abandon, BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
+use nkv_store::device_log::{Abandon, BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogLayout};
 use nkv_store::error::StoreError;
 use nkv_store::key::KeyId;
 use nkv_store::layout::{ObjHeader, PUBLISH_OFF, epoch_of};
@@ -43,7 +43,7 @@ pub const MAX_OPEN_CLAIMS: usize = 64;
 /// The log rights of one producer, behind one token. See [`crate::grants::Grants::open_log`].
 #[derive(Debug)]
 pub struct LogRights {
-    geometry: LogGeometry,
+    layout: LogLayout,
     memory: Arc<dyn Memory>,
     table: Mutex<Table>,
 }
@@ -68,9 +68,9 @@ pub struct EndedClaims {
 }
 
 impl LogRights {
-    /// Rights to a log, with nothing claimed. `memory` is the segment that `geometry` describes.
-    pub fn new(geometry: LogGeometry, memory: Arc<dyn Memory>) -> LogRights {
-        LogRights { geometry, memory, table: Mutex::default() }
+    /// Rights to a log, with nothing claimed. `memory` is the segment that `layout` describes.
+    pub fn new(layout: LogLayout, memory: Arc<dyn Memory>) -> LogRights {
+        LogRights { layout, memory, table: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -125,7 +125,7 @@ impl LogRights {
                 continue;
             }
             let n = claim.n;
-            match (claim.below(&self.geometry, limit), claim.position()) {
+            match (claim.below(&self.layout, limit), claim.position()) {
                 (Some(p), _) if self.kill(p, n)? => settled.dead += 1,
                 (Some(_), _) => settled.over += 1,
                 (None, Some(p)) => table.given_up.push(Abandon { p, n }),
@@ -141,8 +141,7 @@ impl LogRights {
     /// case the slot may belong to another claim by now and is not changed. Else it belongs to this
     /// claim until the store below: the tail does not pass an unsettled claim.
     fn kill(&self, p: u64, n: u64) -> Result<bool, StoreError> {
-        let (at, Some(epoch)) =
-            (self.geometry.header_off(self.geometry.slot(p)), self.geometry.epoch(p))
+        let (at, Some(epoch)) = (self.layout.header_off(self.layout.slot(p)), self.layout.epoch(p))
         else {
             return Ok(false);
         };
@@ -151,7 +150,7 @@ impl LogRights {
             return Ok(false);
         }
         let nobody = KeyId { hash: 0, check: 0 };
-        let fields = producer_fields(nobody, 0, 0, self.geometry.payload_off(p), n);
+        let fields = producer_fields(nobody, 0, 0, self.layout.payload_off(p), n);
         // Everything its producer has written over any connection is ordered before this [I4].
         self.memory.flush();
         self.memory.write(at, &fields)?;
@@ -162,13 +161,13 @@ impl LogRights {
     /// Whether a request may make this change, with the current claims. If so, the request is
     /// inside the claim, or has an entry for the one it makes, until [`LogRights::leave`].
     pub(crate) fn check(&self, intent: &Intent, cut: &Arc<dyn Cut>) -> Result<(), String> {
-        let geometry = &self.geometry;
-        let change = LogChange::of(geometry, intent).ok_or_else(|| {
+        let layout = &self.layout;
+        let change = LogChange::of(layout, intent).ok_or_else(|| {
             format!(
                 "{intent:?} is not a change of a log producer: it adds whole units of {}, up to {} \
                  bytes, to the word at {BUMP_PTR_OFF}, and writes into its claims",
-                geometry.unit(),
-                geometry.max_claim()
+                layout.unit(),
+                layout.max_claim()
             )
         })?;
         let limit = self.memory.load(HEAP_LIMIT_OFF).map_err(|e| e.to_string())?;
@@ -186,8 +185,7 @@ impl LogRights {
             table.claims.push(Claim::asked(n, cut));
             return Ok(());
         }
-        let Some((i, p)) = table.find(geometry, &change, |claim| claim.below(geometry, limit))
-        else {
+        let Some((i, p)) = table.find(layout, &change, |claim| claim.below(layout, limit)) else {
             return Err(format!(
                 "{intent:?} is covered by none of the {} open claims of this token: write \
                  only into open claims, with their own epoch, and below the limit of {limit}",
@@ -195,7 +193,7 @@ impl LogRights {
             ));
         };
         let claim = &mut table.claims[i];
-        let allowed = claim.allow(geometry, p, &change, cut);
+        let allowed = claim.allow(layout, p, &change, cut);
         if allowed.is_err() && matches!(change, LogChange::Dead { .. }) {
             // Its producer wants to end it: a request that hangs inside would keep it open.
             let others = claim.users.iter().filter(|user| !Arc::ptr_eq(&user.cut, cut));
@@ -211,9 +209,9 @@ impl LogRights {
         bytes: &[u8],
         cut: &Arc<dyn Cut>,
     ) -> Result<(), String> {
-        let geometry = &self.geometry;
+        let layout = &self.layout;
         let lost = || format!("{intent:?} was not allowed");
-        let change = LogChange::of(geometry, intent).ok_or_else(lost)?;
+        let change = LogChange::of(layout, intent).ok_or_else(lost)?;
         if let LogChange::Bump { n } = change {
             // The fetch-and-add returns no lower value than this.
             let bound = self.memory.load(BUMP_PTR_OFF).map_err(|e| e.to_string())?;
@@ -223,10 +221,10 @@ impl LogRights {
             return Ok(());
         }
         let mut table = self.lock();
-        let (i, p) = table.find_used(geometry, &change, cut).ok_or_else(lost)?;
+        let (i, p) = table.find_used(layout, &change, cut).ok_or_else(lost)?;
         let claim = &mut table.claims[i];
         if matches!(change, LogChange::Fields { .. }) {
-            fields_of(geometry, p, claim.n, bytes)?;
+            fields_of(layout, p, claim.n, bytes)?;
         }
         claim.written = true;
         Ok(())
@@ -234,9 +232,9 @@ impl LogRights {
 
     /// A change was executed.
     pub(crate) fn done(&self, intent: &Intent, found: u64, cut: &Arc<dyn Cut>) {
-        let geometry = &self.geometry;
+        let layout = &self.layout;
         let mut table = self.lock();
-        let Some(change) = LogChange::of(geometry, intent) else {
+        let Some(change) = LogChange::of(layout, intent) else {
             return;
         };
         if let LogChange::Bump { n } = change {
@@ -247,7 +245,7 @@ impl LogRights {
             }
             return;
         }
-        let Some((i, _)) = table.find_used(geometry, &change, cut) else {
+        let Some((i, _)) = table.find_used(layout, &change, cut) else {
             return;
         };
         match (change, *intent) {
@@ -268,21 +266,21 @@ impl LogRights {
 
 /// Whether these are correct header fields for the claim of `n` bytes at `p`, as the owner checks
 /// them.
-fn fields_of(geometry: &LogGeometry, p: u64, n: u64, bytes: &[u8]) -> Result<(), String> {
+fn fields_of(layout: &LogLayout, p: u64, n: u64, bytes: &[u8]) -> Result<(), String> {
     let word = |at: usize| {
         let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
         word.map(u64::from_ne_bytes)
     };
     let base = word(offset_of!(ObjHeader, payload_base));
     let total = word(offset_of!(ObjHeader, bytes_total));
-    let fits = total.and_then(|total| geometry.claim_bytes(total)) == Some(n);
-    if fits && base == Some(geometry.payload_off(p)) {
+    let fits = total.and_then(|total| layout.claim_bytes(total)) == Some(n);
+    if fits && base == Some(layout.payload_off(p)) {
         return Ok(());
     }
     Err(format!(
         "a header that states {total:?} bytes at {base:?} for the claim of {n} bytes at {p}, whose \
                  payload lies at {}",
-        geometry.payload_off(p)
+        layout.payload_off(p)
     ))
 }
 

@@ -266,7 +266,7 @@ fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
         key: WireKeyId::from(key),
         rank: peer.rank,
         at: SlotRef { incarnation: peer.incarnation, slot, epoch: epoch_of(header.owner) },
-        header_off: peer.header_off(slot),
+        header_off: peer.layout.header_off(slot),
         payload_off: header.payload_base,
         bytes_total: header.bytes_total,
         page_bytes: header.page_size,
@@ -278,7 +278,7 @@ fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
 /// keys.
 fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
     let mut found = vec![None; keys.len()];
-    let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.index, *k)).collect();
+    let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.layout.index, *k)).collect();
     if homes.len() < keys.len() {
         return Ok(found);
     }
@@ -299,7 +299,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
         entries.map(move |entry| (i, entry))
     });
     let mut probes: Vec<_> = named
-        .filter(|(_, e)| e.slot < peer.slots)
+        .filter(|(_, e)| e.slot < peer.layout.slots)
         .map(|(i, e)| (i, e, unread(), unread()))
         .collect();
     if probes.is_empty() {
@@ -309,7 +309,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     let mut reads: Vec<_> = probes
         .iter_mut()
         .flat_map(|(_, entry, header, again)| {
-            let offset = peer.header_off(entry.slot);
+            let offset = peer.layout.header_off(entry.slot);
             let both = [header, again];
             both.map(|header| Op::Read { offset, dst: header.as_mut_bytes() })
         })
@@ -326,7 +326,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
         let there = header.publish == again.publish
             && header.owner == again.owner
             && entry.is_about(epoch_of(header.owner))
-            && validate(header, &expect, &peer.payloads).is_ok();
+            && validate(header, &expect, &peer.layout.payloads()).is_ok();
         if there && found[*i].is_none() {
             found[*i] = Some(meta_of(peer, keys[*i], entry.slot, header));
         }

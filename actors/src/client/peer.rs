@@ -14,12 +14,10 @@ use super::peer_log::{NAMES_PER_FRAME, PeerLog};
 use crate::attachment::{AttachId, LocalOwner};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
-use nkv_store::KeyHasher;
 use nkv_store::fork::ProcessMark;
-use nkv_store::heap::NOWHERE;
-use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
+use nkv_store::{KeyHasher, SegmentLayout};
 use nkv_transport::Alive;
 #[cfg(test)]
 use nkv_transport::local::LocalVerbs;
@@ -109,18 +107,14 @@ pub struct Peer {
     pub(crate) passed_over: Vec<String>,
     // Whether it is the first segment of its rank, which is where a key's hash resolves to.
     pub(crate) first: bool,
-    // Where headers, index and payloads lie.
-    pub(crate) slots: u32,
-    header_base: u64,
-    pub(crate) index: Region,
-    pub(crate) payloads: Region,
+    // Where headers, index and payloads lie, and the quarantine.
+    pub(crate) layout: SegmentLayout,
     // Reads the segment by plain loads, if this process maps it.
     pub(crate) reader: Option<Reader>,
     pub(crate) pins: Option<Arc<Pins>>,
     // The device log, if the segment has one and this handle may write to it.
     pub(crate) log: Option<PeerLog>,
     takes_puts: AtomicBool,
-    pub(crate) quarantine_ns: u64,
     pub(crate) verbs: Arc<dyn Verbs>,
     // A plan requested before this time must be checked with the owner before its first write.
     pub(crate) attached_ns: u64,
@@ -151,7 +145,7 @@ impl Peer {
 
     /// Internal error if an object cannot lie in this segment as the master's answer says.
     pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
-        let checked = meta.check(self.slots, self.header_base, &self.payloads);
+        let checked = meta.check(&self.layout);
         checked
             .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
     }
@@ -224,15 +218,11 @@ impl Peer {
             claims_elsewhere: false,
             passed_over: Vec::new(),
             first: true,
-            slots: 0,
-            header_base: 0,
-            index: Region::default(),
-            payloads: Region::default(),
+            layout: SegmentLayout::default(),
             reader: None,
             pins: None,
             log: None,
             takes_puts: AtomicBool::new(true),
-            quarantine_ns: 0,
             verbs: Arc::new(LocalVerbs::new(Arc::new(memory), alive.clone())),
             attached_ns: 0,
             obeyed,
@@ -296,14 +286,6 @@ impl Peer {
     /// Whether a whole batch was sent since the last call of this.
     pub(crate) fn touches_sent(&self) -> bool {
         self.touches_sent.swap(false, Ordering::Relaxed)
-    }
-
-    /// Segment offset of a slot's header; `NOWHERE` for a slot number out of range.
-    pub(crate) fn header_off(&self, slot: u32) -> u64 {
-        if slot >= self.slots {
-            return NOWHERE;
-        }
-        self.header_base + u64::from(slot) * HEADER_BYTES
     }
 
     /// Sends the noted touches; with `wait`, returns once they have left this process.

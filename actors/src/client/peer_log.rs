@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::message::{Abandoned, KeyBytes, KeyReport};
 use nkv_store::clock::Clock;
-use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, OpenClaims};
+use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};
 use nkv_transport::verbs::{Kind, Op, Verbs};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ pub(crate) const NAMES_PER_TICK: usize = 2048;
 /// The log of one owner, as a handle writes to it.
 #[derive(Debug)]
 pub(crate) struct PeerLog {
-    pub(super) geometry: LogGeometry,
+    pub(super) layout: LogLayout,
     pub(super) open: Arc<OpenClaims>,
     // Sent with every change: the agent identifies the producer of a claim by it.
     pub(super) token: u64,
@@ -47,9 +47,9 @@ pub(crate) struct PeerLog {
 }
 
 impl PeerLog {
-    pub(crate) fn new(geometry: LogGeometry, open: Arc<OpenClaims>, token: u64) -> Self {
+    pub(crate) fn new(layout: LogLayout, open: Arc<OpenClaims>, token: u64) -> Self {
         Self {
-            geometry,
+            layout,
             open,
             token,
             in_flight: AtomicUsize::new(0),
@@ -115,7 +115,7 @@ impl PeerLog {
 
     pub(super) fn name(&self, position: u64, key: &[u8]) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() >= self.geometry.slots() as usize {
+        if names.len() >= self.layout.slots() as usize {
             // The log has wrapped since: that object is gone.
             names.pop_front();
         }
@@ -124,7 +124,7 @@ impl PeerLog {
 
     /// Takes over what an earlier attachment had not reported yet.
     pub(crate) fn inherit(&self, before: &PeerLog) {
-        let most = self.geometry.slots() as usize;
+        let most = self.layout.slots() as usize;
         let names: Vec<_> = before.take_names(most);
         self.keep_names(names);
         before.report_given_up(|abandoned| {
@@ -147,11 +147,11 @@ impl PeerLog {
     pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         for n in untold.into_iter().rev() {
-            if let Some(position) = self.geometry.position(n.slot, n.epoch) {
+            if let Some(position) = self.layout.position(n.slot, n.epoch) {
                 names.push_front((position, n.key));
             }
         }
-        let excess = names.len().saturating_sub(self.geometry.slots() as usize);
+        let excess = names.len().saturating_sub(self.layout.slots() as usize);
         names.drain(..excess);
     }
 
@@ -159,14 +159,14 @@ impl PeerLog {
     /// overwritten them.
     pub(crate) fn take_names(&self, most: usize) -> Vec<KeyReport> {
         let limit = self.limit.load(Ordering::Relaxed);
-        let tail = limit.saturating_sub(self.geometry.log_bytes());
+        let tail = limit.saturating_sub(self.layout.log_bytes());
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = Vec::new();
         while taken.len() < most
             && let Some((position, key)) = names.pop_front()
         {
-            if let Some(epoch) = self.geometry.epoch(position).filter(|_| position >= tail) {
-                let slot = self.geometry.slot(position);
+            if let Some(epoch) = self.layout.epoch(position).filter(|_| position >= tail) {
+                let slot = self.layout.slot(position);
                 taken.push(KeyReport { slot, epoch, key });
             }
         }

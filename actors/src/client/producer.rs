@@ -151,7 +151,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
         credentials: shared.credentials.clone(),
         hasher: shared.keys.now(),
         producer: shared.producer_id,
-        claims: (info.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
+        claims: (info.layout.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
         info,
         choice: shared.config.transport,
         data_stripes: shared.config.data_stripes,

@@ -124,7 +124,7 @@ impl Client {
             bytes => bytes,
         };
         let pages = (value.len().div_ceil(page.max(1) as usize) as u32, page);
-        let Ok(put) = LogPut::new(log.geometry, id, pages, value.len() as u64) else {
+        let Ok(put) = LogPut::new(log.layout, id, pages, value.len() as u64) else {
             return Ok(Attempt::Plan);
         };
         let _inside = InFlight::enter(log);
@@ -207,7 +207,7 @@ impl Client {
             if waited >= CLAIM_WAIT {
                 let given_up = claim.abandon();
                 let abandoned = Abandoned { position: given_up.p, bytes: given_up.n };
-                debug_assert!(log.geometry.is_claim(abandoned.position, abandoned.bytes));
+                debug_assert!(log.layout.is_claim(abandoned.position, abandoned.bytes));
                 // If it is never reported, the claim is a hole that the owner asks about.
                 if !peer.send(ClientToOwner::Abandoned(abandoned)) {
                     log.keep_given_up(abandoned);

@@ -286,7 +286,7 @@ impl Client {
         drop(ops);
         let now = self.shared.env.clock.now_ns();
         self.shared.times.reads.record(now.saturating_sub(t0));
-        if chain_in_time(t0, now, peer.quarantine_ns) {
+        if chain_in_time(t0, now, peer.layout.quarantine_ns()) {
             return Ok(());
         }
         Reads::count(&self.shared.reads.strict, 1);
@@ -332,7 +332,7 @@ fn reading_of(meta: &ObjMeta) -> Reading {
 
 /// Accepts a read if and only if the header was valid before [I2] and identical after [I7].
 fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
-    match s.reading.judge(&peer.payloads) {
+    match s.reading.judge(&peer.layout.payloads()) {
         Ok(()) => Ok(s.meta.bytes_total as usize),
         Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => Err(Miss::Changed),
         Err(Unreadable::NotReady) => Err(Miss::Fatal(Error::not_ready(format!(

@@ -102,7 +102,7 @@ impl Shared {
     pub(crate) fn first_with_log(&self, rank: u32) -> Option<u64> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let first = view.nodes().find(|(info, _)| info.rank == rank);
-        let up = first.filter(|(info, s)| info.log_slots > 0 && *s == RankState::Alive);
+        let up = first.filter(|(info, s)| info.layout.log_slots > 0 && *s == RankState::Alive);
         up.map(|(info, _)| info.incarnation)
     }
 

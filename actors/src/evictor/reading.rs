@@ -33,12 +33,12 @@ impl Message for ReadOn {
 impl Reading {
     /// Compares an existing list with the headers.
     pub(super) fn missed(heap: &Heap) -> Self {
-        Self::Missed { next: heap.geometry().managed_slots().start }
+        Self::Missed { next: heap.layout().managed_slots().start }
     }
 
     /// Builds the list from nothing.
     pub(super) fn cold(heap: &Heap) -> Self {
-        Self::Cold { next: heap.geometry().managed_slots().start, pieces: Vec::new() }
+        Self::Cold { next: heap.layout().managed_slots().start, pieces: Vec::new() }
     }
 
     /// True while the list is being built from nothing.
@@ -49,7 +49,7 @@ impl Reading {
 
 /// The slots of the piece that begins at `next`.
 fn piece(heap: &Heap, next: u32) -> std::ops::Range<u32> {
-    let end = heap.geometry().managed_slots().end;
+    let end = heap.layout().managed_slots().end;
     next..next.saturating_add(SLOTS_PER_PIECE as u32).min(end)
 }
 
@@ -68,7 +68,7 @@ impl Evictor {
     /// Reads one piece; returns the rest of the reading, if any.
     fn read_on(&mut self, reading: Reading) -> Option<Reading> {
         let heap = self.durable.heap.clone();
-        let end = heap.geometry().managed_slots().end;
+        let end = heap.layout().managed_slots().end;
         match reading {
             Reading::Missed { next } => {
                 let slots = piece(&heap, next);

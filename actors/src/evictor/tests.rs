@@ -113,9 +113,10 @@ impl Bench {
 
     /// Commits an object as master and producer do.
     async fn commits(&self, slot: u32) {
-        let g = *self.heap.geometry();
+        let g = *self.heap.layout();
         let key = KeyBytes::from(slot.to_le_bytes().to_vec());
-        let at = SlotRef { incarnation: g.incarnation, slot, epoch: FIRST_EPOCH };
+        let at =
+            SlotRef { incarnation: self.heap.identity().incarnation, slot, epoch: FIRST_EPOCH };
         let plan = PlanId { term: Term::default(), seq: u64::from(slot) };
         let payload = g.arena.offset + u64::from(slot) * UNIT;
         let id = nkv_store::KeyHasher::new([7; 16]).id(&key);
@@ -210,7 +211,7 @@ async fn a_commit_is_handled_between_the_pieces_in_which_the_headers_are_read() 
     tasks
         .run_until(async {
             let bench = Bench::here(PIECES * reading::SLOTS_PER_PIECE).await;
-            let slots = bench.heap.geometry().slots;
+            let slots = bench.heap.layout().slots;
             bench.commits(0).await;
             bench.holds(1).await;
             // As an owner that was rebuilt after a panic does.
@@ -236,7 +237,7 @@ async fn an_evictor_that_panicked_evicts_in_the_order_of_the_last_access() {
             let there: Vec<u32> = (0..slots).step_by(128).chain([slots - 1]).collect();
             for slot in &there {
                 bench.commits(*slot).await;
-                let off = bench.heap.geometry().header_off(*slot);
+                let off = bench.heap.layout().header_off(*slot);
                 let at = off + nkv_store::layout::LAST_ACCESS_OFF;
                 bench.heap.memory().store(at, u64::from(slots - slot)).unwrap();
             }

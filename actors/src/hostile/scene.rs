@@ -14,8 +14,10 @@ use crate::owner::{
     FromMaster, LogClear, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches,
 };
 use crate::uplink::Uplink;
+use nkv_store::SegmentLayout;
 use nkv_store::clock::{Clock, ManualClock};
 use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::layout::Region;
 use nkv_store::{AnonMemory, OsRandom};
 use nkv_transport::grants::Grants;
 use nkv_transport::wire::Address;
@@ -91,18 +93,22 @@ pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
         fabric: None,
         http: None,
         segment: "nkv.hostile.0.1".into(),
-        segment_bytes: ARENA + u64::from(SLOTS) * UNIT,
-        slots: SLOTS + LOG_SLOTS,
-        log_slots: LOG_SLOTS,
-        header_base: UNIT,
-        index_offset: 2 * UNIT,
-        index_bytes: 256,
-        arena_offset: ARENA,
-        arena_bytes: u64::from(SLOTS) * UNIT,
-        nic_atomics: false,
         key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
-        quarantine_ms: 5,
         prefault: false,
+        layout: SegmentLayout {
+            segment_bytes: ARENA + u64::from(SLOTS) * UNIT,
+            slots: SLOTS + LOG_SLOTS,
+            log_slots: LOG_SLOTS,
+            header_base: UNIT,
+            index: Region { offset: 2 * UNIT, len: 256 },
+            log: Region {
+                offset: ARENA - u64::from(LOG_SLOTS) * UNIT,
+                len: u64::from(LOG_SLOTS) * UNIT,
+            },
+            arena: Region { offset: ARENA, len: u64::from(SLOTS) * UNIT },
+            quarantine_ms: 5,
+            ..SegmentLayout::default()
+        },
     }
 }
 
@@ -261,7 +267,7 @@ impl TestCluster {
                 return true;
             }
             MasterToOwner::PlanOpened(p) if p.at.incarnation == OWNED => {
-                self.tables.record(p, info.header_base, self.clock.now_ns());
+                self.tables.record(p, self.clock.now_ns());
             }
             _ => {}
         }
@@ -271,24 +277,13 @@ impl TestCluster {
     }
 
     fn owned(&self) -> RankInfo {
-        let g = self.heap.geometry();
-        RankInfo {
-            incarnation: g.incarnation,
-            segment_bytes: g.segment_bytes,
-            slots: g.slots,
-            log_slots: g.log_slots,
-            header_base: g.header_base,
-            index_offset: g.index.offset,
-            index_bytes: g.index.len,
-            arena_offset: g.arena.offset,
-            arena_bytes: g.arena.len,
-            ..info(0, OWNED)
-        }
+        let incarnation = self.heap.identity().incarnation;
+        RankInfo { incarnation, layout: *self.heap.layout(), ..info(0, OWNED) }
     }
 
     /// Delivers a frame as the owner's side of an attach connection does; false if it is refused.
     pub(super) async fn receive_from_process(&mut self, message: ClientToOwner) -> bool {
-        if message.check(self.heap.geometry()).is_err() {
+        if message.check(self.heap.layout()).is_err() {
             return false;
         }
         let _ = match message {
@@ -317,9 +312,9 @@ impl TestCluster {
         if response.check().is_err() {
             return false;
         }
-        let g = self.heap.geometry();
+        let g = self.heap.layout();
         let possible = |meta: &ObjMeta| {
-            let possible = meta.check(g.slots, g.header_base, &g.payloads()).is_ok();
+            let possible = meta.check(g).is_ok();
             assert!(!possible || meta.bytes_total <= g.payloads().len);
             possible
         };

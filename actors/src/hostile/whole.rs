@@ -105,7 +105,7 @@ impl TestCluster {
         let (opened, token) = (seeds::opened(OWNED, payload), 100 + seq);
         let opened = PlanOpened { plan, at, token, key: key(text), ..opened };
         assert!(self.receive_from_master(MasterToOwner::PlanOpened(opened)).await);
-        let (memory, off) = (self.heap.memory(), self.heap.geometry().header_off(slot));
+        let (memory, off) = (self.heap.memory(), self.heap.layout().header_off(slot));
         let id = nkv_store::KeyHasher::new([7; 16]).id(text.as_bytes());
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).expect("memory");
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).expect("memory");
@@ -182,7 +182,7 @@ impl Whole {
     /// the owner's gauges agree.
     fn check_owner(&self) {
         let heap = &self.scene.heap;
-        let (g, memory) = (heap.geometry(), heap.memory());
+        let (g, memory) = (heap.layout(), heap.memory());
         let arena = g.arena.offset..g.arena.offset + g.arena.len;
         let mut extents = Vec::new();
         let mut ids = HashSet::new();

@@ -42,11 +42,11 @@ pub(super) struct SegmentAllocator {
 
 /// Number of slots that the master allocates: all but those of the log.
 fn managed(info: &RankInfo) -> u32 {
-    info.slots.saturating_sub(info.log_slots)
+    info.layout.slots.saturating_sub(info.layout.log_slots)
 }
 
 fn region(info: &RankInfo) -> Region {
-    Region { offset: info.arena_offset, len: info.arena_bytes }
+    Region { offset: info.layout.arena.offset, len: info.layout.arena.len }
 }
 
 /// An error if extents of one segment overlap or lie outside it.
@@ -58,7 +58,7 @@ impl SegmentAllocator {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
             arena: Arena::new(region(&info), managed(&info)),
-            untouched: info.log_slots,
+            untouched: info.layout.log_slots,
             info,
             taken: HashMap::new(),
             logged: HashMap::new(),
@@ -96,7 +96,7 @@ impl SegmentAllocator {
         {
             self.untouched += 1;
         }
-        if self.free.is_empty() && self.untouched >= self.info.slots {
+        if self.free.is_empty() && self.untouched >= self.info.layout.slots {
             return Err(StoreError::ArenaFull {
                 asked: bytes,
                 free: self.arena.free_bytes(),
@@ -158,7 +158,9 @@ mod tests {
 
     fn info(arena_bytes: u64) -> RankInfo {
         let slots = (arena_bytes / 4096) as u32;
-        RankInfo { slots, arena_bytes, ..bench::info(0, 9, 1) }
+        let mut info = bench::info(0, 9, 1);
+        (info.layout.slots, info.layout.arena.len) = (slots, arena_bytes);
+        info
     }
 
     const K: KeyId = KeyId { hash: 1, check: 2 };

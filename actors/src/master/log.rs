@@ -95,7 +95,7 @@ impl Master {
     ) -> Option<(Ask, Reply<Response>)> {
         let doubted = self.doubted(&ask.request);
         let is_asked = |(segment_id, b): &(&SegmentId, &SegmentAllocator)| {
-            b.info.log_slots > 0 || doubted.contains(*segment_id)
+            b.info.layout.log_slots > 0 || doubted.contains(*segment_id)
         };
         let asked = self.allocators.iter().filter(is_asked);
         let (left, unreported): (BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>) = asked

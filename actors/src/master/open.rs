@@ -12,7 +12,7 @@ use crate::message::{
 };
 use hashbrown::HashSet;
 use nkv_store::arena::Extent;
-use nkv_store::layout::HEADER_BYTES;
+use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, StoreError};
 use std::collections::BTreeSet;
 
@@ -111,7 +111,7 @@ impl Master {
     }
 
     fn quarantine_of(&self, segment_id: SegmentId) -> u64 {
-        self.allocators.get(&segment_id).map_or(0, |b| u64::from(b.info.quarantine_ms))
+        self.allocators.get(&segment_id).map_or(0, |b| u64::from(b.info.layout.quarantine_ms))
     }
 
     fn wait(&mut self, w: Waiting) {
@@ -132,7 +132,7 @@ impl Master {
         let Some(allocator) = self.allocators.get_mut(&segment_id) else {
             return;
         };
-        let pause = u64::from(allocator.info.quarantine_ms) + 10;
+        let pause = u64::from(allocator.info.layout.quarantine_ms) + 10;
         if allocator.room_attempt > 0 && now < allocator.room_asked_ms + pause {
             return;
         }
@@ -210,7 +210,7 @@ impl Master {
     }
 
     fn check_size(&self, best: SegmentId, key: &Key, open: &OpenItem) -> Result<()> {
-        let room = self.allocators.get(&best).map_or(0, |b| b.info.arena_bytes);
+        let room = self.allocators.get(&best).map_or(0, |b| b.info.layout.arena.len);
         if open.bytes_total <= room {
             return Ok(());
         }
@@ -289,8 +289,7 @@ impl Master {
     }
 
     pub(super) fn header_off(&self, segment_id: SegmentId, slot: u32) -> u64 {
-        let base = self.allocators.get(&segment_id).map_or(0, |b| b.info.header_base);
-        base + u64::from(slot) * HEADER_BYTES
+        self.allocators.get(&segment_id).map_or(NOWHERE, |b| b.info.layout.header_off(slot))
     }
 
     /// A rank has room again, or one segment more or less: serves the opens that wait there, in

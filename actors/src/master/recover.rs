@@ -136,7 +136,7 @@ impl Master {
         if allocator.report_number != number || allocator.reported {
             return;
         }
-        let (len, most) = (allocator.report.len() + slots.len(), allocator.info.slots);
+        let (len, most) = (allocator.report.len() + slots.len(), allocator.info.layout.slots);
         if len > most as usize || (slots.is_empty() && !last) {
             let text = format!("a report of {len} slots and more; the segment has {most}");
             allocator.report = Vec::new();
@@ -331,7 +331,7 @@ impl Master {
             let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
             free && epoch == e.at.epoch
         };
-        let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.log_slots);
+        let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.log_slots);
         // Plans are never granted in a log.
         let managed = |e: &&Entry| e.segment_id == segment_id && e.at.slot >= first;
         let mine = self.objects.values().filter(managed).filter(unopened);

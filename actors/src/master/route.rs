@@ -35,7 +35,7 @@ impl Master {
         let preferred = open.opts.preferred_rank.is_some();
         // The largest segment of the preferred rank, so that the caller's size error names it.
         let named = usable().filter(|s| preferred && s.rank == wanted);
-        let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.arena_bytes);
+        let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);
         let best = named.max_by_key(|s| (size(s), Reverse(*s))).or_else(|| {
             usable().max_by_key(|s| (self.may_hold(*s, open), self.free_bytes(*s), Reverse(*s)))
         });
@@ -49,12 +49,13 @@ impl Master {
 
     /// True if an object may be placed on a segment, now or once it has room.
     pub(super) fn may_hold(&self, segment_id: SegmentId, open: &OpenItem) -> bool {
-        let fits = |b: &super::allocator::SegmentAllocator| open.bytes_total <= b.info.arena_bytes;
+        let fits =
+            |b: &super::allocator::SegmentAllocator| open.bytes_total <= b.info.layout.arena.len;
         self.allocators.get(&segment_id).is_some_and(fits) && self.usable(segment_id)
     }
 
     fn usable(&self, segment_id: SegmentId) -> bool {
-        self.allocators.get(&segment_id).is_some_and(|b| b.reported && b.info.arena_bytes > 0)
+        self.allocators.get(&segment_id).is_some_and(|b| b.reported && b.info.layout.arena.len > 0)
             && self.durable.members.state(segment_id) == Some(RankState::Alive)
     }
 

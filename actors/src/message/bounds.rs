@@ -11,10 +11,10 @@ use super::{
     OwnerToMaster, PlanOpened, RankInfo, SeenView, SlotContent, SlotEntry, SlotRef,
 };
 use crate::error::{Error, Result};
+use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
-use nkv_store::heap::Geometry;
 use nkv_store::key::MAX_KEY_BYTES;
-use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN, Region};
+use nkv_store::layout::PAYLOAD_ALIGN;
 use nkv_transport::wire::Address;
 
 /// Longest address, file name or device list in a rank's description of itself, in bytes.
@@ -68,38 +68,6 @@ fn time(what: &str, ms: u64) -> Result<()> {
 }
 
 impl RankInfo {
-    /// The layout of the segment. `InvalidArgument` if the description is impossible.
-    pub fn geometry(&self) -> Result<Geometry> {
-        let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
-        let Some(log_offset) = self.arena_offset.checked_sub(log_bytes) else {
-            return refuse(format!(
-                "a device log of {log_bytes} bytes before offset {}",
-                self.arena_offset
-            ));
-        };
-        let log = Region { offset: log_offset, len: log_bytes };
-        let geometry = Geometry {
-            segment_bytes: self.segment_bytes,
-            slots: self.slots,
-            log_slots: self.log_slots,
-            header_base: self.header_base,
-            index: self.index(),
-            pins: Region::default(),
-            log: if log_bytes == 0 { Region::default() } else { log },
-            arena: Region { offset: self.arena_offset, len: self.arena_bytes },
-            quarantine_ms: self.quarantine_ms,
-            incarnation: self.incarnation,
-            segment_id: u64::from(self.segment_id),
-            boot_id: self.boot_id,
-            rank: self.rank,
-            water_hi: 0,
-            water_lo: 0,
-            atomic_domain: if self.nic_atomics { AtomicDomain::Nic } else { AtomicDomain::Cpu },
-        };
-        geometry.check().map_err(|e| Error::invalid(e.to_string()))?;
-        Ok(geometry)
-    }
-
     /// Checks a rank's description of itself. `InvalidArgument` if it is impossible.
     pub fn check(&self) -> Result<()> {
         let address = |a: &Address| match a {
@@ -114,11 +82,15 @@ impl RankInfo {
             text(what, value.as_ref().map_or(0, String::len))?;
         }
         text("a segment's name", self.segment.len())?;
-        let units = self.geometry()?.payloads().len / PAYLOAD_ALIGN;
-        if u64::from(self.slots) > units {
+        if self.incarnation == 0 {
+            return refuse("incarnation 0, which means none".to_string());
+        }
+        self.layout.check().map_err(|e| Error::invalid(e.to_string()))?;
+        let units = self.layout.payloads().len / PAYLOAD_ALIGN;
+        if u64::from(self.layout.slots) > units {
             return refuse(format!(
                 "{} header slots for {units} units of {PAYLOAD_ALIGN} bytes: there is one for each",
-                self.slots
+                self.layout.slots
             ));
         }
         if self.segment_id >= MAX_SEGMENTS {
@@ -145,7 +117,7 @@ impl RankInfo {
     }
 
     fn check_slot(&self, slot: u32, epoch: u32) -> Result<()> {
-        slot_at(self.slots, slot, epoch)
+        slot_at(self.layout.slots, slot, epoch)
     }
 
     fn check_ref(&self, at: &SlotRef) -> Result<()> {
@@ -160,13 +132,13 @@ impl RankInfo {
 
     fn check_refs(&self, refs: &[SlotRef]) -> Result<()> {
         // A batch may name one slot more than once.
-        list("slots", refs.len(), (self.slots as usize).max(MAX_BATCH))?;
+        list("slots", refs.len(), (self.layout.slots as usize).max(MAX_BATCH))?;
         refs.iter().try_for_each(|at| self.check_ref(at))
     }
 
     /// Length 0 stands for an extent that the owner does not know.
     fn check_extent(&self, offset: u64, len: u64) -> Result<()> {
-        let arena = Region { offset: self.arena_offset, len: self.arena_bytes };
+        let arena = self.layout.arena;
         if len == 0 || (Extent { offset, len }).within(&arena) {
             return Ok(());
         }
@@ -175,7 +147,7 @@ impl RankInfo {
 
     fn check_plan(&self, p: &PlanOpened) -> Result<()> {
         self.check_ref(&p.at)?;
-        if p.at.slot < self.log_slots {
+        if p.at.slot < self.layout.log_slots {
             return refuse(format!("a plan in slot {} of the device log", p.at.slot));
         }
         self.check_extent(p.extent_offset, p.extent_len)?;
@@ -191,11 +163,11 @@ impl RankInfo {
 
     fn check_logged(&self, o: &LogObjectEntry) -> Result<()> {
         self.check_slot(o.slot, o.epoch)?;
-        if o.slot >= self.log_slots {
+        if o.slot >= self.layout.log_slots {
             return refuse(format!("slot {} is not the device log's", o.slot));
         }
-        let log = self.payloads();
-        let fits = |end: u64| end <= self.arena_offset;
+        let log = self.layout.payloads();
+        let fits = |end: u64| end <= self.layout.arena.offset;
         let inside = o.payload_off.checked_add(o.bytes_total).is_some_and(fits);
         if o.payload_off < log.offset || !inside {
             return refuse(format!(
@@ -208,7 +180,7 @@ impl RankInfo {
 
     fn check_entry(&self, e: &SlotEntry) -> Result<()> {
         self.check_slot(e.slot, e.epoch)?;
-        let managed = e.slot >= self.log_slots;
+        let managed = e.slot >= self.layout.log_slots;
         match &e.what {
             SlotContent::Free if managed => Ok(()),
             SlotContent::Held { extent_offset, extent_len } if managed => {
@@ -239,8 +211,8 @@ impl RankInfo {
             }
             OwnerToMaster::Announced(objects) => self.check_objects(objects),
             OwnerToMaster::LogAnswer { served, removed, taken, .. } => {
-                if *taken > u64::from(self.log_slots) {
-                    let most = self.log_slots;
+                if *taken > u64::from(self.layout.log_slots) {
+                    let most = self.layout.log_slots;
                     return refuse(format!("{taken} objects taken from a log of {most} slots"));
                 }
                 list("keys", removed.len(), MAX_BATCH)?;
@@ -293,7 +265,7 @@ impl RankInfo {
 
 impl ClientToOwner {
     /// Checks a frame from an attached client at the owner of this segment.
-    pub fn check(&self, segment: &Geometry) -> Result<()> {
+    pub fn check(&self, segment: &SegmentLayout) -> Result<()> {
         match self {
             ClientToOwner::Touched(batch) => {
                 let s = &batch.counts;

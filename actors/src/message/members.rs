@@ -1,8 +1,7 @@
 //! The descriptions of segments that join, and the membership view.
 
 use super::Term;
-use nkv_store::device_log::LogGeometry;
-use nkv_store::layout::{PAYLOAD_ALIGN, Region};
+use nkv_store::SegmentLayout;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
@@ -97,31 +96,12 @@ pub struct RankInfo {
     pub http: Option<String>,
     /// File name of the shared segment; empty if private to the process.
     pub segment: String,
-    /// Length of the segment.
-    pub segment_bytes: u64,
-    /// Header slots.
-    pub slots: u32,
-    /// Header slots of the device log: the first of `slots`. The log has as many 4 KiB units,
-    /// before the arena.
-    pub log_slots: u32,
-    /// Offset of the header arena.
-    pub header_base: u64,
-    /// Offset of the one-sided index.
-    pub index_offset: u64,
-    /// Length of the index; 0 if there is none.
-    pub index_bytes: u64,
-    /// Offset of the payload arena.
-    pub arena_offset: u64,
-    /// Length of the payload arena.
-    pub arena_bytes: u64,
-    /// Claims in the device log are counted by its host's RDMA device alone, not by processors
-    /// [I1].
-    pub nic_atomics: bool,
+    /// Where everything lies in the segment, which atomic operations count claims in its log [I1],
+    /// and its quarantine.
+    pub layout: SegmentLayout,
     /// [`nkv_store::KeyHasher::fingerprint`] of its job, the same at every member [I16].
     #[serde(with = "super::hex")]
     pub key_fingerprint: u64,
-    /// Quarantine of this incarnation.
-    pub quarantine_ms: u32,
     /// The owner touched every memory page at start; a process that maps the segment does the same.
     pub prefault: bool,
 }
@@ -130,27 +110,6 @@ impl RankInfo {
     /// Its rank and segment number.
     pub fn id(&self) -> SegmentId {
         SegmentId { rank: self.rank, segment: self.segment_id }
-    }
-
-    /// The region of payloads: the device log and, behind it, the arena.
-    pub fn payloads(&self) -> Region {
-        let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
-        Region {
-            offset: self.arena_offset.saturating_sub(log_bytes),
-            len: self.arena_bytes.saturating_add(log_bytes),
-        }
-    }
-
-    /// The device log, if there is one and its description is valid.
-    pub fn device_log(&self) -> Option<LogGeometry> {
-        let bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
-        let base = self.arena_offset.checked_sub(bytes)?;
-        LogGeometry::new(base, bytes, PAYLOAD_ALIGN, self.header_base).ok()
-    }
-
-    /// The one-sided index.
-    pub fn index(&self) -> Region {
-        Region { offset: self.index_offset, len: self.index_bytes }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use nkv_store::device_log::MIN_LOG_UNITS;
 use nkv_store::evict::{PolicyKind, Watermarks};
-use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
+use nkv_store::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};

@@ -166,7 +166,7 @@ impl Segments {
             return Err(why);
         }
         self.watch_link(reserved.id, segment_handle.link);
-        tracing::info!(segment = reserved.id, bytes = info.arena_bytes, "mounted");
+        tracing::info!(segment = reserved.id, bytes = info.layout.arena.len, "mounted");
         Ok(info)
     }
 

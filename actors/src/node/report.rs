@@ -28,7 +28,7 @@ impl SegmentCommands for Segments {
                 SegmentCommand::Mount { bytes } => {
                     let info = self.mount(bytes).await?;
                     let (segment, incarnation) = (info.segment_id, info.incarnation);
-                    Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.arena_bytes })
+                    Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.layout.arena.len })
                 }
                 SegmentCommand::Unmount { segment, limit_ms } => {
                     let limit = Duration::from_millis(limit_ms);

@@ -10,7 +10,7 @@ use nkv_transport::fabric::{Access, Part};
 /// The parts of a segment, in order from its beginning, with the rights of other hosts. They may
 /// change only headers and payload, and the claim counter if a device counts claims (`by_nic`).
 pub(super) fn of_others(heap: &Heap, by_nic: bool) -> Vec<Part> {
-    let g = heap.geometry();
+    let g = heap.layout();
     let headers_end = g.header_base + u64::from(g.slots) * HEADER_BYTES;
     let word = u64::from(by_nic) * size_of::<u64>() as u64;
     let ends = [
@@ -52,7 +52,7 @@ mod tests {
             let config = HeapConfig { log_bytes, arena_bytes: 1 << 20, ..HeapConfig::default() };
             let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
             let heap = Heap::format(memory, &config).unwrap();
-            let (g, parts) = (heap.geometry(), of_others(&heap, by_nic));
+            let (g, parts) = (heap.layout(), of_others(&heap, by_nic));
             let headers = g.header_base..g.header_off(g.slots - 1) + HEADER_BYTES;
             let payloads = g.payloads();
             let payload = payloads.offset..payloads.offset + payloads.len;

@@ -187,13 +187,13 @@ impl UnjoinedSegment {
         control: Address,
         local: Option<Address>,
     ) -> RankInfo {
-        let (config, g) = (&common.config, self.heap.geometry());
+        let (config, identity) = (&common.config, self.heap.identity());
         RankInfo {
             rank: self.segment_id.rank,
             segment_id: self.segment_id.segment,
             world_size: config.world_size,
-            incarnation: g.incarnation,
-            boot_id: g.boot_id,
+            incarnation: identity.incarnation,
+            boot_id: identity.boot_id,
             pid: common.env.machine.pid(),
             control,
             local,
@@ -201,17 +201,8 @@ impl UnjoinedSegment {
             fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
             segment: self.file_name.clone(),
-            segment_bytes: g.segment_bytes,
-            slots: g.slots,
-            log_slots: g.log_slots,
-            index_offset: g.index.offset,
-            index_bytes: g.index.len,
-            header_base: g.header_base,
-            arena_offset: g.arena.offset,
-            arena_bytes: g.arena.len,
-            nic_atomics: g.atomic_domain == AtomicDomain::Nic,
+            layout: *self.heap.layout(),
             key_fingerprint: common.hasher.fingerprint(),
-            quarantine_ms: config.quarantine_ms,
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
         }
     }
@@ -490,7 +481,7 @@ async fn start_roles(
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(Arc::new(evictor.clone()));
     let mut poller = None;
-    if heap.geometry().log_slots > 0 {
+    if heap.layout().log_slots > 0 {
         let durable = PollerDurable {
             heap: heap.clone(),
             tables: tables.clone(),

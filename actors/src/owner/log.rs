@@ -95,10 +95,10 @@ impl Log {
     /// if the segment has no log, or if the log cannot be rebuilt: then no more claims are
     /// possible.
     pub(super) fn of(durable: &OwnerDurable, slots: &mut Slots, now_ns: u64) -> Option<Log> {
-        let geometry = durable.heap.geometry();
+        let layout = durable.heap.layout();
         let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
-        let times = LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns };
-        let (memory, log) = (durable.heap.memory().clone(), geometry.device_log()?);
+        let times = LogTimes { quarantine_ns: layout.quarantine_ns(), claim_ttl_ns };
+        let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);
         match DeviceLog::rebuild(
             memory,
             log,
@@ -155,7 +155,7 @@ impl Log {
     pub(super) fn publish(&self, g: &Gauges) {
         let set = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
         let (counts, usage) = (self.log.counts(), self.log.usage());
-        set(&g.log_total, self.log.geometry().log_bytes());
+        set(&g.log_total, self.log.layout().log_bytes());
         set(&g.log_live_bytes, usage.live.bytes);
         set(&g.log_objects, usage.live.claims);
         set(&g.log_claimed_bytes, self.log.claimed_bytes().unwrap_or_default());
@@ -228,7 +228,7 @@ impl Owner {
     fn advance(&self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if log.may_advance(now) {
             log.pins_checked_ns = now;
-            let (memory, region) = (self.durable.heap.memory(), self.durable.heap.geometry().pins);
+            let (memory, region) = (self.durable.heap.memory(), self.durable.heap.layout().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
         }
@@ -387,7 +387,7 @@ impl Owner {
 
     /// True for a slot of the log.
     pub(super) fn is_of_log(&self, slot: u32) -> bool {
-        slot < self.durable.heap.geometry().log_slots
+        slot < self.durable.heap.layout().log_slots
     }
 
     /// Answers a question of the master, after processing the log.
@@ -467,7 +467,7 @@ impl On<KeyReports> for Owner {
             t.reported_keys.extend(m.0);
             // Keep the newest: the log has wrapped since the oldest reports, so those objects are
             // gone.
-            let most = self.durable.heap.geometry().log_slots as usize;
+            let most = self.durable.heap.layout().log_slots as usize;
             let excess = t.reported_keys.len().saturating_sub(most);
             t.reported_keys.drain(..excess);
         }

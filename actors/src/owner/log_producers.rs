@@ -4,7 +4,7 @@
 //! outside the Owner actor.
 
 use nkv_store::StoreError;
-use nkv_store::device_log::{Abandon, LogGeometry};
+use nkv_store::device_log::{Abandon, LogLayout};
 use nkv_store::heap::Heap;
 use nkv_store::layout::AtomicDomain;
 use nkv_transport::grants::Grants;
@@ -26,7 +26,7 @@ struct Producer {
 /// See the file's first paragraph.
 #[derive(Debug)]
 pub struct LogProducers {
-    log: Option<(LogGeometry, Heap)>,
+    log: Option<(LogLayout, Heap)>,
     grants: Arc<Grants>,
     by_token: Mutex<BTreeMap<u64, Producer>>,
 }
@@ -48,8 +48,8 @@ impl LogProducers {
     pub fn of(heap: &Heap, grants: Arc<Grants>) -> Self {
         // The agent counts claims on this processor, which must not be mixed with counting by a
         // device [I1].
-        let ours = heap.geometry().atomic_domain == AtomicDomain::Cpu;
-        let log = heap.geometry().device_log().filter(|_| ours).map(|log| (log, heap.clone()));
+        let ours = heap.layout().atomic_domain == AtomicDomain::Cpu;
+        let log = heap.layout().device_log().filter(|_| ours).map(|log| (log, heap.clone()));
         Self { log, grants, by_token: Mutex::default() }
     }
 
@@ -60,8 +60,8 @@ impl LogProducers {
     /// Gives log rights to the attachment that shows `token`, and returns the token; none if there
     /// is no log, or a device counts its claims.
     pub fn give(&self, token: u64) -> Option<u64> {
-        let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
-        let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));
+        let (layout, heap) = self.log.as_ref().filter(|_| token != 0)?;
+        let rights = Arc::new(LogRights::new(*layout, heap.memory().clone()));
         let producer = Producer { rights: rights.clone(), over: false, asked: None };
         self.lock().insert(token, producer);
         self.grants.open_log(token, rights);

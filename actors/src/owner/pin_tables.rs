@@ -36,7 +36,7 @@ pub struct PinTables {
 impl PinTables {
     /// The pin tables of a segment; none if the CPU cannot access its memory.
     pub fn of(heap: &Heap) -> Self {
-        let memory = HostMemory::of(heap.memory().clone()).map(|m| (m, heap.geometry().pins));
+        let memory = HostMemory::of(heap.memory().clone()).map(|m| (m, heap.layout().pins));
         Self { memory, holders: Mutex::default() }
     }
 
@@ -111,12 +111,12 @@ mod tests {
 
     fn pinned(heap: &Heap) -> usize {
         let memory = HostMemory::of(heap.memory().clone()).unwrap();
-        nkv_store::pins::scan(memory.words(), &heap.geometry().pins).unwrap().len()
+        nkv_store::pins::scan(memory.words(), &heap.layout().pins).unwrap().len()
     }
 
     fn pin(heap: &Heap, number: u32) {
         let memory = HostMemory::of(heap.memory().clone()).unwrap();
-        let table = Table::of(&heap.geometry().pins, number).unwrap();
+        let table = Table::of(&heap.layout().pins, number).unwrap();
         table.set(memory.words(), 0, 5, number).unwrap();
     }
 

@@ -9,9 +9,9 @@ use crate::message::{
 };
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
+use nkv_store::SegmentLayout;
 use nkv_store::device_log::BUMP_PTR_OFF;
-use nkv_store::heap::{Geometry, Heap};
-use nkv_store::layout::HEADER_BYTES;
+use nkv_store::heap::Heap;
 use nkv_store::object::Usage;
 use nkv_transport::grants::{Grant, Grants};
 use std::collections::{BTreeMap, VecDeque};
@@ -113,7 +113,7 @@ impl OwnerTables {
     /// Empty tables of a segment, over the agent's grants.
     pub fn new(grants: Arc<Grants>, heap: &Heap) -> Self {
         let gauges = Gauges::default();
-        gauges.heap_total.store(heap.geometry().arena.len, Ordering::Relaxed);
+        gauges.heap_total.store(heap.layout().arena.len, Ordering::Relaxed);
         Self {
             tables: Mutex::default(),
             heap: heap.clone(),
@@ -129,8 +129,8 @@ impl OwnerTables {
     }
 
     /// The layout of the segment.
-    pub fn geometry(&self) -> &Geometry {
-        self.heap.geometry()
+    pub fn layout(&self) -> &SegmentLayout {
+        self.heap.layout()
     }
 
     /// The tables, for the actor.
@@ -159,7 +159,7 @@ impl OwnerTables {
     /// What a joining rank reports: the term that it obeys, whether anything was ever placed on it
     /// by a plan or by a claim in its log, and the view that it keeps.
     pub fn memory(&self) -> (Term, bool, SeenView) {
-        let log = self.heap.geometry().device_log();
+        let log = self.heap.layout().device_log();
         // Memory that cannot be read may hold anything.
         let claimed = log.is_some() && !matches!(self.heap.memory().load(BUMP_PTR_OFF), Ok(0));
         let t = self.lock();
@@ -176,7 +176,7 @@ impl OwnerTables {
 
     /// Records a plan and its tcp token, before the actor gets the message; idempotent. False if a
     /// superseded master granted it.
-    pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) -> bool {
+    pub fn record(&self, p: &PlanOpened, now_ns: u64) -> bool {
         let deadline_ns = now_ns.saturating_add(p.deadline_ms.saturating_mul(1_000_000));
         {
             let mut t = self.lock();
@@ -192,7 +192,7 @@ impl OwnerTables {
             t.plans.insert(p.plan, PlanRecord { deadline_ns, ending: None, opened: p.clone() });
         }
         let grant = Grant {
-            header_off: header_base + u64::from(p.at.slot) * HEADER_BYTES,
+            header_off: self.layout().header_off(p.at.slot),
             epoch: p.at.epoch,
             extent_offset: p.extent_offset,
             extent_len: p.extent_len,

@@ -73,7 +73,7 @@ impl Bench {
         };
         let executor = OwnedExecutor::arbiter().unwrap();
         let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.unwrap();
-        let incarnation = heap.geometry().incarnation;
+        let incarnation = heap.identity().incarnation;
         let bench = Self { owner, tables, heap, up, incarnation, _executor: executor };
         bench.obeys(OLD).await;
         bench
@@ -106,7 +106,7 @@ impl Bench {
             plan: PlanId { term, seq },
             token: 1000 + seq,
             at: self.at(slot, epoch),
-            extent_offset: self.heap.geometry().arena.offset + u64::from(slot) * 4096,
+            extent_offset: self.heap.layout().arena.offset + u64::from(slot) * 4096,
             extent_len: 4096,
             key: KeyBytes::from(format!("k{seq}").into_bytes()),
             producer: PRODUCER,
@@ -116,13 +116,13 @@ impl Bench {
             bytes_total: 4096,
             page_bytes: 4096,
         };
-        self.tables.record(&p, self.heap.geometry().header_base, BootClock.now_ns());
+        self.tables.record(&p, BootClock.now_ns());
         p
     }
 
     /// Writes header fields and publish word of a slot, as a producer does.
     fn writes(&self, slot: u32, key: &str, word: u64) {
-        let g = self.heap.geometry();
+        let g = self.heap.layout();
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
         let key = HASHER.id(key.as_bytes());
         let fields = producer_fields(key, 1, 4096, g.arena.offset + u64::from(slot) * 4096, 4096);
@@ -131,7 +131,7 @@ impl Bench {
     }
 
     fn word(&self, slot: u32) -> u64 {
-        self.heap.memory().load(self.heap.geometry().header_off(slot) + PUBLISH_OFF).unwrap()
+        self.heap.memory().load(self.heap.layout().header_off(slot) + PUBLISH_OFF).unwrap()
     }
 
     /// The next frame to the master that `want` picks.
@@ -439,7 +439,7 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
     b.writes(0, "k1", ready(1));
     b.receives(MasterToOwner::Committed(vec![p])).await;
     // Slot 1 claims the bytes of slot 0, slot 2 bytes outside the arena.
-    let g = *b.heap.geometry();
+    let g = *b.heap.layout();
     for (slot, base) in [(1, g.arena.offset), (2, u64::MAX - 4095)] {
         let fields = producer_fields(HASHER.id(b"x"), 1, 4096, base, 4096);
         b.heap.memory().write(g.header_off(slot), &fields).unwrap();

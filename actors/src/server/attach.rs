@@ -183,7 +183,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
     while let Some((_, m)) =
         read_frame::<_, ClientToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
     {
-        if let Err(e) = m.check(endpoint.tables.geometry()) {
+        if let Err(e) = m.check(endpoint.tables.layout()) {
             // The client gets the reason, and the frame has no effect [I19].
             let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
             return Err(unsound(&e));

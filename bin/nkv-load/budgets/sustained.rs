@@ -84,11 +84,11 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
 fn room(handle: &Blocking) -> anyhow::Result<usize> {
     let view = handle.membership()?;
     let (info, _) = view.ranks.first().context("the cluster has no ranks")?;
-    let fit = (info.arena_bytes / SHARE_OF_HEAP) as usize / BATCH_BYTES;
+    let fit = (info.layout.arena.len / SHARE_OF_HEAP) as usize / BATCH_BYTES;
     if fit < FEWEST {
         let why = format!(
             "a heap of {}: these rows need {}, give the node --heap-bytes of that",
-            show_bytes(info.arena_bytes),
+            show_bytes(info.layout.arena.len),
             show_bytes((FEWEST * BATCH_BYTES) as u64 * SHARE_OF_HEAP)
         );
         return Err(ended(exit::NO_ROOM, why));

@@ -14,6 +14,8 @@ use nkv_actors::message::{
     Term, Touch, TouchBatch, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
+use nkv_store::SegmentLayout;
+use nkv_store::layout::Region;
 use nkv_transport::fabric::{Access, Answer, DataPath, Offer, PairAddress, RemoteRange};
 use nkv_transport::wire::auth::FINISH_BYTES;
 use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
@@ -113,18 +115,16 @@ fn rank() -> RankInfo {
         fabric: Some("mlx5_0".to_string()),
         http: Some("node-1:7402".to_string()),
         segment: "nkv.job.1.2".to_string(),
-        segment_bytes: 1 << 26,
-        slots: 1024,
-        log_slots: 0,
-        header_base: 4096,
-        index_offset: 0,
-        index_bytes: 0,
-        arena_offset: 1 << 20,
-        arena_bytes: 1 << 25,
-        nic_atomics: false,
         key_fingerprint: 0xf1,
-        quarantine_ms: 50,
         prefault: false,
+        layout: SegmentLayout {
+            segment_bytes: 1 << 26,
+            slots: 1024,
+            header_base: 4096,
+            arena: Region { offset: 1 << 20, len: 1 << 25 },
+            quarantine_ms: 50,
+            ..SegmentLayout::default()
+        },
     }
 }
 

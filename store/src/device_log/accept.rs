@@ -133,10 +133,10 @@ impl DeviceLog {
         while x < gap.end {
             self.prefetch_ahead(x, gap.end, walk.directory);
             let step = self.read_claim(x, gap.end, walk.pass).and_then(|seen| match seen {
-                Seen::Nothing => Ok(x + self.geometry.unit()),
+                Seen::Nothing => Ok(x + self.layout.unit()),
                 // Only a hint until the claim is settled: below `clear_below` every unit is read.
                 Seen::Writing(n) if x >= self.clear_below => Ok(x + n),
-                Seen::Writing(_) => Ok(x + self.geometry.unit()),
+                Seen::Writing(_) => Ok(x + self.layout.unit()),
                 Seen::Ready(n, object, owner) => {
                     self.unknown(gap, (from, x), walk);
                     from = x;
@@ -180,9 +180,9 @@ impl DeviceLog {
 
     /// Prefetches the headers that a walk from `x` reads first.
     pub(super) fn fetch_headers(&self, x: u64, end: u64) {
-        let first = (x..end).step_by(self.geometry.unit() as usize).take(HEADERS_AHEAD as usize);
+        let first = (x..end).step_by(self.layout.unit() as usize).take(HEADERS_AHEAD as usize);
         for x in first {
-            let at = self.geometry.header_off(self.geometry.slot(x));
+            let at = self.layout.header_off(self.layout.slot(x));
             Words::prefetch(&*self.memory, at, HEADER_BYTES);
         }
     }
@@ -194,9 +194,9 @@ impl DeviceLog {
         if self.memory.host_base().is_none() {
             return;
         }
-        let header_off = |x: u64| self.geometry.header_off(self.geometry.slot(x));
+        let header_off = |x: u64| self.layout.header_off(self.layout.slot(x));
         let (far, near) =
-            (x + HEADERS_AHEAD * self.geometry.unit(), x + KEYS_AHEAD * self.geometry.unit());
+            (x + HEADERS_AHEAD * self.layout.unit(), x + KEYS_AHEAD * self.layout.unit());
         if far < end {
             Words::prefetch(&*self.memory, header_off(far), HEADER_BYTES);
         }
@@ -211,19 +211,19 @@ impl DeviceLog {
     /// section 4: this epoch, its own position, a size that a claim can have, inside [x, end).
     #[inline]
     fn read_claim(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
-        let Some(epoch) = self.geometry.epoch(x) else {
+        let Some(epoch) = self.layout.epoch(x) else {
             return Ok(Seen::Nothing);
         };
-        let slot = self.geometry.slot(x);
-        let at = self.geometry.header_off(slot);
+        let slot = self.layout.slot(x);
+        let at = self.layout.header_off(slot);
         let publish = self.memory.load(at + PUBLISH_OFF)?;
         let settled = publish == ready(epoch) || publish == dead(epoch);
         if !settled && publish != writing(epoch) {
             return Ok(Seen::Nothing);
         }
         let header = self.header(x)?;
-        let n = self.geometry.claim_bytes(header.bytes_total).filter(|n| *n <= end - x);
-        let Some(n) = n.filter(|_| header.payload_base == self.geometry.payload_off(x)) else {
+        let n = self.layout.claim_bytes(header.bytes_total).filter(|n| *n <= end - x);
+        let Some(n) = n.filter(|_| header.payload_base == self.layout.payload_off(x)) else {
             return Ok(Seen::Nothing);
         };
         if pass == Pass::Rebuild && epoch_of(header.owner) != epoch {
@@ -231,7 +231,7 @@ impl DeviceLog {
         }
         Ok(match publish {
             p if p == dead(epoch) => Seen::Dead(n),
-            _ if self.geometry.wraps(x, n) => Seen::Nothing,
+            _ if self.layout.wraps(x, n) => Seen::Nothing,
             p if p == ready(epoch) => {
                 Seen::Ready(n, LogObject::of((slot, epoch), &header), header.owner)
             }
@@ -247,7 +247,7 @@ impl DeviceLog {
         owner: u64,
         walk: &mut Walk<'_, D>,
     ) -> Result<(), StoreError> {
-        let at = self.geometry.header_off(object.slot);
+        let at = self.layout.header_off(object.slot);
         if epoch_of(owner) == object.epoch && low(owner) & flag::LIVE == 0 {
             self.counts.found_retired.add(n);
             self.hold(x, n, walk.now_ns);
@@ -275,7 +275,7 @@ impl DeviceLog {
     pub fn abandon(&mut self, claim: Abandon) -> Result<AbandonReply, StoreError> {
         let Abandon { p, n } = claim;
         let end = p.saturating_add(n);
-        if !self.geometry.is_claim(p, n) || end > self.claimed_bytes()? {
+        if !self.layout.is_claim(p, n) || end > self.claimed_bytes()? {
             return Ok(AbandonReply::Refused);
         }
         if p < self.tail {

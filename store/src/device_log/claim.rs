@@ -6,7 +6,7 @@
 //! [`LogPut::fetch_add`], [`LogPut::claimed`] with `OpenClaim::note`, then [`Claim::next`] until it
 //! returns where to write. A producer that cannot complete these steps uses the plan path.
 
-use super::LogGeometry;
+use super::LogLayout;
 use crate::key::KeyId;
 use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
 use crate::object::{Publication, dead, producer_fields};
@@ -93,7 +93,7 @@ pub enum PlanPath {
 /// One object to be written to the log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogPut {
-    geometry: LogGeometry,
+    layout: LogLayout,
     key: KeyId,
     pages: (u32, u32),
     bytes_total: u64,
@@ -104,15 +104,15 @@ impl LogPut {
     /// An object of `bytes_total` bytes in `pages` (number, bytes of each). `TooLarge` if it
     /// exceeds a quarter of the log.
     pub fn new(
-        geometry: LogGeometry,
+        layout: LogLayout,
         key: KeyId,
         pages: (u32, u32),
         bytes_total: u64,
     ) -> Result<LogPut, PlanPath> {
-        let max = geometry.max_claim();
+        let max = layout.max_claim();
         let n =
-            geometry.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
-        Ok(LogPut { geometry, key, pages, bytes_total, n: n? })
+            layout.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
+        Ok(LogPut { layout, key, pages, bytes_total, n: n? })
     }
 
     /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
@@ -120,7 +120,7 @@ impl LogPut {
     #[inline]
     pub fn room(&self, line: &ControlLine) -> Result<u64, PlanPath> {
         let (heap_limit, bump_ptr) = (line.heap_limit(), line.bump_ptr());
-        if !bump_ptr.is_multiple_of(self.geometry.unit()) {
+        if !bump_ptr.is_multiple_of(self.layout.unit()) {
             return Err(PlanPath::Broken { bump_ptr });
         }
         // The owner's limit never passes the last epoch, so every position below it has an epoch
@@ -181,16 +181,16 @@ impl Claim {
     #[inline]
     pub fn next(self, heap_limit: u64) -> ClaimStep {
         let Claim { put, p } = self;
-        let geometry = put.geometry;
+        let layout = put.layout;
         let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
         // A position that is not on a unit or has no epoch only results from a word that another
         // process overwrote. Such a claim waits until it is abandoned.
-        let Some(epoch) = geometry.epoch(p).filter(|_| below && geometry.is_claim(p, put.n)) else {
+        let Some(epoch) = layout.epoch(p).filter(|_| below && layout.is_claim(p, put.n)) else {
             return ClaimStep::Wait(Claim { put, p });
         };
-        let slot = geometry.slot(p);
-        let (header_off, payload_base) = (geometry.header_off(slot), geometry.payload_off(p));
-        if geometry.wraps(p, put.n) {
+        let slot = layout.slot(p);
+        let (header_off, payload_base) = (layout.header_off(slot), layout.payload_off(p));
+        if layout.wraps(p, put.n) {
             let fields = producer_fields(KeyId { hash: 0, check: 0 }, 0, 0, payload_base, put.n);
             return ClaimStep::Skip(Skip { header_off, epoch, fields });
         }

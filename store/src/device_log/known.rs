@@ -2,7 +2,7 @@
 //! used in the slot of the claim's first unit; and the quarantine of retired claims. It decides
 //! nothing.
 
-use super::LogGeometry;
+use super::LogLayout;
 use std::collections::VecDeque;
 
 /// Outcome of a claim.
@@ -31,41 +31,41 @@ const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never };
 /// L), where each slot stands for one position.
 #[derive(Debug)]
 pub(super) struct KnownClaims {
-    geometry: LogGeometry,
+    layout: LogLayout,
     entries: Vec<Entry>,
 }
 
 impl KnownClaims {
-    pub(super) fn none(geometry: LogGeometry) -> KnownClaims {
-        KnownClaims { geometry, entries: vec![UNKNOWN; geometry.slots() as usize] }
+    pub(super) fn none(layout: LogLayout) -> KnownClaims {
+        KnownClaims { layout, entries: vec![UNKNOWN; layout.slots() as usize] }
     }
 
     /// Bytes and kind of the claim that begins at `x`.
     #[inline]
     pub(super) fn at(&self, x: u64) -> Option<(u64, Kind)> {
-        let entry = self.entries.get(self.geometry.slot(x) as usize)?;
-        (entry.units != 0).then(|| (u64::from(entry.units) * self.geometry.unit(), entry.kind))
+        let entry = self.entries.get(self.layout.slot(x) as usize)?;
+        (entry.units != 0).then(|| (u64::from(entry.units) * self.layout.unit(), entry.kind))
     }
 
     /// Records a claim of `bytes` that begins at `x`.
     #[inline]
     pub(super) fn put(&mut self, x: u64, bytes: u64, kind: Kind) {
-        let units = (bytes / self.geometry.unit()) as u32;
-        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+        let units = (bytes / self.layout.unit()) as u32;
+        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
             *entry = Entry { units, kind };
         }
     }
 
     /// Changes the kind of the claim at `x`.
     pub(super) fn turn(&mut self, x: u64, kind: Kind) {
-        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
             entry.kind = kind;
         }
     }
 
     /// Removes the claim at `x`: the tail passes it.
     pub(super) fn forget(&mut self, x: u64) {
-        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
             *entry = UNKNOWN;
         }
     }

@@ -3,7 +3,7 @@
 //! they are holes again until another hole check ends.
 
 use super::accept::Pass;
-use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogGeometry, LogTimes};
+use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogLayout, LogTimes};
 use crate::error::StoreError;
 use crate::memory::Memory;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ impl DeviceLog {
     /// wins [I15]. `BadSegment` if the limit is not one that an owner wrote.
     pub fn rebuild<D: Directory + ?Sized>(
         memory: Arc<dyn Memory>,
-        geometry: LogGeometry,
+        layout: LogLayout,
         times: LogTimes,
         now_ns: u64,
         directory: &mut D,
     ) -> Result<DeviceLog, StoreError> {
         let limit = memory.load(HEAP_LIMIT_OFF)?;
-        let tail = limit.checked_sub(geometry.log_bytes());
-        let fits = limit.is_multiple_of(geometry.unit()) && limit <= geometry.end();
+        let tail = limit.checked_sub(layout.log_bytes());
+        let fits = limit.is_multiple_of(layout.unit()) && limit <= layout.end();
         let Some(tail) = tail.filter(|_| fits) else {
             return Err(StoreError::BadSegment(format!(
                 "the limit of its log is {limit} for {} bytes in units of {}: only a fresh segment \
                  helps",
-                geometry.log_bytes(),
-                geometry.unit()
+                layout.log_bytes(),
+                layout.unit()
             )));
         };
-        let mut log = DeviceLog::of(memory, geometry, times, tail);
+        let mut log = DeviceLog::of(memory, layout, times, tail);
         log.pass(Pass::Rebuild, now_ns, directory)?;
         // Owner words read before this are visible to every access after it, so Q may begin [I8].
         log.memory.flush();

@@ -31,9 +31,9 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<u64, StoreError> {
-        let wanted = self.claimed_bytes()?.saturating_add(self.geometry.max_claim());
+        let wanted = self.claimed_bytes()?.saturating_add(self.layout.max_claim());
         // Once everything up to here is retired and free, the limit is `wanted`.
-        let needed = wanted.saturating_sub(self.geometry.log_bytes());
+        let needed = wanted.saturating_sub(self.layout.log_bytes());
         let stop = self.first_unknown();
         let mut retired = 0;
         let mut result = Ok(());
@@ -72,7 +72,7 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<Retire, StoreError> {
-        let Some(x) = self.geometry.position(slot, epoch) else {
+        let Some(x) = self.layout.position(slot, epoch) else {
             return Ok(Retire::Unknown);
         };
         if x < self.tail {
@@ -140,7 +140,7 @@ impl DeviceLog {
             self.known.forget(self.tail);
             self.tail += bytes;
         }
-        let limit = self.geometry.limit(self.tail);
+        let limit = self.layout.limit(self.tail);
         let moved = limit.saturating_sub(self.limit);
         if moved > 0 {
             // Release: a producer that claims below the new limit writes after LIVE was cleared
@@ -153,8 +153,8 @@ impl DeviceLog {
 
     /// Whether the object at the tail is free of views.
     fn unpinned(&self, unpinned: impl Fn(u32, u32) -> bool) -> bool {
-        let epoch = self.geometry.epoch(self.tail);
-        epoch.is_some_and(|epoch| unpinned(self.geometry.slot(self.tail), epoch))
+        let epoch = self.layout.epoch(self.tail);
+        epoch.is_some_and(|epoch| unpinned(self.layout.slot(self.tail), epoch))
     }
 
     /// Clears LIVE, then removes the index entry; the caller flushes. The quarantine begins.
@@ -166,11 +166,11 @@ impl DeviceLog {
         directory: &mut D,
     ) -> Result<(), StoreError> {
         let header = self.header(x)?;
-        let Some(epoch) = self.geometry.epoch(x) else {
+        let Some(epoch) = self.layout.epoch(x) else {
             return Ok(());
         };
-        let slot = self.geometry.slot(x);
-        let at = self.geometry.header_off(slot) + OWNER_OFF;
+        let slot = self.layout.slot(x);
+        let at = self.layout.header_off(slot) + OWNER_OFF;
         self.memory.store(at, word(low(header.owner) & !flag::LIVE, epoch))?;
         directory.remove(&key_of(&header), slot, epoch);
         self.usage.live.sub(bytes);

@@ -62,13 +62,13 @@ impl Directory for Index {
 /// A log of so many units, its owner, and its directory.
 struct World {
     memory: Arc<dyn Memory>,
-    geometry: LogGeometry,
+    layout: LogLayout,
     log: DeviceLog,
     index: Index,
 }
 
-fn geometry(units: u64) -> LogGeometry {
-    LogGeometry::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap()
+fn layout(units: u64) -> LogLayout {
+    LogLayout::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap()
 }
 
 fn world(units: u64) -> World {
@@ -77,9 +77,9 @@ fn world(units: u64) -> World {
 }
 
 fn world_of(memory: Arc<dyn Memory>, units: u64, times: LogTimes) -> World {
-    let geometry = geometry(units);
-    let log = DeviceLog::fresh(memory.clone(), geometry, times).unwrap();
-    World { memory, geometry, log, index: Index::default() }
+    let layout = layout(units);
+    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
+    World { memory, layout, log, index: Index::default() }
 }
 
 fn key(name: u64) -> KeyId {
@@ -106,7 +106,7 @@ impl World {
 
     /// Claims for an object, whether or not there is room.
     fn claim(&self, name: u64, bytes: u64) -> Claim {
-        let put = LogPut::new(self.geometry, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap();
         let mut op = put.fetch_add();
         op.run(self.memory.as_ref()).unwrap();
         let Op::FetchAdd { old, .. } = op else { unreachable!() };
@@ -163,10 +163,10 @@ impl World {
             payload_base: at.payload_base,
             bytes_total: at.bytes_total,
         };
-        let mut reading = Reading::new(self.geometry.header_off(at.slot), expect);
+        let mut reading = Reading::new(self.layout.header_off(at.slot), expect);
         let mut copy = vec![0; at.bytes_total as usize];
         self.run(&mut reading.chain(&mut copy));
-        reading.judge(&self.geometry.region()).is_ok().then_some(copy)
+        reading.judge(&self.layout.region()).is_ok().then_some(copy)
     }
 
     /// Every unit claimed is settled or not, and counted once [I13].

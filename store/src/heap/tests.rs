@@ -39,21 +39,21 @@ fn with_ext(change: impl FnOnce(&mut HeapExt)) -> Result<Heap, StoreError> {
 fn a_formatted_segment_opens_with_the_same_geometry() {
     let config = small();
     let heap = formatted(&config);
-    let g = *heap.geometry();
-    assert_eq!(*Heap::open(heap.memory().clone()).unwrap().geometry(), g);
-    assert_eq!((g.slots, g.rank, g.header_base), (10, 3, 4096));
+    let g = *heap.layout();
+    assert_eq!(*Heap::open(heap.memory().clone()).unwrap().layout(), g);
+    assert_eq!((g.slots, heap.identity().rank, g.header_base), (10, 3, 4096));
     assert_eq!((g.log_slots, g.log.len, g.payloads()), (0, 0, g.arena));
     assert_eq!(g.index, Region { offset: 8192, len: index::region_bytes(10) });
     assert_eq!(g.pins, Region { offset: 12_288, len: pins::REGION_BYTES });
     assert_eq!(g.arena, Region { offset: ARENA, len: 40_960 });
     assert_eq!(g.segment_bytes, config.segment_bytes());
-    assert_eq!(g.incarnation, config.incarnation);
+    assert_eq!(heap.identity().incarnation, config.incarnation);
 }
 
 #[test]
 fn every_slot_is_armed_at_epoch_one() {
     let heap = formatted(&small());
-    let g = heap.geometry();
+    let g = heap.layout();
     for slot in 0..g.slots {
         let mut bytes = [0u8; 64];
         heap.memory().read(g.header_off(slot), &mut bytes).unwrap();
@@ -72,7 +72,7 @@ fn every_slot_is_armed_at_epoch_one() {
 fn a_log_has_the_first_slots_and_lies_before_the_arena() {
     let config = HeapConfig { log_bytes: 20_000, ..small() };
     let heap = formatted(&config);
-    let g = *heap.geometry();
+    let g = *heap.layout();
     assert_eq!((g.slots, g.log_slots, g.managed_slots()), (15, 5, 5..15));
     assert_eq!((g.log.len, g.log.offset + g.log.len), (20_480, g.arena.offset));
     assert_eq!(g.payloads(), Region { offset: g.log.offset, len: 20_480 + 40_960 });
@@ -203,7 +203,7 @@ proptest! {
             Err(StoreError::BadSegment(_)) => {}
             Err(other) => prop_assert!(false, "{other}"),
             Ok(opened) => {
-                let g = opened.geometry();
+                let g = opened.layout();
                 prop_assert!(g.arena.offset + g.arena.len <= heap.memory().len());
                 let headers = g.header_base + u64::from(g.slots) * 64;
                 prop_assert!(headers <= heap.memory().len());

@@ -14,7 +14,7 @@ fn heap(slots: u64) -> Heap {
 
 /// Entries that a reader finds.
 fn led_to(heap: &Heap, key: KeyId) -> Vec<(u32, u64)> {
-    let buckets = buckets_of(&heap.geometry().index, key).unwrap();
+    let buckets = buckets_of(&heap.layout().index, key).unwrap();
     let entries = buckets.iter().flat_map(|b| probe(&**heap.memory(), *b, key));
     entries.map(|e| (e.slot, e.epoch_low)).collect()
 }
@@ -30,7 +30,7 @@ proptest! {
         steps in prop::collection::vec((any::<bool>(), 0u8..40, 0u32..64, 1u32..3), 1..200)
     ) {
         let heap = heap(64);
-        let mut index = Index::empty(heap.memory().clone(), heap.geometry().index);
+        let mut index = Index::empty(heap.memory().clone(), heap.layout().index);
         let mut model: BTreeMap<(u8, u32, u32), ()> = BTreeMap::new();
         for (insert, k, slot, epoch) in steps {
             if insert {
@@ -63,7 +63,7 @@ proptest! {
 #[test]
 fn a_place_that_is_given_up_goes_to_an_entry_that_had_none() {
     let heap = heap(64);
-    let mut index = Index::empty(heap.memory().clone(), heap.geometry().index);
+    let mut index = Index::empty(heap.memory().clone(), heap.layout().index);
     let keys: Vec<_> = (0..17).map(|i| KeyId { hash: 0, check: i }).collect();
     for (slot, key) in keys.iter().enumerate() {
         index.insert(*key, slot as u32, 1);
@@ -78,9 +78,9 @@ fn a_place_that_is_given_up_goes_to_an_entry_that_had_none() {
 #[test]
 fn an_index_made_anew_leads_nowhere() {
     let heap = heap(64);
-    let mut index = Index::empty(heap.memory().clone(), heap.geometry().index);
+    let mut index = Index::empty(heap.memory().clone(), heap.layout().index);
     (0..40).for_each(|n| index.insert(key(n), u32::from(n), 7));
-    Index::empty(heap.memory().clone(), heap.geometry().index);
+    Index::empty(heap.memory().clone(), heap.layout().index);
     assert!((0..40).all(|n| led_to(&heap, key(n)).is_empty()));
 }
 

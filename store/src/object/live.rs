@@ -35,7 +35,7 @@ pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
 
 /// The live objects of all heap slots.
 pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
-    heap.geometry().managed_slots().filter_map(|slot| live_slot(heap, slot))
+    heap.layout().managed_slots().filter_map(|slot| live_slot(heap, slot))
 }
 
 impl Slots {

@@ -55,8 +55,8 @@ impl Slots {
     ) -> Slots {
         let plans: HashMap<(u32, u32), &OpenSlot> =
             open.iter().map(|plan| ((plan.slot, plan.epoch), plan)).collect();
-        let arena = heap.geometry().arena;
-        let managed = heap.geometry().managed_slots();
+        let arena = heap.layout().arena;
+        let managed = heap.layout().managed_slots();
         let mut slots = Vec::with_capacity(managed.len());
         let mut retire = Vec::new();
         let mut unheard = 0u64;

@@ -86,7 +86,7 @@ impl Slots {
     /// The table of a segment just formatted: every slot free at epoch 1.
     pub fn fresh(heap: Heap) -> Slots {
         let free = Slot { epoch: FIRST_EPOCH, state: State::Free };
-        let managed = heap.geometry().managed_slots();
+        let managed = heap.layout().managed_slots();
         Slots::of(vec![free; managed.len()], heap)
     }
 
@@ -96,7 +96,7 @@ impl Slots {
         for slot in &slots {
             count(&mut usage, slot.state, Sign::In);
         }
-        let index = Index::empty(heap.memory().clone(), heap.geometry().index);
+        let index = Index::empty(heap.memory().clone(), heap.layout().index);
         let (quarantine, pinned) = (VecDeque::new(), Vec::new());
         let mut table = Slots { heap, slots, usage, index, quarantine, unsettled: 0, pinned };
         let live: Vec<_> =
@@ -111,7 +111,7 @@ impl Slots {
     /// Gives a free slot and an extent to a plan. Refused (`WrongState`) at any other epoch or
     /// state; repeating the same call is harmless. An extent outside the arena is `OutOfBounds`.
     pub fn open(&mut self, slot: u32, epoch: u32, extent: Extent) -> Result<(), StoreError> {
-        let arena = self.heap.geometry().arena;
+        let arena = self.heap.layout().arena;
         let Some(packed) = PackedExtent::of(extent, &arena) else {
             return Err(StoreError::OutOfBounds {
                 what: "extent of a plan",
@@ -127,7 +127,7 @@ impl Slots {
     /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), if it is
     /// not READY, or if the header's payload is not the plan's.
     pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
-        let arena = self.heap.geometry().arena;
+        let arena = self.heap.layout().arena;
         let at = self.at(slot);
         let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
         let held = at.filter(|at| at.epoch == epoch).and_then(|at| match at.state {
@@ -183,7 +183,7 @@ impl Slots {
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
-        Ok(Retired { extent: packed.extent(&self.heap.geometry().arena), was })
+        Ok(Retired { extent: packed.extent(&self.heap.layout().arena), was })
     }
 
     /// The producer of a retired plan can write no more: its quarantine begins. Returns false if
@@ -202,7 +202,7 @@ impl Slots {
     /// batch of retires, and calls this, closes that gap.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
         let from = self.quarantine.len() - self.unsettled;
-        let until = now_ns.saturating_add(self.heap.geometry().quarantine_ns());
+        let until = now_ns.saturating_add(self.heap.layout().quarantine_ns());
         for entry in self.quarantine.range_mut(from..) {
             entry.0 = entry.0.max(until);
         }
@@ -226,7 +226,7 @@ impl Slots {
         }
         // One scan, after the fences of all these retires: a pin set before LIVE was cleared is
         // seen here for as long as it is held [I9].
-        let pinned = match pins::scan(&**self.heap.memory(), &self.heap.geometry().pins) {
+        let pinned = match pins::scan(&**self.heap.memory(), &self.heap.layout().pins) {
             Ok(pinned) => pinned,
             Err(error) => {
                 tracing::error!(%error, "cannot read the pins: everything retired is held");
@@ -268,7 +268,7 @@ impl Slots {
     /// Writes the access time, in milliseconds, of an object that is live at that epoch; else
     /// returns false.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
-        let at = self.heap.geometry().header_off(slot);
+        let at = self.heap.layout().header_off(slot);
         self.is_live(slot, epoch) && self.heap.memory().store(at + LAST_ACCESS_OFF, now_ms).is_ok()
     }
 
@@ -306,12 +306,12 @@ impl Slots {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {
-        self.heap.geometry().managed_slots().zip(self.slots.iter().copied())
+        self.heap.layout().managed_slots().zip(self.slots.iter().copied())
     }
 
     /// Index of a slot in the table; None for a slot of the log.
     fn index_of(&self, slot: u32) -> Option<usize> {
-        slot.checked_sub(self.heap.geometry().log_slots).map(|index| index as usize)
+        slot.checked_sub(self.heap.layout().log_slots).map(|index| index as usize)
     }
 
     pub(super) fn count_unheard(&mut self) {
@@ -319,7 +319,7 @@ impl Slots {
     }
 
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
-        let q = self.heap.geometry().quarantine_ns();
+        let q = self.heap.layout().quarantine_ns();
         // If the caller's clock went back, a later entry must still not end before an earlier one.
         let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
         self.quarantine.push_back((now_ns.saturating_add(q).max(last), slot, epoch));
@@ -327,7 +327,7 @@ impl Slots {
     }
 
     pub(super) fn clear_live(&self, slot: u32, epoch: u32) -> Result<(), StoreError> {
-        let at = self.heap.geometry().header_off(slot) + OWNER_OFF;
+        let at = self.heap.layout().header_off(slot) + OWNER_OFF;
         let flags = low(self.heap.memory().load(at)?);
         self.heap.memory().store(at, word(flags & !flag::LIVE, epoch))
     }
@@ -343,11 +343,11 @@ impl Slots {
             return Ok(None);
         };
         if next.state == State::Free {
-            let header = self.heap.geometry().header_off(slot);
+            let header = self.heap.layout().header_off(slot);
             arm(self.heap.memory().as_ref(), header, next.epoch)?;
         }
         self.put(slot, next);
-        Ok(Some(packed.extent(&self.heap.geometry().arena)))
+        Ok(Some(packed.extent(&self.heap.layout().arena)))
     }
 
     /// Decides and applies one event; true if something changed.

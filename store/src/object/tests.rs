@@ -25,20 +25,20 @@ fn heap(slots: u64) -> Heap {
 
 /// The extent of `units` from the slot's own page on.
 fn extent(heap: &Heap, slot: u32, units: u64) -> Extent {
-    let offset = heap.geometry().arena.offset + u64::from(slot) * 4096;
+    let offset = heap.layout().arena.offset + u64::from(slot) * 4096;
     Extent { offset, len: units * 4096 }
 }
 
 /// A producer's header fields and (WRITING, epoch).
 fn begin(heap: &Heap, slot: u32, epoch: u32, key: KeyId, at: Extent, bytes: u64) {
-    let header = heap.geometry().header_off(slot);
+    let header = heap.layout().header_off(slot);
     heap.memory().write(header, &producer_fields(key, 1, 4096, at.offset, bytes)).unwrap();
     heap.memory().store(header + PUBLISH_OFF, writing(epoch)).unwrap();
 }
 
 /// A producer's last step; true if READY was stored.
 fn publish(heap: &Heap, slot: u32, epoch: u32) -> bool {
-    let at = heap.geometry().header_off(slot) + PUBLISH_OFF;
+    let at = heap.layout().header_off(slot) + PUBLISH_OFF;
     heap.memory().compare_swap(at, writing(epoch), ready(epoch)).unwrap() == writing(epoch)
 }
 
@@ -60,7 +60,7 @@ fn expect(key: KeyId, epoch: u32, at: Extent) -> Expect {
 fn i2_an_object_is_readable_only_between_ready_and_retired() {
     let mut slots = Slots::fresh(heap(4));
     let heap = slots.heap().clone();
-    let arena = heap.geometry().arena;
+    let arena = heap.layout().arena;
     let (key, at) = (KEYS.id(b"k"), extent(&heap, 0, 1));
     let wanted = expect(key, 1, at);
     let read = |e: &Expect| validate(&read_header(&heap, 0).unwrap(), e, &arena);
@@ -203,7 +203,7 @@ fn a_commit_must_carry_its_own_plans_payload() {
         assert!(publish(&heap, slot, 1));
         assert_eq!(slots.commit(slot, 1).is_ok(), fits, "slot {slot}");
     }
-    let arena = heap.geometry().arena;
+    let arena = heap.layout().arena;
     for bad in [Extent { offset: 0, len: 4096 }, Extent { offset: arena.offset, len: 0 }] {
         assert!(matches!(slots.open(3, 1, bad), Err(StoreError::OutOfBounds { .. })));
     }

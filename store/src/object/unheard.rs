@@ -13,7 +13,7 @@ impl Slots {
     /// Slot, epoch and the extent that the header states (none if it is not valid). Walks all slots
     /// and reads the header of every free one. Call it only while no producer can be writing.
     pub fn written_but_free(&self) -> Vec<(u32, u32, Option<Extent>)> {
-        let arena = self.heap().geometry().arena;
+        let arena = self.heap().layout().arena;
         let free = self.all().filter(|(_, at)| at.state == State::Free);
         free.filter_map(|(slot, at)| {
             let header = read_header(self.heap(), slot).ok()?;
@@ -36,7 +36,7 @@ impl Slots {
         claimed: Option<Extent>,
         now_ns: u64,
     ) -> Result<(), StoreError> {
-        let arena = self.heap().geometry().arena;
+        let arena = self.heap().layout().arena;
         let extent =
             claimed.and_then(|e| PackedExtent::of(e, &arena)).unwrap_or(PackedExtent::UNKNOWN);
         // Decides first: a slot that was given to a plan keeps its LIVE.

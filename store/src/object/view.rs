@@ -91,7 +91,7 @@ impl Slots {
     /// Every slot that is not free at its first epoch. The master assumes that state for slots that
     /// are not reported, so the report of a new segment is short. Walks all slots.
     pub fn report(&self) -> impl Iterator<Item = SlotReport> + '_ {
-        let arena = self.heap().geometry().arena;
+        let arena = self.heap().layout().arena;
         self.all().filter_map(move |(slot, at)| {
             let kind = match at.state {
                 State::Free if at.epoch == FIRST_EPOCH => return None,
@@ -118,7 +118,7 @@ impl Slots {
     /// Every allocated extent: slot, epoch, extent, and whether it is a live object (a candidate
     /// for eviction). Extents that a scan could not determine are left out. Walks all slots.
     pub fn extents(&self) -> impl Iterator<Item = (u32, u32, Extent, bool)> + '_ {
-        let arena = self.heap().geometry().arena;
+        let arena = self.heap().layout().arena;
         self.all().filter_map(move |(slot, at)| {
             let extent = at.state.extent()?.extent(&arena);
             let live = matches!(at.state, State::Live(_));

@@ -171,14 +171,14 @@ mod tests {
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory.clone(), &config).unwrap();
         let host = HostMemory::of(memory).unwrap();
-        let pins = Pins::new(host, &heap.geometry().pins, 3).unwrap();
+        let pins = Pins::new(host, &heap.layout().pins, 3).unwrap();
         (heap, Arc::new(pins))
     }
 
     fn seen(heap: &Heap) -> Vec<(u32, u32)> {
         let host = HostMemory::of(heap.memory().clone()).unwrap();
         let mut all: Vec<_> =
-            scan(host.words(), &heap.geometry().pins).unwrap().into_iter().collect();
+            scan(host.words(), &heap.layout().pins).unwrap().into_iter().collect();
         all.sort_unstable();
         all
     }
@@ -217,13 +217,13 @@ mod tests {
         drop(all);
         assert!(pins.close());
         assert_eq!(pins.pin((1, 1), (0, 1), || true).unwrap_err(), NoPin::Closed);
-        assert!(Pins::new(pins.memory.clone(), &heap.geometry().pins, 128).is_none());
+        assert!(Pins::new(pins.memory.clone(), &heap.layout().pins, 128).is_none());
     }
 
     #[test]
     fn i9_a_dead_holders_table_is_wiped_and_nobody_elses() {
         let (heap, pins) = pins();
-        let other = Arc::new(Pins::new(pins.memory.clone(), &heap.geometry().pins, 4).unwrap());
+        let other = Arc::new(Pins::new(pins.memory.clone(), &heap.layout().pins, 4).unwrap());
         let (_a, _b) = (
             pins.pin((1, 1), (0, 1), || true).unwrap(),
             other.pin((2, 1), (0, 1), || true).unwrap(),

@@ -22,7 +22,7 @@ fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, with: u8) {
 
 fn put_bytes(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, bytes: &[u8]) {
     let heap = slots.heap().clone();
-    let g = heap.geometry();
+    let g = heap.layout();
     let len = (bytes.len() as u64).next_multiple_of(4096);
     let extent = Extent { offset: g.arena.offset + u64::from(slot) * 4096, len };
     slots.open(slot, epoch, extent).unwrap();
@@ -106,7 +106,7 @@ fn i2_an_entry_that_outlived_its_object_leads_to_nothing() {
     let heap = slots.heap().clone();
     let reader = Reader::of(&heap).unwrap();
     put(&mut slots, 0, 1, key(0), 1);
-    let index = heap.geometry().index;
+    let index = heap.layout().index;
     let mut stale = vec![0; index.len as usize];
     heap.memory().read(index.offset, &mut stale).unwrap();
     slots.retire(0, 1, true, 0).unwrap();
@@ -128,7 +128,7 @@ fn a_header_that_lies_about_its_payload_is_not_followed() {
     let heap = slots.heap().clone();
     let reader = Reader::of(&heap).unwrap();
     put(&mut slots, 0, 1, key(0), 1);
-    let at = heap.geometry().header_off(0);
+    let at = heap.layout().header_off(0);
     for (offset, value) in [(16, 0u64), (16, u64::MAX - 3), (24, u64::MAX)] {
         let before = heap.memory().load(at + offset).unwrap();
         heap.memory().store(at + offset, value).unwrap();
@@ -142,7 +142,7 @@ fn a_header_that_lies_about_its_payload_is_not_followed() {
 fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
     let mut slots = slots();
     let reader = Reader::of(slots.heap()).unwrap();
-    let g = *slots.heap().geometry();
+    let g = *slots.heap().layout();
     let pins = crate::pins::Pins::new(reader.memory().clone(), &g.pins, 0).unwrap();
     let pins = Arc::new(pins);
     put(&mut slots, 0, 1, key(0), 5);

@@ -139,7 +139,7 @@ fn i11_the_ready_of_an_epoch_that_ended_never_makes_the_next_one_readable() {
         met.count(took.is_ok());
         assert!(took.is_ok() || took == Err(reserved(2)), "{took:?}");
         slots.open(0, 2, extent(&heap)).unwrap();
-        let at = heap.geometry().header_off(0) + PUBLISH_OFF;
+        let at = heap.layout().header_off(0) + PUBLISH_OFF;
         assert_eq!(heap.memory().load(at).unwrap(), reserved(2), "[I11] the late one took it");
         assert!(slots.commit(0, 2).is_err(), "[I2] committed by another epoch's READY");
         assert_eq!((read(&heap, 0, None), read(&heap, 0, Some(1))), (None, None));
@@ -168,7 +168,7 @@ fn i2_a_commit_and_a_retire_agree_on_what_a_reader_finds() {
         met.count(committed);
         let header = read_header(&heap, 0).unwrap();
         assert_eq!((header.publish, epoch_of(header.owner)), (ready(1), 1));
-        let valid = validate(&header, &expect(&heap, Some(1)), &heap.geometry().arena);
+        let valid = validate(&header, &expect(&heap, Some(1)), &heap.layout().arena);
         assert_eq!(valid.is_ok(), committed, "[I2] READY but retired, or committed but not found");
         assert_eq!(slots.commit(0, 1).is_ok(), committed);
     });

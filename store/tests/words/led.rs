@@ -6,7 +6,7 @@ use nkv_store::reader::{copy, find};
 
 /// The epoch that was found and its bytes, if they may be accepted.
 fn get(heap: &Heap) -> Option<(u32, Vec<u8>)> {
-    let (words, g) = (&**heap.memory(), heap.geometry());
+    let (words, g) = (&**heap.memory(), heap.layout());
     let hit = find(words, g, key())?;
     let mut bytes = payload(0);
     copy(words, g, &hit, &mut bytes).then(|| (hit.epoch(), bytes))
@@ -27,7 +27,7 @@ fn i2_i4_a_reader_who_is_led_to_an_object_finds_it_whole() {
         };
         let ((), got) = first.race(owner, move || {
             // It never gets NotReady: an object in the index is published already.
-            let hit = find(&**reader.memory(), reader.geometry(), key());
+            let hit = find(&**reader.memory(), reader.layout(), key());
             (hit.is_some(), get(&reader))
         });
         met.count(got.0);

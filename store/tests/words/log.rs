@@ -5,7 +5,7 @@ use crate::segment::{BYTES, KEYS, Modelled};
 use nkv_store::KeyId;
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, Entry, HEAP_LIMIT_OFF,
-    LogGeometry, LogObject, LogPut, LogTimes, OpenClaims,
+    LogLayout, LogObject, LogPut, LogTimes, OpenClaims,
 };
 use nkv_store::layout::{HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF};
 use nkv_store::object::{Expect, Reading};
@@ -39,7 +39,7 @@ impl Directory for Index {
 #[derive(Debug, Clone)]
 pub struct Segment {
     pub memory: Arc<Modelled>,
-    pub geometry: LogGeometry,
+    pub layout: LogLayout,
 }
 
 /// The owner of a log.
@@ -81,10 +81,10 @@ pub fn log(units: u64, slots: &[u64]) -> Owner {
     };
     let watched = slots.iter().flat_map(of_slot).chain([HEAP_LIMIT_OFF, BUMP_PTR_OFF]);
     let memory = Arc::new(Modelled::new(LOG_BASE + units * U, watched, None));
-    let geometry = LogGeometry::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap();
+    let layout = LogLayout::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap();
     let times = LogTimes { quarantine_ns: 0, claim_ttl_ns: 0 };
-    let log = DeviceLog::fresh(memory.clone(), geometry, times).unwrap();
-    Owner { segment: Segment { memory, geometry }, log, index: Index::default() }
+    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
+    Owner { segment: Segment { memory, layout }, log, index: Index::default() }
 }
 
 pub fn key(name: u64) -> KeyId {
@@ -116,7 +116,7 @@ impl Segment {
     }
 
     pub fn put_of(&self, name: u64, bytes: u64) -> LogPut {
-        LogPut::new(self.geometry, key(name), (1, 4096), bytes).unwrap()
+        LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap()
     }
 
     pub fn fetch_add(&self, put: &LogPut) -> u64 {
@@ -158,10 +158,10 @@ impl Segment {
         let (slot, epoch) = (at.0, Some(at.1));
         let payload_base = LOG_BASE + u64::from(slot) * U;
         let expect = Expect { key: Some(key(name)), epoch, payload_base, bytes_total };
-        let mut reading = Reading::new(self.geometry.header_off(slot), expect);
+        let mut reading = Reading::new(self.layout.header_off(slot), expect);
         let mut copy = vec![0; bytes_total as usize];
         self.run(&mut reading.chain(&mut copy));
-        reading.judge(&self.geometry.region()).is_ok().then_some(copy)
+        reading.judge(&self.layout.region()).is_ok().then_some(copy)
     }
 }
 

@@ -54,7 +54,7 @@ fn i15_an_owner_word_is_seen_live_only_with_ready_and_the_whole_object() {
             owner.log.accept(0, &mut owner.index).unwrap();
         };
         let observe = move || {
-            let header = reader.geometry.header_off(0);
+            let header = reader.layout.header_off(0);
             let live = reader.memory.load(header + OWNER_OFF).unwrap() == word(flag::LIVE, 1);
             let publish = reader.memory.load(header + PUBLISH_OFF).unwrap();
             assert!(!live || publish == ready(1), "[I15] LIVE before READY");

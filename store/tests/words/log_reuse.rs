@@ -69,10 +69,10 @@ fn i9_a_view_pinned_in_time_holds_the_tail() {
             // check.
             pin.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            let owner = segment.memory.load(segment.geometry.header_off(0) + OWNER_OFF).unwrap();
+            let owner = segment.memory.load(segment.layout.header_off(0) + OWNER_OFF).unwrap();
             let valid = low(owner) & flag::LIVE != 0;
             let mut copy = vec![0; U as usize];
-            segment.memory.read(segment.geometry.payload_off(0), &mut copy).unwrap();
+            segment.memory.read(segment.layout.payload_off(0), &mut copy).unwrap();
             valid.then_some(copy)
         };
         let (took, copy) = first.race(retire, view);

@@ -19,7 +19,7 @@ fn take_away(mut slots: Slots) -> bool {
 
 /// Pins the object and reads its bytes in place: no header check afterwards.
 fn view(heap: &Heap) -> Option<Vec<u8>> {
-    let (words, g) = (&**heap.memory(), heap.geometry());
+    let (words, g) = (&**heap.memory(), heap.layout());
     let hit = read_slot(words, g, 0, key())?;
     let table = Table::of(&g.pins, 0).unwrap();
     table.set(words, 0, hit.slot, hit.epoch()).unwrap();
@@ -57,7 +57,7 @@ fn i9_a_copying_reader_needs_no_pin() {
         let slots = live();
         let heap = slots.heap().clone();
         let reader = move || {
-            let (words, g) = (&**heap.memory(), heap.geometry());
+            let (words, g) = (&**heap.memory(), heap.layout());
             let hit = read_slot(words, g, 0, key())?;
             let mut bytes = payload(0);
             let believed = copy(words, g, &hit, &mut bytes);

@@ -72,7 +72,7 @@ fn i2_i4_an_owner_who_sees_ready_sees_the_header_that_goes_with_it() {
         let owner = move || {
             let header = read_header(&heap, 0).unwrap();
             if header.publish == ready(1) {
-                let arena = heap.geometry().arena;
+                let arena = heap.layout().arena;
                 assert_eq!(validate(&header, &expect(&heap, Some(1)), &arena), Ok(()));
                 assert_eq!((key_of(&header), epoch_of(header.owner)), (key(), 1));
             }

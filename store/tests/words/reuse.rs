@@ -90,16 +90,16 @@ fn reuse_when_due(mut slots: Slots, clock: &AtomicU64) {
 /// A chained read that a device executes out of order: the second header check overtakes the
 /// payload. Returns whether it was in time, and the copy if it may be accepted.
 fn read_out_of_order(heap: &Heap, clock: &AtomicU64) -> (bool, Option<Vec<u8>>) {
-    let mut reading = Reading::new(heap.geometry().header_off(0), expect(heap, Some(1)));
+    let mut reading = Reading::new(heap.layout().header_off(0), expect(heap, Some(1)));
     let mut copy = vec![0; BYTES];
     let began = now(clock);
     let [before, payload, after] = reading.chain(&mut copy);
     run(heap, &mut [before, after, payload]);
-    let in_time = chain_in_time(began, now(clock), heap.geometry().quarantine_ns());
+    let in_time = chain_in_time(began, now(clock), heap.layout().quarantine_ns());
     if !in_time {
         run(heap, &mut [reading.again()]);
     }
-    let believed = reading.judge(&heap.geometry().arena).is_ok();
+    let believed = reading.judge(&heap.layout().arena).is_ok();
     (in_time, believed.then_some(copy))
 }
 
@@ -130,14 +130,14 @@ fn i2_i3_live_of_an_epoch_is_never_seen_with_what_an_older_one_published() {
         let mut slots = live();
         let heap = slots.heap().clone();
         let reader = move || {
-            let header = heap.geometry().header_off(0);
+            let header = heap.layout().header_off(0);
             let owner = heap.memory().load(header + OWNER_OFF).unwrap();
             let publish = heap.memory().load(header + PUBLISH_OFF).unwrap();
             let armed = owner == word(flag::LIVE, 2);
             assert!(!armed || publish == reserved(2), "[I3] armed LIVE before RESERVED");
             // Whatever mix of words is read, nothing of epoch 2 is readable, nor of 1 without LIVE.
             let seen = read_header(&heap, 0).unwrap();
-            let arena = heap.geometry().arena;
+            let arena = heap.layout().arena;
             assert!(validate(&seen, &expect(&heap, Some(2)), &arena).is_err(), "{seen:?}");
             let live = low(seen.owner) & flag::LIVE != 0 && epoch_of(seen.owner) == 1;
             assert!(live || validate(&seen, &expect(&heap, None), &arena).is_err(), "{seen:?}");

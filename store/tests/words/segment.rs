@@ -189,7 +189,7 @@ fn regions(config: &HeapConfig) -> [Region; 2] {
     FOUND.with(|found| {
         *found.get_or_init(|| {
             let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
-            let g = *Heap::format(memory, config).unwrap().geometry();
+            let g = *Heap::format(memory, config).unwrap().layout();
             [g.index, g.pins]
         })
     })
@@ -202,7 +202,7 @@ thread_local! {
 
 /// The extent that all objects of a model share.
 pub fn extent(heap: &Heap) -> Extent {
-    Extent { offset: heap.geometry().arena.offset, len: 4096 }
+    Extent { offset: heap.layout().arena.offset, len: 4096 }
 }
 
 /// The payload of an epoch: the epoch in every watched word.
@@ -223,7 +223,7 @@ pub fn key() -> KeyId {
 
 /// What the producer of an epoch writes.
 pub fn publication(heap: &Heap, slot: u32, epoch: u32) -> Publication {
-    let header_off = heap.geometry().header_off(slot);
+    let header_off = heap.layout().header_off(slot);
     let (offset, bytes) = (extent(heap).offset, BYTES as u64);
     Publication::new((header_off, epoch), key(), (1, 4096), offset, bytes)
 }
@@ -260,10 +260,10 @@ pub fn expect(heap: &Heap, epoch: Option<u32>) -> Expect {
 
 /// A strict read of a slot: the copy, if it may be accepted.
 pub fn read(heap: &Heap, slot: u32, epoch: Option<u32>) -> Option<Vec<u8>> {
-    let mut reading = Reading::new(heap.geometry().header_off(slot), expect(heap, epoch));
+    let mut reading = Reading::new(heap.layout().header_off(slot), expect(heap, epoch));
     let mut copy = vec![0; BYTES];
     run(heap, &mut reading.chain(&mut copy));
-    reading.judge(&heap.geometry().arena).is_ok().then_some(copy)
+    reading.judge(&heap.layout().arena).is_ok().then_some(copy)
 }
 
 /// Counts the outcomes of a model's executions, so that a test can check that both occurred.

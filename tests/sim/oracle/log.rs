@@ -2,18 +2,18 @@
 //! its owner set LIVE and never without READY, and loses LIVE in the order of claims, to make room,
 //! or because of a request.
 
-use super::{Cause, Inner, Watch, handled};
+use super::{Cause, Formatted, Inner, Watch, handled};
 use crate::ledger::SlotEpoch;
-use nkv_store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
+use nkv_store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogLayout};
 use nkv_store::layout::{ObjHeader, epoch_of, flag, low, state};
-use nkv_store::{AnonMemory, Geometry, KeyId, Memory};
+use nkv_store::{AnonMemory, KeyId, Memory};
 
 impl Watch {
     /// A claim of `bytes` at position `at` was made.
     pub fn claimed(&self, at: u64, bytes: u64) {
         let inner = self.lock();
-        if let Some(g) = &inner.geometry {
-            self.ledger.claimed(g.rank, at, bytes);
+        if let Some(g) = &inner.segment {
+            self.ledger.claimed(g.identity.rank, at, bytes);
         }
     }
 
@@ -21,8 +21,8 @@ impl Watch {
     /// [I14].
     pub(super) fn in_time(
         &self,
-        g: &Geometry,
-        log: &LogGeometry,
+        g: &Formatted,
+        log: &LogLayout,
         memory: &AnonMemory,
         (slot, publish): (u32, u64),
         header: &ObjHeader,
@@ -30,53 +30,64 @@ impl Watch {
         let (p, limit) = (log.position(slot, epoch_of(publish)), memory.load(HEAP_LIMIT_OFF));
         let n = log.claim_bytes(header.bytes_total);
         let Some(((p, n), limit)) = p.zip(n).zip(limit.ok()) else {
-            let text = format!("[I13] slot {slot} of the log of rank {} holds no claim", g.rank);
+            let text =
+                format!("[I13] slot {slot} of the log of rank {} holds no claim", g.identity.rank);
             return self.ledger.wrong(text);
         };
         let tail = limit.saturating_sub(log.log_bytes());
         if p + n > limit {
             self.ledger.wrong(format!(
                 "[I13] {n} bytes at {p} of the log of rank {} are written above its limit {limit}",
-                g.rank
+                g.identity.rank
             ));
         }
         if p < tail {
             self.ledger.wrong(format!(
                 "[I14] {n} bytes at {p} of the log of rank {} are written late: its tail is at \
                  {tail}",
-                g.rank
+                g.identity.rank
             ));
         }
     }
 
     /// READY took: the bytes are all there, and the claim is its owner's to accept.
-    pub(super) fn settled(&self, g: &Geometry, slot: u32, header: &ObjHeader, memory: &AnonMemory) {
+    pub(super) fn settled(
+        &self,
+        g: &Formatted,
+        slot: u32,
+        header: &ObjHeader,
+        memory: &AnonMemory,
+    ) {
         let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
         let key = KeyId { hash: header.key_hash, check: header.key_check };
-        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch: epoch_of(header.publish) };
-        self.ledger.settled(spot, g.rank, key, &bytes);
+        let spot = SlotEpoch {
+            incarnation: g.identity.incarnation,
+            slot,
+            epoch: epoch_of(header.publish),
+        };
+        self.ledger.settled(spot, g.identity.rank, key, &bytes);
     }
 
     /// The owner accepted a claim, found that its key is there, or took its object back.
     pub(super) fn owner_word_of_log(
         &self,
         inner: &mut Inner,
-        (g, log): (&Geometry, &LogGeometry),
+        (g, log): (&Formatted, &LogLayout),
         (memory, slot): (&AnonMemory, u32),
         (before, after): (u64, u64),
     ) {
         let (was, is) = (low(before) & flag::LIVE != 0, low(after) & flag::LIVE != 0);
         let epoch = epoch_of(after);
-        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
+        let spot = SlotEpoch { incarnation: g.identity.incarnation, slot, epoch };
         if was {
             let cause = Self::end_in_log(inner, log, memory, (slot, epoch_of(before)));
             return self.owner_word(inner, g, (slot, cause), before, after);
         }
-        let Ok(header) = super::header_at(memory, g.header_off(slot)) else { return };
+        let Ok(header) = super::header_at(memory, g.layout.header_off(slot)) else { return };
         if low(header.publish) != state::READY || epoch_of(header.publish) != epoch {
             return self.ledger.wrong(format!(
                 "[I15] slot {slot} of the log of rank {} is taken at epoch {epoch} without READY",
-                g.rank
+                g.identity.rank
             ));
         }
         if !is {
@@ -91,7 +102,7 @@ impl Watch {
     /// are needed.
     fn end_in_log(
         inner: &Inner,
-        log: &LogGeometry,
+        log: &LogLayout,
         memory: &AnonMemory,
         (slot, epoch): (u32, u32),
     ) -> Cause {

@@ -2,7 +2,7 @@
 //! claim, and whether it may be written, is decided by the table.
 
 use crate::access::Intent;
-use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::layout::{HEADER_BYTES, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state};
 
 /// A change that a producer may make in the log.
@@ -24,14 +24,14 @@ pub(super) enum LogChange {
 
 impl LogChange {
     /// `None` for every change that a producer never makes in the log.
-    pub(super) fn of(geometry: &LogGeometry, intent: &Intent) -> Option<LogChange> {
+    pub(super) fn of(layout: &LogLayout, intent: &Intent) -> Option<LogChange> {
         match *intent {
             Intent::FetchAdd { offset, add } => {
-                let claim = geometry.is_claim(0, add);
+                let claim = layout.is_claim(0, add);
                 (offset == BUMP_PTR_OFF && claim).then_some(LogChange::Bump { n: add })
             }
-            Intent::Write { offset, len } => write(geometry, offset, len),
-            Intent::Store { offset, value } => match header(geometry, offset)? {
+            Intent::Write { offset, len } => write(layout, offset, len),
+            Intent::Store { offset, value } => match header(layout, offset)? {
                 (slot, PUBLISH_OFF) => {
                     let epoch = epoch_of(value);
                     match low(value) {
@@ -43,7 +43,7 @@ impl LogChange {
                 _ => None,
             },
             Intent::CompareSwap { offset, expect, new } => {
-                let (slot, at) = header(geometry, offset)?;
+                let (slot, at) = header(layout, offset)?;
                 let epoch = epoch_of(new);
                 let steps = (low(expect), low(new)) == (state::WRITING, state::READY);
                 let ready = at == PUBLISH_OFF && steps && epoch_of(expect) == epoch;
@@ -74,22 +74,22 @@ impl LogChange {
     }
 }
 
-fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<LogChange> {
-    match header(geometry, offset) {
+fn write(layout: &LogLayout, offset: u64, len: u64) -> Option<LogChange> {
+    match header(layout, offset) {
         // Only as a whole: a part of the fields cannot be checked.
         Some((slot, 0)) if len == PRODUCER_FIELDS => Some(LogChange::Fields { slot }),
         Some(_) => None,
         None => {
-            let from = offset.checked_sub(geometry.region().offset)?;
+            let from = offset.checked_sub(layout.region().offset)?;
             let to = from.checked_add(len)?;
-            (to <= geometry.log_bytes()).then_some(LogChange::Payload { from, to })
+            (to <= layout.log_bytes()).then_some(LogChange::Payload { from, to })
         }
     }
 }
 
 /// The slot of the header at an offset, and the position in the header.
-fn header(geometry: &LogGeometry, offset: u64) -> Option<(u32, u64)> {
-    let inside = offset.checked_sub(geometry.header_off(0))?;
+fn header(layout: &LogLayout, offset: u64) -> Option<(u32, u64)> {
+    let inside = offset.checked_sub(layout.header_off(0))?;
     let slot = u32::try_from(inside / HEADER_BYTES).ok()?;
-    (slot < geometry.slots()).then_some((slot, inside % HEADER_BYTES))
+    (slot < layout.slots()).then_some((slot, inside % HEADER_BYTES))
 }

@@ -4,7 +4,7 @@
 
 use super::change::LogChange;
 use crate::access::Cut;
-use nkv_store::device_log::{Abandon, LogGeometry};
+use nkv_store::device_log::{Abandon, LogLayout};
 use std::sync::Arc;
 
 /// What is known of a claim's position.
@@ -55,19 +55,19 @@ impl Claim {
     }
 
     /// The position, if the claim may be written: a whole claim below the limit.
-    pub(super) fn below(&self, geometry: &LogGeometry, limit: u64) -> Option<u64> {
-        let p = self.position().filter(|p| geometry.is_claim(*p, self.n))?;
+    pub(super) fn below(&self, layout: &LogLayout, limit: u64) -> Option<u64> {
+        let p = self.position().filter(|p| layout.is_claim(*p, self.n))?;
         (p + self.n <= limit).then_some(p)
     }
 
     /// Whether this change belongs to this claim, which begins at `p`.
-    fn covers(&self, geometry: &LogGeometry, p: u64, change: &LogChange) -> bool {
+    fn covers(&self, layout: &LogLayout, p: u64, change: &LogChange) -> bool {
         if let LogChange::Payload { from, to } = *change {
-            let start = p % geometry.log_bytes();
-            return !geometry.wraps(p, self.n) && from >= start && to <= start + self.n;
+            let start = p % layout.log_bytes();
+            return !layout.wraps(p, self.n) && from >= start && to <= start + self.n;
         }
         change.header().is_some_and(|(slot, epoch)| {
-            slot == geometry.slot(p) && epoch.is_none_or(|e| geometry.epoch(p) == Some(e))
+            slot == layout.slot(p) && epoch.is_none_or(|e| layout.epoch(p) == Some(e))
         })
     }
 
@@ -78,7 +78,7 @@ impl Claim {
     /// Permits a request to make this change. `Err`: the reason.
     pub(super) fn allow(
         &mut self,
-        geometry: &LogGeometry,
+        layout: &LogLayout,
         p: u64,
         change: &LogChange,
         cut: &Arc<dyn Cut>,
@@ -88,7 +88,7 @@ impl Claim {
             return Err(format!("the claim of {n} bytes at {p} has its last verb already"));
         }
         let skip = matches!(change, LogChange::Fields { .. } | LogChange::Dead { .. });
-        if geometry.wraps(p, n) && !skip {
+        if layout.wraps(p, n) && !skip {
             return Err(format!(
                 "the claim of {n} bytes at {p} crosses the log's end: write its fields and DEAD"
             ));
@@ -134,24 +134,24 @@ impl Table {
     /// has two, the later one: since it is below the limit, the earlier one is settled.
     pub(super) fn find(
         &self,
-        geometry: &LogGeometry,
+        layout: &LogLayout,
         change: &LogChange,
         below: impl Fn(&Claim) -> Option<u64>,
     ) -> Option<(usize, u64)> {
         let claims = self.claims.iter().enumerate();
         let here = claims.filter_map(|(i, claim)| below(claim).map(|p| (i, p)));
-        let here = here.filter(|(i, p)| self.claims[*i].covers(geometry, *p, change));
+        let here = here.filter(|(i, p)| self.claims[*i].covers(layout, *p, change));
         here.max_by_key(|(_, p)| *p)
     }
 
     /// The claim inside of which this request makes this change.
     pub(super) fn find_used(
         &self,
-        geometry: &LogGeometry,
+        layout: &LogLayout,
         change: &LogChange,
         cut: &Arc<dyn Cut>,
     ) -> Option<(usize, u64)> {
-        self.find(geometry, change, |c| c.position().filter(|_| c.is_used_by(cut)))
+        self.find(layout, change, |c| c.position().filter(|_| c.is_used_by(cut)))
     }
 
     /// The first claim of `n` bytes in this state that this request is making.

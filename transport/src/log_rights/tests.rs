@@ -51,7 +51,7 @@ impl Directory for Index {
 /// A log with its owner, and one producer's rights in it.
 struct World {
     memory: Arc<dyn Memory>,
-    geometry: LogGeometry,
+    layout: LogLayout,
     log: DeviceLog,
     index: Index,
     rights: Arc<LogRights>,
@@ -68,10 +68,10 @@ fn world(units: u64) -> World {
 }
 
 fn world_of(memory: Arc<dyn Memory>, units: u64) -> World {
-    let geometry = LogGeometry::new(log_base(units), units * U, U, HEADER_BASE).unwrap();
-    let log = DeviceLog::fresh(memory.clone(), geometry, TIMES).unwrap();
-    let rights = Arc::new(LogRights::new(geometry, memory.clone()));
-    World { memory, geometry, log, index: Index::default(), rights }
+    let layout = LogLayout::new(log_base(units), units * U, U, HEADER_BASE).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), layout, TIMES).unwrap();
+    let rights = Arc::new(LogRights::new(layout, memory.clone()));
+    World { memory, layout, log, index: Index::default(), rights }
 }
 
 /// A connection, as the agent uses it.
@@ -164,7 +164,7 @@ impl World {
     /// Claims so many bytes; returns what to do with the claim.
     fn claim(&self, name: u64, bytes: u64) -> ClaimStep {
         let key = KEYS.id(&name.to_le_bytes());
-        let put = LogPut::new(self.geometry, key, (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key, (1, 4096), bytes).unwrap();
         let p = self.add(put.claim_bytes()).unwrap();
         put.claimed(p).next(self.memory.load(HEAP_LIMIT_OFF).unwrap())
     }
@@ -177,7 +177,7 @@ impl World {
     }
 
     fn header(&self, write: &ClaimWrite) -> u64 {
-        self.geometry.header_off(write.slot().0)
+        self.layout.header_off(write.slot().0)
     }
 
     /// A whole put, accepted.

@@ -7,7 +7,7 @@ mod work;
 
 use super::{INCARNATION, JOB, Raw, eventually};
 use nkv_store::device_log::{
-    Abandon, BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, LogGeometry,
+    Abandon, BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, LogLayout,
     LogObject, LogPut, LogTimes,
 };
 use nkv_store::layout::PUBLISH_OFF;
@@ -47,7 +47,7 @@ struct Fixture {
     agent: TcpAgent,
     memory: Arc<AnonMemory>,
     grants: Arc<Grants>,
-    geometry: LogGeometry,
+    layout: LogLayout,
     log: DeviceLog,
     index: Index,
     one: Arc<LogRights>,
@@ -57,11 +57,11 @@ struct Fixture {
 fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
     let log_base = HEADER_BASE + (units * 64).next_multiple_of(4096);
     let memory = Arc::new(AnonMemory::new(log_base + units * unit).unwrap());
-    let geometry = LogGeometry::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
-    let log = DeviceLog::fresh(memory.clone(), geometry, TIMES).unwrap();
+    let layout = LogLayout::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), layout, TIMES).unwrap();
     let grants = Arc::new(Grants::new());
     let [one, two] = [ONE, TWO].map(|token| {
-        let rights = Arc::new(LogRights::new(geometry, memory.clone()));
+        let rights = Arc::new(LogRights::new(layout, memory.clone()));
         grants.open_log(token, rights.clone());
         rights
     });
@@ -69,7 +69,7 @@ fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
     let access = grants.clone();
     let agent =
         TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
-    Fixture { agent, memory, grants, geometry, log, index: Index::default(), one, two }
+    Fixture { agent, memory, grants, layout, log, index: Index::default(), one, two }
 }
 
 impl Fixture {
@@ -89,7 +89,7 @@ impl Fixture {
     }
 
     fn publish_word(&self, p: u64) -> u64 {
-        let at = self.geometry.header_off(self.geometry.slot(p));
+        let at = self.layout.header_off(self.layout.slot(p));
         self.memory.load(at + PUBLISH_OFF).unwrap()
     }
 
@@ -127,10 +127,10 @@ fn fill(name: u64, bytes: u64) -> Vec<u8> {
 fn claim(
     verbs: &dyn Verbs,
     token: u64,
-    geometry: LogGeometry,
+    layout: LogLayout,
     (name, bytes): (u64, u64),
 ) -> Result<ClaimStep, TransportError> {
-    let put = LogPut::new(geometry, key(name), (1, 4096), bytes).unwrap();
+    let put = LogPut::new(layout, key(name), (1, 4096), bytes).unwrap();
     let p = verbs.fetch_add(token, BUMP_PTR_OFF, put.claim_bytes())?;
     let mut line = ControlLine::unread();
     verbs.post(0, &mut [line.read()])?;
@@ -138,7 +138,7 @@ fn claim(
 }
 
 fn place(verbs: &dyn Verbs, token: u64, rig: &Fixture, name: u64, bytes: u64) -> ClaimWrite {
-    match claim(verbs, token, rig.geometry, (name, bytes)).unwrap() {
+    match claim(verbs, token, rig.layout, (name, bytes)).unwrap() {
         ClaimStep::Write(placing) => placing,
         other => panic!("{other:?}"),
     }

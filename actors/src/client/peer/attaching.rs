@@ -170,41 +170,39 @@ impl Attaching {
 
     /// For a segment that this process maps.
     fn mapped_path(&self) -> PathChoice {
-        self.path_choice(self.claims.clone().filter(|_| !self.info.nic_atomics))
+        self.path_choice(self.claims.clone().filter(|_| !self.info.layout.claims_by_nic()))
     }
 
     /// For RDMA: a posted write may land after its call returned, so each such path has its own
     /// table of open claims.
     fn device_path(&self) -> PathChoice {
-        let counts = self.info.nic_atomics && self.claims.is_some();
+        let counts = self.info.layout.claims_by_nic() && self.claims.is_some();
         self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), path: PathChoice) -> Peer {
         let PathChoice { obeyed, mapped, claims, used_for, passed_over } = path;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
-            let region = &reader.geometry().pins;
+            let region = &reader.layout().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
-        let log = self.info.device_log().zip(claims);
-        let log = log.map(|(geometry, (claims, token))| PeerLog::new(geometry, claims, token));
+        let log = self.info.layout.device_log().zip(claims);
+        let log = log.map(|(layout, (claims, token))| PeerLog::new(layout, claims, token));
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
             hasher: self.hasher,
             used_for,
-            claims_elsewhere: mapped.is_some() && self.info.nic_atomics && self.claims.is_some(),
+            claims_elsewhere: mapped.is_some()
+                && self.info.layout.claims_by_nic()
+                && self.claims.is_some(),
             passed_over,
             first: self.info.id().is_first(),
-            slots: self.info.slots,
-            header_base: self.info.header_base,
-            index: self.info.index(),
-            payloads: self.info.payloads(),
+            layout: self.info.layout,
             reader: mapped.map(|(reader, _)| reader),
             pins,
             log,
             takes_puts: AtomicBool::new(true),
-            quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
             attached_ns: self.env.clock.now_ns(),
             obeyed,
@@ -284,7 +282,7 @@ impl Attaching {
             attached => attached?,
         };
         let heap = Heap::open(memory)?;
-        if heap.geometry().incarnation != self.info.incarnation {
+        if heap.identity().incarnation != self.info.incarnation {
             return Err(Error::disconnected(format!(
                 "segment {segment} holds another incarnation"
             )));
@@ -359,7 +357,7 @@ impl Attaching {
             Some(Err(why)) => return Err(none(why)),
             None => return Err(Error::internal(format!("rank {rank} gave no answer to an offer"))),
         };
-        let (alive, len) = (Alive::new(), self.info.segment_bytes);
+        let (alive, len) = (Alive::new(), self.info.layout.segment_bytes);
         let here = alive.clone();
         // Waits for the first packets, so not on the handle's executor.
         let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, here));

@@ -11,7 +11,9 @@ use crate::message::{
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
+use nkv_store::SegmentLayout;
 use nkv_store::clock::{BootClock, Clock, ManualClock};
+use nkv_store::layout::Region;
 use nkv_transport::wire::Address;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -62,19 +64,17 @@ pub(in crate::master) fn info(rank: u32, incarnation: u64, world: u32) -> RankIn
         data: None,
         fabric: None,
         segment: String::new(),
-        segment_bytes: BASE + u64::from(SLOTS) * UNIT,
-        slots: SLOTS,
-        log_slots: 0,
-        header_base: UNIT,
-        index_offset: 0,
-        index_bytes: 0,
-        arena_offset: BASE,
-        arena_bytes: u64::from(SLOTS) * UNIT,
-        nic_atomics: false,
         key_fingerprint: HASHER.fingerprint(),
-        quarantine_ms: 5,
         prefault: false,
         http: None,
+        layout: SegmentLayout {
+            segment_bytes: BASE + u64::from(SLOTS) * UNIT,
+            slots: SLOTS,
+            header_base: UNIT,
+            arena: Region { offset: BASE, len: u64::from(SLOTS) * UNIT },
+            quarantine_ms: 5,
+            ..SegmentLayout::default()
+        },
     }
 }
 

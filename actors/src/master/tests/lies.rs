@@ -11,6 +11,7 @@ use crate::message::{
     SlotRef, Term, WireKeyId,
 };
 use nkv_store::key::MAX_KEY_BYTES;
+use nkv_store::layout::Region;
 
 type Forgery = fn(&mut RankInfo);
 
@@ -39,21 +40,31 @@ fn entry(slot: u32, what: SlotContent) -> SlotEntry {
 async fn i19_a_member_with_an_impossible_description_is_refused_before_anything_is_made_for_it() {
     let (bench, _ranks) = Bench::whole(1).await;
     let lies: Vec<(&str, Forgery)> = vec![
-        ("u32::MAX slots", |i| i.slots = u32::MAX),
-        ("no slots", |i| i.slots = 0),
-        ("more slots than units", |i| i.slots = SLOTS + 1),
-        ("headers past the end", |i| i.header_base = u64::MAX - 63),
-        ("headers in the arena", |i| i.header_base = i.arena_offset),
-        ("an arena without end", |i| i.arena_bytes = !4095),
-        ("an arena past the segment", |i| i.arena_bytes += UNIT),
-        ("an arena off its units", |i| i.arena_offset += 1),
-        ("an arena at the end of numbers", |i| i.arena_offset = u64::MAX - 4095),
-        ("16 TiB", |i| (i.segment_bytes, i.arena_bytes) = (1 << 45, 1 << 44)),
-        ("a log before the segment", |i| i.log_slots = u32::MAX),
-        ("an index of any length", |i| i.index_bytes = 192),
-        ("an index outside", |i| (i.index_offset, i.index_bytes) = (u64::MAX - 127, 128)),
+        ("u32::MAX slots", |i| i.layout.slots = u32::MAX),
+        ("no slots", |i| i.layout.slots = 0),
+        ("more slots than units", |i| i.layout.slots = SLOTS + 1),
+        ("headers past the end", |i| i.layout.header_base = u64::MAX - 63),
+        ("headers in the arena", |i| i.layout.header_base = i.layout.arena.offset),
+        ("an arena without end", |i| i.layout.arena.len = !4095),
+        ("an arena past the segment", |i| i.layout.arena.len += UNIT),
+        ("an arena off its units", |i| i.layout.arena.offset += 1),
+        ("an arena at the end of numbers", |i| i.layout.arena.offset = u64::MAX - 4095),
+        ("16 TiB", |i| (i.layout.segment_bytes, i.layout.arena.len) = (1 << 45, 1 << 44)),
+        ("a log of more slots than there are", |i| i.layout.log_slots = u32::MAX),
+        ("a log behind the arena", |i| {
+            i.layout.log = Region { offset: i.layout.arena.offset + i.layout.arena.len, len: UNIT };
+        }),
+        ("a log apart from the arena", |i| {
+            let offset = i.layout.arena.offset - 2 * UNIT;
+            i.layout.log = Region { offset, len: UNIT };
+        }),
+        ("pins of any length", |i| i.layout.pins.len = 64),
+        ("an index of any length", |i| i.layout.index.len = 192),
+        ("an index outside", |i| {
+            (i.layout.index.offset, i.layout.index.len) = (u64::MAX - 127, 128)
+        }),
         ("no incarnation", |i| i.incarnation = 0),
-        ("a quarantine of weeks", |i| i.quarantine_ms = u32::MAX),
+        ("a quarantine of weeks", |i| i.layout.quarantine_ms = u32::MAX),
         ("an address without end", |i| i.http = Some("x".repeat(MAX_TEXT_BYTES + 1))),
         ("a name without end", |i| i.segment = "x".repeat(MAX_TEXT_BYTES + 1)),
     ];

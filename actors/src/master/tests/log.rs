@@ -6,10 +6,15 @@ use crate::message::{
     LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, PlanRef, RankInfo, Request,
     Response, SeenView, Selection, SlotRef, Term, WireKeyId,
 };
+use nkv_store::SegmentLayout;
+use nkv_store::layout::Region;
 
 /// A log of eight units before its arena.
 fn with_log_slots(info: RankInfo) -> RankInfo {
-    RankInfo { log_slots: 8, slots: info.slots + 8, ..info }
+    let (len, arena) = (8 * UNIT, info.layout.arena);
+    let log = Region { offset: arena.offset - len, len };
+    let slots = info.layout.slots + 8;
+    RankInfo { layout: SegmentLayout { log_slots: 8, slots, log, ..info.layout }, ..info }
 }
 
 async fn joins(bench: &Bench, incarnation: u64, obeyed: Term) -> Rank {

@@ -138,13 +138,10 @@ async fn an_object_goes_to_the_segment_of_its_rank_with_most_room() {
 #[tokio::test]
 async fn an_object_goes_where_it_fits_and_is_refused_where_it_never_can() {
     let (bench, _ranks) = Bench::whole(1).await;
-    let large = RankInfo {
-        segment_id: 1,
-        slots: 8,
-        arena_bytes: 8 * UNIT,
-        segment_bytes: (1 << 20) + 8 * UNIT,
-        ..info(0, 200, 1)
-    };
+    let mut large = RankInfo { segment_id: 1, ..info(0, 200, 1) };
+    large.layout.slots = 8;
+    large.layout.arena.len = 8 * UNIT;
+    large.layout.segment_bytes = (1 << 20) + 8 * UNIT;
     let mut second = bench.joins(large, term(0, 0), false, SeenView::default()).await.unwrap();
     second.reports(Vec::new()).await;
     assert_eq!(open_of(&bench, 1, "large", 6).await.meta.at.incarnation, 200);

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, PlanDesc, Request, Response, Settings,
 };
-use nkv_store::heap::MAX_ARENA_BYTES;
-use nkv_store::layout::{HEADER_BYTES, Region};
+use nkv_store::SegmentLayout;
+use nkv_store::layout::HEADER_BYTES;
+use nkv_store::segment_layout::MAX_ARENA_BYTES;
 
 impl Settings {
     /// Checks that the settings are possible.
@@ -25,19 +26,26 @@ impl Settings {
 
 impl ObjMeta {
     /// Checks that the location is possible in a segment with these slots and payloads.
-    pub fn check(&self, slots: u32, header_base: u64, payloads: &Region) -> Result<()> {
-        let header_off = u64::from(self.at.slot) * HEADER_BYTES + header_base;
+    pub fn check(&self, layout: &SegmentLayout) -> Result<()> {
+        let payloads = layout.payloads();
         let end = self.payload_off.checked_add(self.bytes_total);
         let inside = self.payload_off >= payloads.offset
             && end.is_some_and(|end| end <= payloads.offset.saturating_add(payloads.len));
-        let named = self.at.slot < slots && self.header_off == header_off;
+        let named =
+            self.at.slot < layout.slots && self.header_off == layout.header_off(self.at.slot);
         if inside && named {
             return Ok(());
         }
         refuse(format!(
-            "an object of {} bytes at {}, slot {} with its header at {}: rank {} has {slots} slots \
-             from {header_base} on and payloads at {payloads:?}",
-            self.bytes_total, self.payload_off, self.at.slot, self.header_off, self.rank
+            "an object of {} bytes at {}, slot {} with its header at {}: rank {} has {} slots \
+             from {} on and payloads at {payloads:?}",
+            self.bytes_total,
+            self.payload_off,
+            self.at.slot,
+            self.header_off,
+            self.rank,
+            layout.slots,
+            layout.header_base
         ))
     }
 }

@@ -6,6 +6,8 @@ use super::{Health, Model, Screen};
 use nkv::message::{
     ClusterStats, MasterCounters, OwnerGauges, RankInfo, RankState, RankStats, Term, View,
 };
+use nkv_store::SegmentLayout;
+use nkv_store::layout::Region;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -23,18 +25,13 @@ fn info(rank: u32) -> RankInfo {
         fabric: None,
         http: Some("127.0.0.1:2".to_string()),
         segment: String::new(),
-        segment_bytes: 0,
-        slots: 0,
-        log_slots: 0,
-        header_base: 0,
-        index_offset: 0,
-        index_bytes: 0,
-        arena_offset: 0,
-        arena_bytes: 1 << 20,
-        nic_atomics: false,
         key_fingerprint: 1,
-        quarantine_ms: 50,
         prefault: false,
+        layout: SegmentLayout {
+            arena: Region { offset: 0, len: 1 << 20 },
+            quarantine_ms: 50,
+            ..SegmentLayout::default()
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 //! and which claims in it are half written. It only reads.
 
 use nkv::message::{ObjMeta, View};
-use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::key::key_hash;
 use nkv_store::layout::{ObjHeader, PUBLISH_OFF};
 use nkv_store::memory::Memory;
@@ -27,7 +27,7 @@ pub struct Mark {
 #[derive(Debug, Clone)]
 struct Mapped {
     memory: Arc<dyn Memory>,
-    log: LogGeometry,
+    log: LogLayout,
 }
 
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl Logs {
     pub fn note(&self, view: &View) {
         let mut inner = self.lock();
         for (info, _) in &view.ranks {
-            let Some(log) = info.device_log() else { continue };
+            let Some(log) = info.layout.device_log() else { continue };
             inner.latest.insert(info.rank, info.incarnation);
             if !inner.mapped.contains_key(&info.incarnation)
                 && let Ok(memory) = shm::attach(&info.segment, false)

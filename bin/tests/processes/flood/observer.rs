@@ -7,7 +7,7 @@ use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::PutOptions;
 use nkv::{Blocking, ObjectView, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::key::key_hash;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::memory::Memory;
@@ -57,7 +57,7 @@ pub struct Seen {
 /// See the file's first paragraph.
 pub struct Observer {
     memory: Arc<dyn Memory>,
-    log: LogGeometry,
+    log: LogLayout,
     client: Blocking,
     view: ObjectView,
     viewed: u64,
@@ -87,7 +87,7 @@ impl Observer {
         let client = cluster.connect_by(0, TransportChoice::Shm);
         let (info, _) = client.membership().unwrap().ranks.remove(0);
         let memory = shm::attach(&info.segment, false).unwrap();
-        let log = info.device_log().unwrap();
+        let log = info.layout.device_log().unwrap();
         let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
         // On a busy machine an attachment through devices may come after the first put's limit.
         until(LIMIT, "the log takes a put", || {

@@ -81,7 +81,7 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
 
 fn slots_being_written(cluster: &ProcessCluster) -> usize {
     let heap = Heap::open(memory_of(cluster, OWNER)).expect("the owner's heap");
-    let slots = 0..heap.geometry().slots;
+    let slots = 0..heap.layout().slots;
     let word = |slot| read_header(&heap, slot).expect("a slot of the heap").publish;
     slots.filter(|slot| low(word(*slot)) == state::WRITING).count()
 }

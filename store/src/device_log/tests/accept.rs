@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A header with arbitrary content, published at a position.
 fn forge(w: &World, p: u64, payload_base: u64, bytes_total: u64) {
-    let at = w.geometry.header_off(w.geometry.slot(p));
+    let at = w.layout.header_off(w.layout.slot(p));
     let fields = producer_fields(key(99), 1, 4096, payload_base, bytes_total);
     w.memory.write(at, &fields).unwrap();
-    w.memory.store(at + PUBLISH_OFF, ready(w.geometry.epoch(p).unwrap())).unwrap();
+    w.memory.store(at + PUBLISH_OFF, ready(w.layout.epoch(p).unwrap())).unwrap();
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn claims_are_accepted_in_any_order_and_each_once() {
 fn i15_no_owner_word_is_live_before_ready_and_all_are_after_accept() {
     let mut w = world(8);
     let write = w.place(1, U);
-    let owner = || w.memory.load(w.geometry.header_off(0) + OWNER_OFF).unwrap();
+    let owner = || w.memory.load(w.layout.header_off(0) + OWNER_OFF).unwrap();
     let object = write.publication();
     w.run(&mut object.announce());
     w.log.accept(0, &mut w.index).unwrap();
@@ -59,7 +59,7 @@ fn i15_of_two_objects_of_one_key_only_the_first_accepted_becomes_live() {
     w.publish(&first, 1, U);
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.get(1), Some(payload(1, 2 * U)));
-    let loser = w.memory.load(w.geometry.header_off(0) + OWNER_OFF).unwrap();
+    let loser = w.memory.load(w.layout.header_off(0) + OWNER_OFF).unwrap();
     assert_eq!(loser, word(0, 1));
     assert_eq!(w.log.counts().duplicates, Sum { claims: 1, bytes: U });
     // Once the accepted one is gone the key may be put again.
@@ -113,7 +113,7 @@ fn a_claim_being_written_is_stepped_over_and_its_lie_about_its_size_costs_nobody
     let (slow, next) = (w.place(1, U), w.place(2, U));
     w.run(&mut slow.publication().announce());
     // It states four units, and hides the next claim as long as it is WRITING.
-    w.memory.write(w.geometry.header_off(0) + 24, &(4 * U).to_ne_bytes()).unwrap();
+    w.memory.write(w.layout.header_off(0) + 24, &(4 * U).to_ne_bytes()).unwrap();
     w.publish(&next, 2, U);
     w.put(3, U);
     w.put(4, U);

@@ -6,7 +6,7 @@ use crate::object::dead;
 
 #[test]
 fn a_log_is_whole_units_that_have_numbers() {
-    assert!(LogGeometry::new(LOG_BASE, 16 * U, U, HEADER_BASE).is_ok());
+    assert!(LogLayout::new(LOG_BASE, 16 * U, U, HEADER_BASE).is_ok());
     for (base, bytes, unit, headers) in [
         (LOG_BASE, 16 * U + 1, U, HEADER_BASE),
         (LOG_BASE, 3 * U, U, HEADER_BASE),
@@ -18,13 +18,13 @@ fn a_log_is_whole_units_that_have_numbers() {
         (LOG_BASE, 16 * U, U, u64::MAX - 63),
         (LOG_BASE, ((1 << 31) + 1) * 64, 64, HEADER_BASE),
     ] {
-        assert!(LogGeometry::new(base, bytes, unit, headers).is_err(), "{bytes} in {unit}");
+        assert!(LogLayout::new(base, bytes, unit, headers).is_err(), "{bytes} in {unit}");
     }
 }
 
 #[test]
 fn a_position_is_a_slot_at_an_epoch_and_back() {
-    let g = geometry(12);
+    let g = layout(12);
     for p in (0..40).map(|unit| unit * U) {
         let (slot, epoch) = (g.slot(p), g.epoch(p).unwrap());
         assert_eq!((u64::from(slot), u64::from(epoch)), (p / U % 12, p / U / 12 + 1));
@@ -38,7 +38,7 @@ fn a_position_is_a_slot_at_an_epoch_and_back() {
 
 #[test]
 fn an_object_larger_than_a_quarter_takes_the_plan_path() {
-    let g = geometry(18);
+    let g = layout(18);
     assert_eq!(g.max_claim(), 4 * U);
     let put = |bytes| LogPut::new(g, key(1), (1, 4096), bytes).map(|put| put.claim_bytes());
     assert_eq!((put(0), put(1), put(U + 1), put(4 * U)), (Ok(U), Ok(U), Ok(2 * U), Ok(4 * U)));
@@ -48,7 +48,7 @@ fn an_object_larger_than_a_quarter_takes_the_plan_path() {
 #[test]
 fn a_full_log_is_left_unclaimed_and_so_is_a_broken_one() {
     let w = world(8);
-    let put = LogPut::new(w.geometry, key(1), (1, 4096), 2 * U).unwrap();
+    let put = LogPut::new(w.layout, key(1), (1, 4096), 2 * U).unwrap();
     for unit in 0..=6 {
         assert_eq!(put.room(&w.line()), Ok(unit * U));
         w.memory.fetch_add(BUMP_PTR_OFF, U).unwrap();
@@ -104,7 +104,7 @@ fn i13_an_aborted_claim_is_dead_even_if_its_header_was_never_written() {
     let mut w = world(8);
     let write = w.place(1, 100);
     w.run(&mut write.abort().ops());
-    let at = w.geometry.header_off(0) + PUBLISH_OFF;
+    let at = w.layout.header_off(0) + PUBLISH_OFF;
     assert_eq!(w.memory.load(at).unwrap(), dead(1));
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
     assert_eq!(w.log.counts().skipped, Sum { claims: 1, bytes: U });
@@ -125,14 +125,14 @@ fn i4_an_abort_flushes_before_it_says_dead() {
 
 #[test]
 fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
-    let g = geometry(8);
+    let g = layout(8);
     let memory = Arc::new(AnonMemory::new(LOG_BASE + 8 * U).unwrap());
     // An owner whose log is almost out of epochs: two units of the last epoch are left to retire.
     memory.store(HEAP_LIMIT_OFF, g.end() - 2 * U).unwrap();
     memory.store(BUMP_PTR_OFF, g.end() - 4 * U).unwrap();
     let mut index = Index::default();
     let log = DeviceLog::rebuild(memory.clone(), g, TIMES, 0, &mut index).unwrap();
-    let mut w = World { memory, geometry: g, log, index };
+    let mut w = World { memory, layout: g, log, index };
     // Holes of an earlier run, void at once: there is no producer to ask.
     w.log.accept(0, &mut w.index).unwrap();
     let check = w.log.hole(TTL + 1).unwrap().unwrap();

@@ -266,7 +266,7 @@ impl Model {
     /// Every acknowledged put was served, or one of its key was.
     fn nothing_lost(&mut self) -> Step {
         for (&p, actual) in self.actual.iter().filter(|(_, actual)| actual.acknowledged) {
-            let at = (self.w.geometry.slot(p), self.w.geometry.epoch(p).unwrap());
+            let at = (self.w.layout.slot(p), self.w.layout.epoch(p).unwrap());
             let served = self.w.index.inserted.contains(&at);
             if !served && !self.w.index.refused.borrow().contains(&actual.key) {
                 return Err(Wrong::Lost(p));
@@ -286,8 +286,8 @@ impl Model {
             return Err(Wrong::Counts(format!("{settled} + {unsettled}: {log:?}")));
         }
         let mut keys = HashSet::new();
-        for slot in 0..self.w.geometry.slots() {
-            let at = self.w.geometry.header_off(slot);
+        for slot in 0..self.w.layout.slots() {
+            let at = self.w.layout.header_off(slot);
             let mut h = ObjHeader::default();
             self.w.memory.read(at, h.as_mut_bytes()).unwrap();
             let epoch = epoch_of(h.owner);

@@ -5,7 +5,7 @@ use crate::layout::{OWNER_OFF, flag, word};
 
 fn restart(w: &mut World, now_ns: u64) {
     w.index = Index::default();
-    w.log = DeviceLog::rebuild(w.memory.clone(), w.geometry, TIMES, now_ns, &mut w.index).unwrap();
+    w.log = DeviceLog::rebuild(w.memory.clone(), w.layout, TIMES, now_ns, &mut w.index).unwrap();
     assert!(w.log.next_due_ns().is_none_or(|due| due == now_ns + Q));
     w.log.restart_quarantines(now_ns);
 }
@@ -44,7 +44,7 @@ fn i15_what_was_served_before_the_restart_comes_before_what_was_published_meanwh
     restart(&mut w, 0);
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.log.usage().live, Sum::default());
-    let loser = w.memory.load(w.geometry.header_off(0) + OWNER_OFF).unwrap();
+    let loser = w.memory.load(w.layout.header_off(0) + OWNER_OFF).unwrap();
     assert_eq!(loser, word(0, 1));
 }
 
@@ -73,23 +73,23 @@ fn i15_a_live_word_that_no_owner_wrote_serves_nobody_twice() {
     w.fill(1, 1);
     let write = w.place(1, U);
     // A process that maps the segment sets LIVE itself: the owner still decides.
-    w.memory.store(w.geometry.header_off(1) + OWNER_OFF, word(flag::LIVE, 1)).unwrap();
+    w.memory.store(w.layout.header_off(1) + OWNER_OFF, word(flag::LIVE, 1)).unwrap();
     w.publish(&write, 1, U);
     w.log.accept(0, &mut w.index).unwrap();
-    assert_eq!(w.memory.load(w.geometry.header_off(1) + OWNER_OFF).unwrap(), word(0, 1));
+    assert_eq!(w.memory.load(w.layout.header_off(1) + OWNER_OFF).unwrap(), word(0, 1));
     assert_eq!(w.log.usage().live.claims, 1);
 }
 
 #[test]
 fn a_limit_that_no_owner_wrote_is_refused() {
     let mut w = world(8);
-    for limit in [0, 7 * U, 8 * U + 1, w.geometry.end() + U] {
+    for limit in [0, 7 * U, 8 * U + 1, w.layout.end() + U] {
         w.memory.store(HEAP_LIMIT_OFF, limit).unwrap();
-        let log = DeviceLog::rebuild(w.memory.clone(), w.geometry, TIMES, 0, &mut w.index);
+        let log = DeviceLog::rebuild(w.memory.clone(), w.layout, TIMES, 0, &mut w.index);
         assert!(matches!(log, Err(StoreError::BadSegment(_))), "{limit}");
     }
     w.memory.store(BUMP_PTR_OFF, U).unwrap();
-    let log = DeviceLog::fresh(w.memory.clone(), w.geometry, TIMES);
+    let log = DeviceLog::fresh(w.memory.clone(), w.layout, TIMES);
     assert!(matches!(log, Err(StoreError::BadSegment(_))));
 }
 
@@ -97,7 +97,7 @@ fn a_limit_that_no_owner_wrote_is_refused() {
 fn a_log_that_was_restarted_at_every_step_ends_like_any_other() {
     let mut w = world(12);
     for turn in 0..60 {
-        let put = LogPut::new(w.geometry, key(turn), (1, 4096), U * (1 + turn % 3)).unwrap();
+        let put = LogPut::new(w.layout, key(turn), (1, 4096), U * (1 + turn % 3)).unwrap();
         if put.room(&w.line()).is_ok() {
             match w.claim(turn, U * (1 + turn % 3)).next(w.line().heap_limit()) {
                 ClaimStep::Write(write) => w.publish(&write, turn, U * (1 + turn % 3)),

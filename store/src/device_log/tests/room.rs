@@ -44,7 +44,7 @@ fn i9_a_pinned_object_holds_the_tail_and_loses_live_all_the_same() {
     w.fill(1, 8);
     w.log.retire_ahead(0, &mut w.index).unwrap();
     w.log.restart_quarantines(0);
-    let owner = w.memory.load(w.geometry.header_off(1) + OWNER_OFF).unwrap();
+    let owner = w.memory.load(w.layout.header_off(1) + OWNER_OFF).unwrap();
     assert_eq!(owner, word(0, 1));
     let pinned = |slot, epoch| (slot, epoch) != (1, 1);
     assert_eq!(w.log.advance(Q, pinned).unwrap(), U);
@@ -114,7 +114,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
     let mut now = 0;
     for name in 1..=100 {
         let bytes = 1 + name * 37 % (3 * U);
-        let put = LogPut::new(w.geometry, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(w.layout, key(name), (1, 4096), bytes).unwrap();
         // After a skip there is no room for a second claim every time: the next object uses it.
         if put.room(&w.line()).is_ok() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {

@@ -89,7 +89,7 @@ impl World {
             bytes: 0,
         };
         World {
-            arena: Arena::new(heap.geometry().arena, 64),
+            arena: Arena::new(heap.layout().arena, 64),
             slots: Slots::fresh(heap.clone()),
             heap,
             cells: vec![cell; SLOTS as usize],
@@ -155,7 +155,7 @@ impl World {
     fn abort(&mut self, slot: u32) {
         let cell = *self.cell(slot);
         if cell.life == Life::Open && cell.written == Written::Started {
-            let at = self.heap.geometry().header_off(slot) + PUBLISH_OFF;
+            let at = self.heap.layout().header_off(slot) + PUBLISH_OFF;
             self.heap.memory().store(at, dead(cell.epoch)).unwrap();
             self.cell(slot).written = Written::Aborted;
         }
@@ -317,7 +317,7 @@ impl World {
             bytes_total: cell.bytes,
         };
         let readable = served && cell.written == Written::Published;
-        let valid = validate(&header, &wanted, &self.heap.geometry().arena);
+        let valid = validate(&header, &wanted, &self.heap.layout().arena);
         prop_assert_eq!(valid.is_ok(), readable, "[I2] slot {}: {:?}", slot, valid);
         let progress = match cell.written {
             _ if !served => WriteProgress::Stale,

@@ -70,7 +70,7 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
     formatted.push((EXT_OFF, MAGIC));
     assert_eq!(memory.taken(), formatted, "the magic is first taken away and comes last");
 
-    let index = heap.geometry().index;
+    let index = heap.layout().index;
     let mut slots = Slots::fresh(heap);
     let at = put(&mut slots, 1, 1, KEYS.id(b"k"));
     let producers = [(second + PUBLISH_OFF, writing(1))];
@@ -109,7 +109,7 @@ fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
     let heap = slots.heap().clone();
     let at = extent(&heap, 0, 1);
     let key = KEYS.id(b"k");
-    let header = heap.geometry().header_off(0);
+    let header = heap.layout().header_off(0);
     let object = Publication::new((header, 1), key, (1, 4096), at.offset, 100);
     let run = |ops: &mut [Op<'_>]| ops.iter_mut().for_each(|op| op.run(&**heap.memory()).unwrap());
     slots.open(0, 1, at).unwrap();

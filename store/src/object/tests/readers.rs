@@ -38,7 +38,7 @@ fn reuse(mut slots: Slots, key: KeyId, stop: &AtomicBool) {
 fn i7_a_reader_accepts_no_torn_payload() {
     let slots = Slots::fresh(heap(16));
     let heap = slots.heap().clone();
-    let arena = heap.geometry().arena;
+    let arena = heap.layout().arena;
     let key = KEYS.id(b"k");
     let at = extent(&heap, 0, 16);
     let bytes_total = PAYLOAD as u64;

@@ -7,7 +7,7 @@ use crate::arena::Arena;
 #[test]
 fn i3_a_slot_out_of_epochs_is_lost_and_counted_but_its_extent_comes_back() {
     let heap = heap(4);
-    let header = heap.geometry().header_off(1);
+    let header = heap.layout().header_off(1);
     heap.memory().store(header + PUBLISH_OFF, reserved(u32::MAX)).unwrap();
     heap.memory().store(header + OWNER_OFF, word(flag::LIVE, u32::MAX)).unwrap();
     let mut slots = Slots::scan(heap, &[], |_, _| false, 0);
@@ -102,7 +102,7 @@ fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
     // Rounded up to the allocator's bin, 18 units, it would be larger than the arena.
     let mut slots = Slots::fresh(heap(17));
     let heap = slots.heap().clone();
-    let mut arena = Arena::new(heap.geometry().arena, 17);
+    let mut arena = Arena::new(heap.layout().arena, 17);
     let at = arena.alloc(17 * 4096 - 100).unwrap();
     slots.open(0, 1, at).unwrap();
     begin(&heap, 0, 1, KEYS.id(b"all of it"), at, 17 * 4096 - 100);

@@ -45,7 +45,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     w.put(0, U);
     let (before, mine) = (w.start_write(1, U), w.start_write(2, 2 * U));
     let _after = w.start_write(3, U);
-    let others = LogRights::new(w.geometry, w.memory.clone());
+    let others = LogRights::new(w.layout, w.memory.clone());
     let (at, x) = (w.header(&mine), mine.payload_base());
     let (_, cut) = line();
     for ok in [
@@ -90,8 +90,8 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
         (HEAP_LIMIT_OFF, 1),
         (BUMP_PTR_OFF, 1),
         // A header of no claim, and one of a claim that is over.
-        (w.geometry.header_off(9) + PUBLISH_OFF, writing(1)),
-        (w.geometry.header_off(0) + PUBLISH_OFF, writing(1)),
+        (w.layout.header_off(9) + PUBLISH_OFF, writing(1)),
+        (w.layout.header_off(0) + PUBLISH_OFF, writing(1)),
     ] {
         w.refused(Op::Store { offset, value });
     }
@@ -144,7 +144,7 @@ fn i13_nothing_is_written_above_the_limit_as_it_is_now() {
     // One that reaches across the limit, and one above it.
     let (across, above) = (w.add(2 * U).unwrap(), w.add(U).unwrap());
     assert_eq!((across, above), (7 * U, 9 * U));
-    let g = w.geometry;
+    let g = w.layout;
     let fields = |p, n| producer_fields(KEYS.id(b"k"), 1, 1, g.payload_off(p), n);
     let (a, b) = (fields(across, 2 * U), fields(above, U));
     let slot = |p| g.header_off(g.slot(p));
@@ -171,8 +171,8 @@ fn i13_a_claim_across_the_end_takes_its_fields_and_dead_and_nothing_else() {
     (0..7).for_each(|name| w.put(name, U));
     w.make_room();
     let ClaimStep::Skip(skip) = w.claim(9, 2 * U) else { panic!("it does not wrap") };
-    let at = w.geometry.header_off(7);
-    let fields = producer_fields(KEYS.id(b"k"), 1, 1, w.geometry.payload_off(7 * U), 2 * U);
+    let at = w.layout.header_off(7);
+    let fields = producer_fields(KEYS.id(b"k"), 1, 1, w.layout.payload_off(7 * U), 2 * U);
     w.post(&mut [Op::Write { offset: at, src: &fields }]).unwrap();
     for offset in [LOG_BASE + 7 * U, LOG_BASE] {
         w.refused(Op::Write { offset, src: &[1; 8] });

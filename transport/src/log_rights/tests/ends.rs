@@ -191,7 +191,7 @@ fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it(
     let lost = w.start_write(0, U);
     publish_unnoted(&w, &lost);
     w.accept();
-    let honest = Arc::new(LogRights::new(w.geometry, w.memory.clone()));
+    let honest = Arc::new(LogRights::new(w.layout, w.memory.clone()));
     let lost_rights = std::mem::replace(&mut w.rights, honest);
     (1..8).for_each(|name| w.put(name, U));
     w.make_room();

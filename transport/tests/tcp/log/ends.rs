@@ -40,7 +40,7 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     client.post(ONE, &mut published.publication().whole(&fill(4, 4096))).unwrap();
     client.post(ONE, &mut announced.publication().announce()).unwrap();
     let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
-    let waits = claim(&*client, ONE, rig.geometry, (5, 4 * 4096)).unwrap();
+    let waits = claim(&*client, ONE, rig.layout, (5, 4 * 4096)).unwrap();
     assert!(matches!(waits, ClaimStep::Wait(_)));
     let mut peer = rig.raw();
     let (x, half) = (stalled.payload_base(), vec![0xaa; 2 * 4096]);
@@ -101,11 +101,11 @@ fn i10_i14_a_producer_ended_at_any_moment_writes_nothing_after_it_and_leaves_no_
         let client = rig.client();
         let writers: Vec<_> = (0..2u64)
             .map(|t| {
-                let (client, geometry) = (client.clone(), rig.geometry);
+                let (client, layout) = (client.clone(), rig.layout);
                 spawn_named("writer", move || {
                     for name in 0..2_000 {
                         let object = (t << 32 | name, 1 + name * 37 % 1000);
-                        let write = match claim(&*client, ONE, geometry, object) {
+                        let write = match claim(&*client, ONE, layout, object) {
                             Ok(ClaimStep::Write(write)) => write,
                             Ok(_) => return None,
                             Err(e) => return Some(e),

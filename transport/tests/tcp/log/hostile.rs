@@ -9,7 +9,7 @@ use nkv_store::object::producer_fields;
 fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
     let mut rig = rig(64, 4096, AgentLimits::default());
     let client = rig.client();
-    let g = rig.geometry;
+    let g = rig.layout;
     let over = place(&*client, ONE, &rig, 1, 4096);
     client.post(ONE, &mut over.publication().whole(&fill(1, 4096))).unwrap();
     let mine = place(&*client, ONE, &rig, 2, 8192);
@@ -75,7 +75,7 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
 fn i13_i19_a_header_that_lies_ends_its_connection_and_settles_nobody_elses_claim() {
     let mut rig = rig(64, 4096, AgentLimits::default());
     let client = rig.client();
-    let g = rig.geometry;
+    let g = rig.layout;
     let mine = place(&*client, ONE, &rig, 1, 4096);
     let others = place(&*client, TWO, &rig, 2, 4096);
     let at = g.header_off(mine.slot().0);

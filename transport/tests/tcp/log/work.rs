@@ -112,7 +112,7 @@ struct Producer {
     client: Arc<TcpVerbs>,
     rights: Arc<LogRights>,
     token: u64,
-    geometry: LogGeometry,
+    layout: LogLayout,
     abandons: std::sync::mpsc::Sender<Abandon>,
     waits: Arc<AtomicU64>,
     fates: Vec<(u64, u64, Fate)>,
@@ -122,9 +122,9 @@ impl Producer {
     /// One claim, of a size and an end that a counter chooses.
     fn one(&mut self, turn: u64) {
         let mix = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let bytes = 1 + mix % (5 * self.geometry.unit());
+        let bytes = 1 + mix % (5 * self.layout.unit());
         let name = self.token << 32 | turn;
-        let put = LogPut::new(self.geometry, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap();
         let n = put.claim_bytes();
         let p = self.client.fetch_add(self.token, BUMP_PTR_OFF, n).unwrap();
         let mut claim = put.claimed(p);
@@ -185,13 +185,13 @@ fn start(
     (abandons, waits): (std::sync::mpsc::Sender<Abandon>, Arc<AtomicU64>),
 ) -> JoinHandle<Vec<(u64, u64, Fate)>> {
     let rights = if token == ONE { rig.one.clone() } else { rig.two.clone() };
-    let (client, geometry, fates) = (rig.client(), rig.geometry, Vec::new());
-    let mut producer = Producer { client, rights, token, geometry, abandons, waits, fates };
+    let (client, layout, fates) = (rig.client(), rig.layout, Vec::new());
+    let mut producer = Producer { client, rights, token, layout, abandons, waits, fates };
     spawn_named("producer", move || {
         (0..CLAIMS_EACH - 10).for_each(|turn| producer.one(turn));
         // Then it dies: some claims without a header, some with one.
         for turn in 0..10 {
-            let put = LogPut::new(geometry, key(token << 40 | turn), (1, 4096), 300).unwrap();
+            let put = LogPut::new(layout, key(token << 40 | turn), (1, 4096), 300).unwrap();
             let n = put.claim_bytes();
             let p = producer.client.fetch_add(token, BUMP_PTR_OFF, n).unwrap();
             producer.fates.push((p, n, Fate::Left));

@@ -117,9 +117,9 @@ impl Model {
         self.asking = None;
         let index = std::mem::take(&mut self.w.index);
         self.w.index = Index { objects: Default::default(), ..index };
-        let (memory, geometry) = (self.w.memory.clone(), self.w.geometry);
+        let (memory, layout) = (self.w.memory.clone(), self.w.layout);
         let index = &mut self.w.index;
-        self.w.log = DeviceLog::rebuild(memory, geometry, TIMES, now, index).unwrap();
+        self.w.log = DeviceLog::rebuild(memory, layout, TIMES, now, index).unwrap();
         self.w.log.restart_quarantines(now);
         let after = live(&self.w.log);
         if self.all_seeing && before != after {

@@ -216,7 +216,7 @@ impl Model {
     /// A new put: sometimes of a key that was put before.
     fn begin(&mut self, i: usize) -> Life {
         let name = self.actual.len() as u64 + 1 + (self.now << 20);
-        let bytes = 1 + self.dice.below(self.w.geometry.max_claim());
+        let bytes = 1 + self.dice.below(self.w.layout.max_claim());
         let before = self.actual.len() as u64;
         let mut id = key(name);
         if before > 0 && self.dice.one_in(5) {
@@ -230,7 +230,7 @@ impl Model {
 
     fn put_of(&self, i: usize) -> LogPut {
         let Producer { key, bytes, .. } = self.producers[i];
-        LogPut::new(self.w.geometry, key, (1, 4096), bytes).unwrap()
+        LogPut::new(self.w.layout, key, (1, 4096), bytes).unwrap()
     }
 
     fn add(&mut self, i: usize, put: LogPut, ticket: Option<Ticket>) -> Life {

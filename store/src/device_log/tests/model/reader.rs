@@ -93,7 +93,7 @@ impl Model {
 
     fn header_at(&self, at: &LogObject) -> ObjHeader {
         let mut header = ObjHeader::default();
-        let offset = self.w.geometry.header_off(at.slot);
+        let offset = self.w.layout.header_off(at.slot);
         self.w.memory.read(offset, header.as_mut_bytes()).unwrap();
         header
     }
@@ -110,7 +110,7 @@ impl Model {
             payload_base: at.payload_base,
             bytes_total: at.bytes_total,
         };
-        if validate(&before, &expect, &self.w.geometry.region()).is_err() {
+        if validate(&before, &expect, &self.w.layout.region()).is_err() {
             self.met.rejected += 1;
             self.unpin(&at, kind);
             return Reader::Idle;
@@ -141,7 +141,7 @@ impl Model {
             return Ok(());
         }
         self.met.reads += 1;
-        let p = self.w.geometry.position(at.slot, at.epoch).unwrap();
+        let p = self.w.layout.position(at.slot, at.epoch).unwrap();
         let actual = &self.actual[&p];
         let name = actual.name.to_le_bytes();
         let whole = copy.chunks(8).all(|word| word == &name[..word.len()]);

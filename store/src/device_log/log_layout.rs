@@ -2,7 +2,7 @@
 //! Arithmetic only: it reads no memory.
 
 use crate::error::StoreError;
-use crate::heap::NOWHERE;
+use crate::layout::NOWHERE;
 use crate::layout::{HEADER_BYTES, Region};
 
 /// Most units of a log: every slot has a 31-bit number.
@@ -10,17 +10,17 @@ pub const MAX_LOG_UNITS: u64 = 1 << 31;
 /// Fewest units of a log: the largest claim is a quarter of it.
 pub const MIN_LOG_UNITS: u64 = 4;
 
-/// The geometry of a log, checked. A *position* is a byte count since the log was formatted; it
+/// The layout of a log, checked. A *position* is a byte count since the log was formatted; it
 /// never decreases. Position p uses header slot (p mod L)/U at epoch p div L + 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogGeometry {
+pub struct LogLayout {
     log_base: u64,
     log_bytes: u64,
     unit: u64,
     header_base: u64,
 }
 
-impl LogGeometry {
+impl LogLayout {
     /// A log of `log_bytes` (L) bytes at segment offset `log_base`, in units of `unit` (U) bytes,
     /// whose headers are the slots from segment offset `header_base` on. `InvalidConfig` unless U
     /// is a multiple of 64, L is 4 to 2^31 units, and no offset overflows. The caller checks that
@@ -30,7 +30,7 @@ impl LogGeometry {
         log_bytes: u64,
         unit: u64,
         header_base: u64,
-    ) -> Result<LogGeometry, StoreError> {
+    ) -> Result<LogLayout, StoreError> {
         let refuse = |text: String| Err(StoreError::InvalidConfig(text));
         if unit == 0 || !unit.is_multiple_of(HEADER_BYTES) {
             return refuse(format!(
@@ -53,7 +53,7 @@ impl LogGeometry {
                  give multiples of {HEADER_BYTES} inside the segment"
             ));
         }
-        Ok(LogGeometry { log_base, log_bytes, unit, header_base })
+        Ok(LogLayout { log_base, log_bytes, unit, header_base })
     }
 
     /// Length in bytes (L).
@@ -123,7 +123,7 @@ impl LogGeometry {
     }
 
     /// Bytes that an object of so many logical bytes claims: rounded up to units, at least one
-    /// unit. `None` above [`LogGeometry::max_claim`]. The owner computes the same value from the
+    /// unit. `None` above [`LogLayout::max_claim`]. The owner computes the same value from the
     /// header.
     #[inline]
     pub fn claim_bytes(&self, bytes_total: u64) -> Option<u64> {
