@@ -3,7 +3,7 @@
 //! serde and is bounded by the frame limit of `nkv_transport::wire`.
 
 use crate::error::{Error, Result};
-use nkv_store::KeyId;
+pub use nkv_store::KeyId;
 use serde::{Deserialize, Serialize};
 
 mod bounds;
@@ -74,32 +74,11 @@ pub struct SlotRef {
     pub epoch: u32,
 }
 
-/// Serde form of [`KeyId`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct WireKeyId {
-    /// xxh64.
-    pub hash: u64,
-    /// SipHash-2-4 under the key of the job.
-    pub check: u64,
-}
-
-impl From<KeyId> for WireKeyId {
-    fn from(k: KeyId) -> Self {
-        Self { hash: k.hash, check: k.check }
-    }
-}
-
-impl From<WireKeyId> for KeyId {
-    fn from(k: WireKeyId) -> Self {
-        Self { hash: k.hash, check: k.check }
-    }
-}
-
 /// The location of a readable object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjMeta {
     /// Identity of the key.
-    pub key: WireKeyId,
+    pub key: KeyId,
     /// Owner rank.
     pub rank: u32,
     /// Owner incarnation, slot and epoch.
@@ -164,7 +143,7 @@ pub struct PlanRef {
     /// Its slot.
     pub at: SlotRef,
     /// The key it was opened for [I16].
-    pub key: WireKeyId,
+    pub key: KeyId,
 }
 
 pub use key_bytes::KeyBytes;
@@ -312,7 +291,7 @@ pub enum Response {
         /// In the order of their bytes.
         keys: Vec<Listed>,
         /// Where the next round begins; absent at the end.
-        next: Option<WireKeyId>,
+        next: Option<KeyId>,
     },
     /// To RemoveMatching.
     Swept(Swept),

@@ -4,13 +4,14 @@
 //! the same identity. The master compares the key strings as well.
 
 use crate::error::StoreError;
+use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
 /// Longest key in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
 
 /// 128-bit identity of a key: what headers, indexes and caches compare.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct KeyId {
     /// [`key_hash`] of the key.
     pub hash: u64,

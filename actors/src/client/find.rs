@@ -7,7 +7,7 @@ use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{MAX_PLACES, ObjMeta, Request, Response, SlotRef, Via, WireKeyId};
+use crate::message::{MAX_PLACES, ObjMeta, Request, Response, SlotRef, Via};
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use nkv_store::object::{Expect, validate};
@@ -263,7 +263,7 @@ pub(super) fn shown(key: &[u8]) -> String {
 /// The location of an object whose header was read.
 fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
     ObjMeta {
-        key: WireKeyId::from(key),
+        key,
         rank: peer.rank,
         at: SlotRef { incarnation: peer.incarnation, slot, epoch: epoch_of(header.owner) },
         header_off: peer.layout.header_off(slot),

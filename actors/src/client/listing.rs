@@ -4,9 +4,7 @@
 
 use super::{Client, key_bytes, one, spread};
 use crate::error::{Error, Result};
-use crate::message::{
-    KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept, WireKeyId,
-};
+use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept};
 use nkv_store::KeyId;
 
 impl Client {
@@ -118,8 +116,8 @@ impl Client {
 }
 
 /// Rounds must only move forward, so that they end.
-fn onwards(from: Option<WireKeyId>, next: WireKeyId) -> Result<WireKeyId> {
-    if from.is_none_or(|from| KeyId::from(next) > KeyId::from(from)) {
+fn onwards(from: Option<KeyId>, next: KeyId) -> Result<KeyId> {
+    if from.is_none_or(|from| next > from) {
         return Ok(next);
     }
     Err(Error::internal(format!("the master went back from {from:?} to {next:?} in a listing")))

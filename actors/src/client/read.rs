@@ -11,7 +11,6 @@ use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
-use nkv_store::KeyId;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
 use std::collections::BTreeMap;
 
@@ -196,9 +195,7 @@ impl Client {
         let missing = |m: &ObjMeta| {
             Error::not_found(format!(
                 "the object {:?} is no longer in slot {} of rank {}",
-                KeyId::from(m.key),
-                m.at.slot,
-                m.rank
+                m.key, m.at.slot, m.rank
             ))
         };
         let result = |(r, m): (std::result::Result<usize, Miss>, &ObjMeta)| match r {
@@ -322,7 +319,7 @@ fn unreached(via: Via, e: &Error) -> Miss {
 /// The read of the object at a location.
 fn reading_of(meta: &ObjMeta) -> Reading {
     let expect = Expect {
-        key: Some(KeyId::from(meta.key)),
+        key: Some(meta.key),
         epoch: Some(meta.at.epoch),
         payload_base: meta.payload_off,
         bytes_total: meta.bytes_total,

@@ -21,7 +21,7 @@ use holding::{Asked, Granted, Unfinished};
 use nkv_store::key::key_hash;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
-use nkv_store::{Key, KeyId};
+use nkv_store::Key;
 use nkv_transport::verbs::Op;
 use repeated::name_repeated;
 use std::collections::BTreeSet;
@@ -389,7 +389,7 @@ impl Client {
 fn publication(desc: &PlanDesc) -> Publication {
     let m = &desc.meta;
     let (slot, pages) = ((m.header_off, m.at.epoch), (m.n_pages, m.page_bytes));
-    Publication::new(slot, KeyId::from(m.key), pages, m.payload_off, m.bytes_total)
+    Publication::new(slot, m.key, pages, m.payload_off, m.bytes_total)
 }
 
 /// Writes the header fields, then WRITING.

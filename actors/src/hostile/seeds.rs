@@ -6,11 +6,12 @@ use crate::message::{
     Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
     MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
     PlanRef, Purpose, PutOptions, ReadCounts, Request, Response, SeenView, Selection, SlotContent,
-    SlotEntry, SlotRef, Term, Touch, TouchBatch, WireKeyId,
+    SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
+use nkv_store::KeyId;
 
 pub(super) const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
-pub(super) const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+pub(super) const KEY: KeyId = KeyId { hash: 1, check: 2 };
 
 pub(super) fn key() -> KeyBytes {
     KeyBytes::from(&b"layer/0"[..])

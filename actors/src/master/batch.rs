@@ -2,7 +2,8 @@
 
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{PlanDesc, Response, Swept, WireKeyId};
+use crate::message::{PlanDesc, Response, Swept};
+use nkv_store::KeyId;
 use std::collections::BTreeMap;
 
 enum Results {
@@ -10,7 +11,7 @@ enum Results {
     Done(Vec<Option<Result<()>>>),
     // A removal by pattern: where its next round begins, and the removals that logs made before.
     // The last item is not a key (see `swept`).
-    Swept(Vec<Option<Result<()>>>, Option<WireKeyId>, u64),
+    Swept(Vec<Option<Result<()>>>, Option<KeyId>, u64),
 }
 
 struct Batch {
@@ -51,7 +52,7 @@ impl Batches {
     pub(super) fn swept(
         &mut self,
         keys: usize,
-        (next, from_logs): (Option<WireKeyId>, u64),
+        (next, from_logs): (Option<KeyId>, u64),
         reply: Reply<Response>,
     ) -> u64 {
         let n = keys + 1;
@@ -110,7 +111,7 @@ fn finish(b: Batch) {
     b.reply.send(response);
 }
 
-fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<WireKeyId>, u64)) -> Swept {
+fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<KeyId>, u64)) -> Swept {
     let losses = results.pop().and_then(Result::err);
     let mut swept = Swept { next, removed: from_logs, ..Swept::default() };
     for result in results {

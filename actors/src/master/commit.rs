@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::message::{
     EndCause, MasterToOwner, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME, SegmentId,
 };
-use nkv_store::KeyId;
 
 /// How long a commit waits until the owner has recorded its plan. Short enough that a client can
 /// repeat the commit a few times.
@@ -88,7 +87,7 @@ impl Master {
     }
 
     fn accept_commit(&mut self, c: &PlanRef) -> Result<Accepted> {
-        let id = KeyId::from(c.key);
+        let id = c.key;
         let reclaimed = |why: &str| {
             Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
         };

@@ -9,7 +9,7 @@ use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
     EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, Response, SLOTS_PER_FRAME, SegmentId,
-    SlotRef, WireKeyId,
+    SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -80,7 +80,7 @@ impl Master {
     pub(super) fn remove(
         &mut self,
         keys: &[KeyBytes],
-        in_logs: &HashSet<WireKeyId>,
+        in_logs: &HashSet<KeyId>,
         reply: Reply<Response>,
     ) {
         let batch = self.batches.done(keys.len(), reply);
@@ -92,16 +92,13 @@ impl Master {
         &mut self,
         batch: u64,
         keys: impl Iterator<Item = &'k [u8]>,
-        in_logs: &HashSet<WireKeyId>,
+        in_logs: &HashSet<KeyId>,
     ) {
         let mut retire = BTreeMap::new();
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
-                Err(e)
-                    if e.kind == ErrorKind::NotFound
-                        && in_logs.contains(&WireKeyId::from(self.id_of(key))) =>
-                {
+                Err(e) if e.kind == ErrorKind::NotFound && in_logs.contains(&self.id_of(key)) => {
                     self.counters.removed += 1;
                     self.complete_remove(batch, item, Ok(()));
                 }
@@ -223,7 +220,7 @@ impl Master {
         if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return;
         }
-        let id = KeyId::from(a.key);
+        let id = a.key;
         match self.objects.get_mut(&id) {
             Some(e)
                 if e.at == a.at

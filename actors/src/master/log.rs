@@ -12,7 +12,7 @@ use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
     KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, ObjMeta, Request, Response, SegmentId,
-    SlotRef, WireKeyId,
+    SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -34,9 +34,9 @@ struct Asked {
     left: BTreeMap<SegmentId, u64>,
     until_ms: u64,
     // Keys that the owners were asked to find.
-    about: Vec<WireKeyId>,
+    about: Vec<KeyId>,
     // Keys that logs retired for this request.
-    removed: HashSet<WireKeyId>,
+    removed: HashSet<KeyId>,
     // Objects that a log serves beside the listed one. They are the answer if that one cannot be
     // read: it is being written or removed, its rank's link is down, the reader found it gone, or
     // it was retired since.
@@ -91,7 +91,7 @@ impl Master {
         question: LogQuestion,
         ask: Ask,
         reply: Reply<Response>,
-        (until_ms, mut about, besides): (u64, Vec<WireKeyId>, HashMap<KeyId, ObjMeta>),
+        (until_ms, mut about, besides): (u64, Vec<KeyId>, HashMap<KeyId, ObjMeta>),
     ) -> Option<(Ask, Reply<Response>)> {
         let doubted = self.doubted(&ask.request);
         let is_asked = |(segment_id, b): &(&SegmentId, &SegmentAllocator)| {
@@ -153,8 +153,8 @@ impl Master {
     }
 
     /// `but`: keys that owners were asked about already.
-    fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
-        let id = |k: &KeyBytes| WireKeyId::from(self.id_of(k));
+    fn question_of(&self, request: &Request, but: &[KeyId]) -> Option<LogQuestion> {
+        let id = |k: &KeyBytes| self.id_of(k);
         match request {
             Request::GetLocation { keys, .. } | Request::Exists(keys) => {
                 // An entry that is being written or removed, that is unreachable or that is gone
@@ -179,7 +179,7 @@ impl Master {
         segment_id: SegmentId,
         number: u64,
         served: Vec<LogObjectEntry>,
-        (removed, taken): (Vec<WireKeyId>, u64),
+        (removed, taken): (Vec<KeyId>, u64),
     ) {
         let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
         if asked.left.remove(&segment_id).is_none() {
@@ -192,14 +192,14 @@ impl Master {
                 keys.iter().map(|k| (self.id_of(k), k)).collect();
             // The request has the key string, also if the producer has not reported it yet.
             let named = served.into_iter().filter_map(|o| {
-                let key = (*by_id.get(&KeyId::from(o.id))?).clone();
+                let key = (*by_id.get(&o.id)?).clone();
                 Some(LogObjectEntry { key, ..o })
             });
             let named: Vec<_> = named.collect();
             let incarnation = self.allocators.get(&segment_id).map_or(0, |b| b.info.incarnation);
             for o in &named {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
-                let id = KeyId::from(o.id);
+                let id = o.id;
                 let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
                 let is_gone = gone.contains(&listed.at);
                 // Also if the listed one can be read now: it may be retired before the last owner

@@ -2,7 +2,7 @@
 
 use super::Master;
 use crate::error::{Error, Result};
-use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef, WireKeyId};
+use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -91,7 +91,7 @@ impl Master {
     /// The location of an object, as clients get it.
     pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
         ObjMeta {
-            key: WireKeyId::from(self.id_of(e.key.as_bytes())),
+            key: self.id_of(e.key.as_bytes()),
             rank: e.segment_id.rank,
             at: e.at,
             header_off: e.header_off,

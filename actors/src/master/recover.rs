@@ -204,7 +204,7 @@ impl Master {
         }
         self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
-            let known = self.objects.get(&KeyId::from(o.id)).is_some_and(|e| e.at == at);
+            let known = self.objects.get(&o.id).is_some_and(|e| e.at == at);
             if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
                 allocator.name_logged(at.slot, at.epoch, o.id.into());
             }

@@ -2,8 +2,8 @@
 //! client.
 
 use super::{
-    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId, PlanRef,
-    SeenView, SlotRef, Term, WireKeyId,
+    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId,
+    PlanRef, SeenView, SlotRef, Term,
 };
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +144,7 @@ pub enum OwnerToMaster {
         /// To `Find`: objects that the log serves.
         served: Vec<LogObjectEntry>,
         /// To `Remove`: keys whose objects lost LIVE.
-        removed: Vec<WireKeyId>,
+        removed: Vec<KeyId>,
         /// To `RemoveAll`: number of objects that lost LIVE.
         taken: u64,
     },

@@ -1,7 +1,7 @@
 //! Types of a listing and of a removal by pattern. Both pass over the keys in rounds, in the order
 //! of the keys' identities; a round is one bounded request, and returns where the next one begins.
 
-use super::{KeyBytes, WireKeyId};
+use super::{KeyBytes, KeyId};
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,7 @@ pub struct Selection {
     /// A regular expression that matches anywhere in the key (not anchored); every key if absent.
     pub pattern: Option<String>,
     /// Where the round begins: `next` of the round before, absent in the first.
-    pub from: Option<WireKeyId>,
+    pub from: Option<KeyId>,
 }
 
 /// The result of a round of removals.
@@ -67,5 +67,5 @@ pub struct Swept {
     /// others.
     pub why: Option<Error>,
     /// Where the next round begins; absent at the end.
-    pub next: Option<WireKeyId>,
+    pub next: Option<KeyId>,
 }

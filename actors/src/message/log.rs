@@ -1,7 +1,7 @@
 //! Messages about the device log: from owners to the master, from the master to owners, and from
 //! producers to the owner whose log they write to. No put waits for any of them.
 
-use super::{KeyBytes, WireKeyId};
+use super::{KeyBytes, KeyId};
 use serde::{Deserialize, Serialize};
 
 /// An object of a log, as its owner reports it. Its slot is below the segment's `log_slots`.
@@ -10,7 +10,7 @@ pub struct LogObjectEntry {
     /// Key string; empty while its producer has not reported it.
     pub key: KeyBytes,
     /// Identity of the key.
-    pub id: WireKeyId,
+    pub id: KeyId,
     /// Header slot.
     pub slot: u32,
     /// Its epoch.
@@ -28,9 +28,9 @@ pub struct LogObjectEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogQuestion {
     /// Which of these keys the log serves.
-    Find(Vec<WireKeyId>),
+    Find(Vec<KeyId>),
     /// Retire the objects of these keys; answer which of them the log served.
-    Remove(Vec<WireKeyId>),
+    Remove(Vec<KeyId>),
     /// Retire every object of the log.
     RemoveAll,
 }

@@ -5,7 +5,7 @@
 use super::Owner;
 use super::object_life::{Became, ObjectEnd};
 use super::tables::{Ending, Gauges};
-use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef, WireKeyId};
+use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef};
 use nkv_store::arena::Extent;
 use nkv_store::object::WriteProgress;
 
@@ -154,7 +154,7 @@ impl Owner {
             && self.slots.progress(at.slot, at.epoch) == WriteProgress::Ready
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
-            let adopted = PlanRef { plan, at, key: WireKeyId::from(done.key) };
+            let adopted = PlanRef { plan, at, key: done.key };
             return self.became_live(vec![(adopted, done)], Became::Adopted);
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.

@@ -9,7 +9,7 @@ use super::tables::{Gauges, Tables};
 use super::{LogClear, Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
 use crate::message::{
-    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef, WireKeyId,
+    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::device_log::{
@@ -340,7 +340,7 @@ impl Owner {
         let named = t.keys.get(&o.slot).filter(|(epoch, _)| *epoch == o.epoch);
         LogObjectEntry {
             key: named.map(|(_, key)| key.clone()).unwrap_or_default(),
-            id: WireKeyId::from(o.key),
+            id: o.key,
             slot: o.slot,
             epoch: o.epoch,
             payload_off: o.payload_base,

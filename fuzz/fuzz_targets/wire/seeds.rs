@@ -1,18 +1,12 @@
 //! Valid inputs for every decoder, made by the real encoders: the fuzzer starts from them. They are
 //! generated before each run, so that they follow changes of the messages.
 
+use nkv_store::KeyId;
 use crate::agent::{self, GRANT, TOKEN};
 use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
-use nkv_actors::message::{
-    Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey,
-    Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner,
-    ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request,
-    Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef,
-    Term, Touch, TouchBatch, View, Welcome, WireKeyId,
-};
+use nkv_actors::message::{Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch, View, Welcome};
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;
@@ -71,7 +65,7 @@ pub fn write(folder: &Path) -> usize {
 const TERM: Term = Term { number: 3, master: 0xabcd };
 const PLAN: PlanId = PlanId { term: TERM, seq: 9 };
 const AT: SlotRef = SlotRef { incarnation: 0x1111, slot: 5, epoch: 7 };
-const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+const KEY: KeyId = KeyId { hash: 1, check: 2 };
 const PLAN_REF: PlanRef = PlanRef { plan: PLAN, at: AT, key: KEY };
 
 fn key() -> KeyBytes {

@@ -8,8 +8,9 @@ use crate::ErrorKind;
 use crate::message::{
     KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, OwnerToMaster, PlanId,
     PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SlotContent, SlotEntry,
-    SlotRef, Term, WireKeyId,
+    SlotRef, Term,
 };
+use nkv_store::KeyId;
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::layout::Region;
 
@@ -135,7 +136,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
     };
     let logged = LogObjectEntry {
         key: key("l"),
-        id: WireKeyId { hash: 1, check: 2 },
+        id: KeyId { hash: 1, check: 2 },
         slot: 0,
         epoch: 1,
         payload_off: 0,
@@ -191,7 +192,7 @@ async fn i19_a_frame_with_impossible_slots_ends_its_link() {
     let at = |slot, epoch| SlotRef { incarnation: 101, slot, epoch };
     let elsewhere = SlotRef { incarnation: 100, slot: 0, epoch: 1 };
     let plan = PlanId { term: Term { number: 1, master: 50 }, seq: 1 };
-    let adopted = PlanRef { plan, at: elsewhere, key: WireKeyId { hash: 0, check: 0 } };
+    let adopted = PlanRef { plan, at: elsewhere, key: KeyId { hash: 0, check: 0 } };
     let lies = [
         OwnerToMaster::Retired(vec![at(u32::MAX, 1)]),
         OwnerToMaster::Retired(vec![elsewhere]),

@@ -4,7 +4,7 @@ use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_
 use crate::ErrorKind;
 use crate::message::{
     LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, PlanRef, RankInfo, Request,
-    Response, SeenView, Selection, SlotRef, Term, WireKeyId,
+    Response, SeenView, Selection, SlotRef, Term,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;
@@ -92,7 +92,7 @@ async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
 fn in_log(k: &str) -> LogObjectEntry {
     LogObjectEntry {
         key: key(k),
-        id: WireKeyId::from(HASHER.id(k.as_bytes())),
+        id: HASHER.id(k.as_bytes()),
         slot: 3,
         epoch: 1,
         payload_off: extent_of(0) - 8 * UNIT,
@@ -136,7 +136,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     first.sends(OwnerToMaster::Retired(vec![listed.meta.at])).await;
     answers(&logs, number, vec![in_log("hidden")]).await;
     let (again, question) = is_asked(&mut logs).await;
-    let listed = WireKeyId::from(HASHER.id(b"listed"));
+    let listed = HASHER.id(b"listed");
     assert!(matches!(question, LogQuestion::Find(keys) if keys == [listed]));
     answers(&logs, again, Vec::new()).await;
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
@@ -191,7 +191,7 @@ async fn i7_a_reader_that_found_a_listed_object_gone_gets_the_one_that_a_log_ser
         let gone = bench.put(1, "k", &mut first).await.meta.at;
         let asked = asks_past(&bench, "k", gone);
         let (number, question) = is_asked(&mut logs).await;
-        let here = WireKeyId::from(HASHER.id(b"k"));
+        let here = HASHER.id(b"k");
         assert!(matches!(question, LogQuestion::Find(keys) if keys == [here]));
         let (same, _) = is_asked(&mut first).await;
         assert_eq!(same, number, "the owner of what is listed is asked, too");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const INCARNATION: u64 = 5;
 const PLAN: PlanId = PlanId { term: Term { number: 1, master: 2 }, seq: 3 };
-const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+const KEY: KeyId = KeyId { hash: 1, check: 2 };
 
 fn layout() -> SegmentLayout {
     let config = HeapConfig {

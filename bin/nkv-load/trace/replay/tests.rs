@@ -4,7 +4,7 @@
 use super::{Blocks, Replay};
 use crate::content::Stream;
 use crate::report::Report;
-use nkv::message::{ObjMeta, SlotRef, WireKeyId};
+use nkv::message::{ObjMeta, SlotRef};
 use nkv::{Error, ErrorKind};
 use nkv_store::{KeyHasher, KeyId};
 use std::cell::{Cell, RefCell};
@@ -72,7 +72,7 @@ impl Blocks for Pretended {
 
 fn meta(id: KeyId) -> ObjMeta {
     ObjMeta {
-        key: WireKeyId::from(id),
+        key: id,
         rank: 0,
         at: SlotRef { incarnation: 1, slot: 0, epoch: 1 },
         header_off: 0,
