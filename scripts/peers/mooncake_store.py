@@ -18,6 +18,8 @@ from measure import GIB, HOST, MIB, SIZES, expect, free_port, measure_sizes, sto
 
 SEGMENT_BYTES = 2 * GIB
 LOCAL_BUFFER_BYTES = 256 * MIB
+# Programs of the package that are started.
+PROGRAMS = ("mooncake_master", "mooncake_client")
 TOUCH_BYTES = 32 * MIB
 # The allocator places nothing in the last part of a segment without evicting.
 TOUCH_SHARE = 0.85
