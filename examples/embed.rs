@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "rank {} at {}, segment {}",
         node.info().rank,
         node.info().control,
-        node.info().segment
+        node.info().memory.name().unwrap_or("-")
     );
 
     wait_until_ready(&node).await?;

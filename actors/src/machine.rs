@@ -24,7 +24,7 @@ pub struct NewSegment {
     /// Its memory; stays mapped while anyone uses it.
     pub memory: Arc<dyn Memory>,
     /// The name by which other processes of this host attach to it; empty if they cannot.
-    pub file_name: String,
+    pub file_name: Option<String>,
     /// Removes the name when it is dropped.
     pub name: Option<Box<dyn Send + Sync>>,
 }
@@ -141,7 +141,7 @@ impl Machine for OsMachine {
     ) -> Result<NewSegment, StoreError> {
         let Some(name) = name else {
             let memory = Arc::new(AnonMemory::new(bytes)?);
-            return Ok(NewSegment { memory, file_name: String::new(), name: None });
+            return Ok(NewSegment { memory, file_name: None, name: None });
         };
         // Logs what it removes.
         shm::remove_stale();
@@ -149,7 +149,7 @@ impl Machine for OsMachine {
         // The node keeps the handle that unlinks the name; the heap has its own mapping, for those
         // still using it.
         let memory = shm::attach(named.file_name(), false)?;
-        let file_name = named.file_name().to_string();
+        let file_name = Some(named.file_name().to_string());
         Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })
     }
 

@@ -29,7 +29,7 @@ use nkv_store::KeyHasher;
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
-use nkv_store::object::{OpenSlot, Slots};
+use nkv_store::object::{Holders, OpenSlot, Slots};
 use object_life::{Became, ObjectEnd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub struct OwnerDurable {
     /// After this time, in milliseconds, the owner asks the producers about a claim in the device
     /// log that is still open.
     pub log_claim_ttl_ms: u64,
+    /// Who is asked, besides the pins, before the extent of a retired object is used again [I9].
+    pub holders: Vec<Arc<dyn Holders>>,
 }
 
 /// See the file's first paragraph.
@@ -165,6 +167,7 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(durable.heap.clone(), &open, |s, e| durable.tables.has_key(s, e), now);
+        durable.holders.iter().for_each(|holders| slots.ask_as_well(holders.clone()));
         // The panic may have lost a message to the evictor, so the evictor compares its list with
         // the headers. At the first start there is no evictor yet.
         if durable.evictor.get().is_some() {
@@ -215,7 +218,7 @@ impl Owner {
         // yet.
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.durable.clock.now_ns();
-        let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
+        let (pinned, suspect) = self.slots.held_longer(now, SUSPECT_PIN_NS);
         let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);

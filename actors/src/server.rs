@@ -20,7 +20,9 @@ pub use unauthenticated::UnauthenticatedPeers;
 use crate::actor::ActorAddr;
 use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
-use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome};
+use crate::message::{
+    ExportedMemory, Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome,
+};
 use crate::race::race;
 use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
@@ -199,7 +201,7 @@ impl Server {
                 race(served, closed).await
             }
             Purpose::Descriptor { incarnation } => match self.registry.get(incarnation) {
-                Some(endpoint) => pass_segment(stream, &endpoint.segment).await,
+                Some(endpoint) => pass_segment(stream, &endpoint.memory).await,
                 None => refuse(&mut stream, self.no_door(incarnation)).await,
             },
             Purpose::Segments(command) => {
@@ -247,8 +249,9 @@ impl Server {
 }
 
 /// Passes a segment's descriptor to a client on this host.
-async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireError> {
-    let Some(fd) = nkv_store::shm::descriptor(segment).filter(|_| stream.is_unix()) else {
+async fn pass_segment(mut stream: BoxStream, memory: &ExportedMemory) -> Result<(), WireError> {
+    let named = memory.name().filter(|_| stream.is_unix());
+    let Some(fd) = named.and_then(nkv_store::shm::descriptor) else {
         let why = "only segments in named shared memory are passed on, over a unix socket";
         return refuse(&mut stream, Refusal::NotHere(why.to_string())).await;
     };

@@ -226,7 +226,8 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let ready = a.open_for_write(b"ready", 4096, &on(1)).await.unwrap();
     ready.write_from(0, &bytes(4096, 1)).unwrap();
     let d = ready.desc().unwrap().clone();
-    let segment = nkv_store::shm::attach(&cluster.node(1).info().segment, false).unwrap();
+    let name = cluster.node(1).info().memory.name().unwrap().to_string();
+    let segment = nkv_store::shm::attach(&name, false).unwrap();
     use nkv_store::{Memory, object};
     let word = d.meta.header_off + nkv_store::layout::PUBLISH_OFF;
     let epoch = d.meta.at.epoch;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use nkv_actors::message::{
-    Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
+    ExportedMemory, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
 };
 use nkv_actors::{Credentials, Node, NodeConfig};
 use nkv_store::SegmentLayout;
@@ -140,7 +140,7 @@ fn largest() -> RankInfo {
         local: None,
         data: None,
         fabric: None,
-        segment: String::new(),
+        memory: ExportedMemory::Private,
         key_fingerprint: 0,
         prefault: false,
         http: None,

@@ -25,7 +25,7 @@ async fn is_put(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) {
 
 /// Clears LIVE of an object, as its owner does before it reports that.
 fn loses_live(cluster: &Cluster, at: &ObjMeta) {
-    let memory = shm::attach(&cluster.node(at.rank).info().segment, false).unwrap();
+    let memory = shm::attach(cluster.node(at.rank).info().memory.name().unwrap(), false).unwrap();
     let owner = at.header_off + OWNER_OFF;
     let flags = low(memory.load(owner).unwrap());
     memory.store(owner, word(flags & !flag::LIVE, at.at.epoch)).unwrap();

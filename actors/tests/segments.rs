@@ -148,7 +148,7 @@ async fn i6_whoever_still_maps_an_unmounted_segment_finds_nothing_readable() {
     let keys = fill(&client, "k", 20, 32_000).await;
     let info = node.mounted().remove(0);
     let (_, there) = rank1_incarnations(&cluster, &keys, info.incarnation).await;
-    let memory = nkv_store::shm::attach(&info.segment, false).unwrap();
+    let memory = nkv_store::shm::attach(info.memory.name().unwrap(), false).unwrap();
     let heap = nkv_store::heap::Heap::open(memory).unwrap();
     let readable = || nkv_store::object::live_slots(&heap).count();
     eventually("all are committed there", async || readable() == there.len()).await;

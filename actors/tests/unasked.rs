@@ -8,7 +8,7 @@ use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass
 use nkv_actors::actor::Freeze;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Reads a key until its location comes from an index: at first it may come from the master.
 async fn met(client: &Client, key: &str, want: &[u8]) {
@@ -229,10 +229,11 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
     client.flush().await.unwrap();
     let (before, reads, writes) =
         (client.message_counters(), client.read_counters(), client.write_counters());
+    let begun = Instant::now();
     for i in 0..ops {
         client.get_into(keys[i % keys.len()], &mut into).await.unwrap();
     }
-    let got = client.message_counters();
+    let (got, gets_took) = (client.message_counters(), begun.elapsed());
     for i in 0..ops {
         let key = [b"put".as_slice(), &(reads.accepted + i as u64).to_be_bytes()].concat();
         client.put(&key, &into, &opts).await.unwrap();
@@ -246,7 +247,12 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
     assert_eq!((got.waited, put.waited), (before.waited, before.waited), "nobody waits");
     let sent = [got.one_way - before.one_way, put.one_way - got.one_way];
     println!("{:?}: {sent:?} one-way messages for {ops} gets and {ops} puts", client);
-    assert!(sent.iter().all(|n| (1..=ops as u64 / 128).contains(n)), "{sent:?} messages");
+    // Where the loop is slower than 128 operations in 100 ms, the timer sends what there is.
+    let puts_took = begun.elapsed() - gets_took;
+    for (n, took) in sent.into_iter().zip([gets_took, puts_took]) {
+        let most = ops as u64 / 128 + took.as_millis() as u64 / 100;
+        assert!((1..=most).contains(&n), "{n} messages in {took:?}, {most} at most");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

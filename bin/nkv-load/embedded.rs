@@ -53,7 +53,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     let mut run = Run {
         producer: cluster.blocking(PREFILL_RANK)?,
         decoder: cluster.blocking(DECODE_RANK)?,
-        segment: cluster.node(DECODE_RANK)?.info().segment.clone(),
+        segment: cluster.node(DECODE_RANK)?.info().memory.name().unwrap_or_default().to_string(),
         corrupt: flags.inject_corruption,
         tally: ErrorTally::default(),
         buffer: faulted(SIZES.into_iter().max().unwrap_or(0)),

@@ -75,9 +75,9 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         MemoryChoice::Shm => (
             format!(
                 "shm, /dev/shm/{} of {}, {}",
-                info.segment,
+                info.memory.name().unwrap_or_default(),
                 show_bytes(info.layout.segment_bytes),
-                pages_shown(node, &info.segment)
+                pages_shown(node, info.memory.name().unwrap_or_default())
             ),
             "private (shm was chosen)",
             "local, shm",
@@ -122,7 +122,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
 /// The line for programs: fields are `name=value` without blanks, `-` for an absent value.
 pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
     let unix = info.local.as_ref().map(Address::bare);
-    let segment = Some(info.segment.clone()).filter(|s| !s.is_empty());
+    let segment = info.memory.name().map(str::to_string);
     format!(
         "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} \
          job={}",

@@ -75,7 +75,7 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             local: info.local.as_ref().map(Address::bare),
             data: info.data.clone(),
             fabric: info.fabric.clone(),
-            segment: info.segment.clone(),
+            segment: info.memory.name().unwrap_or_default().to_string(),
             heap_used: figures.map_or(0, |f| f.owner.heap_used),
             heap_total: figures.map_or(info.layout.arena.len, |f| f.owner.heap_total),
             log_live: figures.map_or(0, |f| f.owner.log_live_bytes),
@@ -197,7 +197,7 @@ mod tests {
             data: None,
             fabric: None,
             http: None,
-            segment: "nkv.j.0.1".to_string(),
+            memory: Some("nkv.j.0.1".to_string()).into(),
             prefault: true,
             key_fingerprint: 1,
             layout: SegmentLayout {

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What `scripts/bench` needs, looked for before anything is built or measured: memory, /dev/shm,
 programs, and the peers' packages with every library that they link.
 

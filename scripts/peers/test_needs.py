@@ -20,9 +20,6 @@ class Needs(unittest.TestCase):
         self.assertEqual(len(lines), len(needs.PROGRAMS))
 
     def test_packages_that_cannot_be_loaded_are_said_with_the_last_line(self):
-        with mock.patch.object(needs, "HERE", "/nowhere"):
-            with self.assertRaises(FileNotFoundError):
-                list(needs.packages())
         failed = mock.Mock(returncode=1, stdout="", stderr="a\nmooncake_client lacks libnuma.so\n")
         with mock.patch.object(needs.subprocess, "run", return_value=failed):
             lines = list(needs.packages())

@@ -4,6 +4,7 @@
 //! places payloads nor decides when to evict, and waits for nothing: time comes in as an argument.
 
 mod chain;
+mod holders;
 mod live;
 mod scan;
 mod slots;
@@ -13,6 +14,7 @@ mod usage;
 mod view;
 
 pub use chain::{Publication, Reading, chain_in_time};
+pub use holders::Holders;
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
 pub use slots::{Committed, Freed, Retired, RetiredState, Slots};

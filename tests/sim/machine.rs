@@ -132,14 +132,14 @@ impl Machine for SimMachine {
         bytes: u64,
         _: bool,
     ) -> Result<NewSegment, StoreError> {
-        let file_name = name.map(SegmentName::file_name).unwrap_or_default();
+        let file_name = name.map(SegmentName::file_name);
+        let called = (self.host, file_name.clone().unwrap_or_default());
         let watch = Arc::new(Watch::new(self.machines.ledger.clone()));
         let mut shared = self.machines.lock();
         let dice = shared.dice.fork();
         let (kind, trap) = (self.machines.kind.clone(), self.machines.trap.clone());
         let stalls = StallInjection::new(self.machines.hiccups, kind, trap, dice);
-        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, stalls)?);
-        let called = (self.host, file_name.clone());
+        let memory = Arc::new(SimMemory::new(&called.1, bytes, watch, stalls)?);
         let name = name.map(|_| {
             shared.segments.insert(called.clone(), memory.clone());
             let machines = self.machines.clone();

@@ -410,7 +410,7 @@ mod tests {
         let at = SlotRef { incarnation: OWNER, slot: 0, epoch: 1 };
         let key = Key::new(b"k").unwrap();
         let meta = ObjMeta {
-            key: nkv_store::KeyHasher::new([7; 16]).id(b"k").into(),
+            key: nkv_store::KeyHasher::new([7; 16]).id(b"k"),
             rank: 0,
             at,
             header_off: 0,

@@ -18,10 +18,10 @@ use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response}
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
+use nkv_store::Key;
 use nkv_store::key::key_hash;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
-use nkv_store::Key;
 use nkv_transport::verbs::Op;
 use repeated::name_repeated;
 use std::collections::BTreeSet;

@@ -104,6 +104,7 @@ impl Bench {
             evictor: slot,
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
+            holders: Vec::new(),
         };
         let owners = &executors[executors.len() - 1];
         let owner = ActorAddr::start(owners.executor(), durable, Arc::new(|_| {})).await.unwrap();
@@ -138,7 +139,7 @@ impl Bench {
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).unwrap();
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).unwrap();
-        self.receives(MasterToOwner::Committed(vec![PlanRef { plan, at, key: id.into() }])).await;
+        self.receives(MasterToOwner::Committed(vec![PlanRef { plan, at, key: id }])).await;
     }
 
     async fn receives(&self, down: MasterToOwner) {

@@ -245,7 +245,7 @@ fn hellos(all: &mut Vec<Lie>) {
         |i| i.layout.arena.len += UNIT,
         |i| i.layout.arena.offset = u64::MAX - (UNIT - 1),
         |i| i.layout.quarantine_ms = u32::MAX,
-        |i| i.segment = "x".repeat(MAX_TEXT_BYTES + 1),
+        |i| i.memory = Some("x".repeat(MAX_TEXT_BYTES + 1)).into(),
         |i| i.http = Some("x".repeat(MAX_TEXT_BYTES + 1)),
         |i| i.data = Some("x".repeat(MAX_TEXT_BYTES + 1)),
         |i| i.fabric = Some("x".repeat(MAX_TEXT_BYTES + 1)),

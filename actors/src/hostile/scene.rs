@@ -92,7 +92,7 @@ pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
         data: Some("127.0.0.1:2".into()),
         fabric: None,
         http: None,
-        segment: "nkv.hostile.0.1".into(),
+        memory: Some("nkv.hostile.0.1".to_string()).into(),
         key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
         prefault: false,
         layout: SegmentLayout {
@@ -143,6 +143,7 @@ impl TestCluster {
             evictor: Arc::new(OnceLock::new()),
             clock: Arc::new(clock.clone()),
             log_claim_ttl_ms: 5_000,
+            holders: Vec::new(),
         };
         let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await;
         let owner = owner.expect("an owner");

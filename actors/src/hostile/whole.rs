@@ -109,7 +109,7 @@ impl TestCluster {
         let id = nkv_store::KeyHasher::new([7; 16]).id(text.as_bytes());
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).expect("memory");
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).expect("memory");
-        PlanRef { plan, at, key: id.into() }
+        PlanRef { plan, at, key: id }
     }
 
     /// Delivers the message from a peer that may send it; true if it was accepted.

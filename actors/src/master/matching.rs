@@ -137,7 +137,7 @@ impl Master {
         if let Some(e) = self.refuse_round(&ask.request) {
             return reply.send(Response::Failed(e));
         }
-        let next = found.next.map(Into::into);
+        let next = found.next;
         let n = found.keys.len();
         let batch = self.batches.swept(n, (next, from_logs), reply);
         self.remove_each(
@@ -174,7 +174,7 @@ impl Found {
             state: s.state,
         };
         let keys = self.keys.into_iter().map(row).collect();
-        Response::Listed { keys, next: self.next.map(Into::into) }
+        Response::Listed { keys, next: self.next }
     }
 }
 

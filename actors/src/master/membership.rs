@@ -90,7 +90,7 @@ impl Master {
             siblings.map(|(segment, inc)| (SegmentId { rank: segment_id.rank, segment }, inc));
         let now = self.now_ms();
         let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
-        let same_host = info.boot_id == self.durable.boot_id && !info.segment.is_empty();
+        let same_host = info.boot_id == self.durable.boot_id && info.memory.name().is_some();
         let mut replaced = None;
         let (link, term) = {
             let mut inner = self.durable.members.lock();

@@ -206,7 +206,7 @@ impl Master {
         for (at, o) in logged {
             let known = self.objects.get(&o.id).is_some_and(|e| e.at == at);
             if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                allocator.name_logged(at.slot, at.epoch, o.id.into());
+                allocator.name_logged(at.slot, at.epoch, o.id);
             }
             if !self.logged(segment_id, at, &o, true) {
                 duplicates.push(at);
@@ -302,7 +302,7 @@ impl Master {
             match since {
                 Since::Nothing => {}
                 Since::Committed => {
-                    let done = PlanRef { plan, at, key: id.into() };
+                    let done = PlanRef { plan, at, key: id };
                     self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 }
                 Since::Ended(cause) => {
@@ -407,7 +407,7 @@ impl Master {
             // Another plan has the key, or the last message about this one was lost with the link:
             // send it again.
             if e.at == p.at && e.state == State::Live {
-                let done = PlanRef { plan: p.plan, at: p.at, key: id.into() };
+                let done = PlanRef { plan: p.plan, at: p.at, key: id };
                 self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 return Some(id);
             }

@@ -81,7 +81,7 @@ impl RankInfo {
         {
             text(what, value.as_ref().map_or(0, String::len))?;
         }
-        text("a segment's name", self.segment.len())?;
+        text("a segment's name", self.memory.name().map_or(0, str::len))?;
         if self.incarnation == 0 {
             return refuse("incarnation 0, which means none".to_string());
         }

@@ -66,6 +66,34 @@ impl std::fmt::Display for RankState {
     }
 }
 
+/// How a segment's memory is open to other processes of its host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExportedMemory {
+    /// It is private to its process.
+    Private,
+    /// Shared memory: by this name, and by a descriptor that its node passes on a unix socket.
+    Shared {
+        /// File name, without a folder.
+        name: String,
+    },
+}
+
+impl ExportedMemory {
+    /// The name by which it is mapped; none if it cannot be.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Private => None,
+            Self::Shared { name } => Some(name),
+        }
+    }
+}
+
+impl From<Option<String>> for ExportedMemory {
+    fn from(name: Option<String>) -> Self {
+        name.map_or(Self::Private, |name| Self::Shared { name })
+    }
+}
+
 /// A rank's description of one of its segments, sent when it joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInfo {
@@ -94,8 +122,8 @@ pub struct RankInfo {
     pub fabric: Option<String>,
     /// host:port of the HTTP server with this rank's `/status`, for people's tools.
     pub http: Option<String>,
-    /// File name of the shared segment; empty if private to the process.
-    pub segment: String,
+    /// How other processes of its host can map it.
+    pub memory: ExportedMemory,
     /// Where everything lies in the segment, which atomic operations count claims in its log [I1],
     /// and its quarantine.
     pub layout: SegmentLayout,

@@ -72,7 +72,7 @@ pub(super) struct SegmentFlags {
 pub(super) struct UnjoinedSegment {
     segment_id: SegmentId,
     heap: Heap,
-    file_name: String,
+    file_name: Option<String>,
     pub socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
     agent: Box<dyn DataAgent>,
@@ -200,7 +200,7 @@ impl UnjoinedSegment {
             data: Some(self.agent.local_addr().to_string()),
             fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
-            segment: self.file_name.clone(),
+            memory: self.file_name.clone().into(),
             layout: *self.heap.layout(),
             key_fingerprint: common.hasher.fingerprint(),
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
@@ -211,9 +211,9 @@ impl UnjoinedSegment {
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
-        let (id, segment) = (info.incarnation, info.segment.clone());
+        let (id, memory_name) = (info.incarnation, info.memory.clone());
         let registered =
-            common.registry.register(id, owner.clone(), tables.clone(), exported, segment);
+            common.registry.register(id, owner.clone(), tables.clone(), exported, memory_name);
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
         let local = Arc::new(LocalSegment { memory, alive: alive.clone(), owner, tables });
         let published = common.env.owners.publish(info.incarnation, local);
@@ -284,8 +284,7 @@ impl SegmentHost {
 
     /// Its files under /dev/shm.
     pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> + use<> {
-        let name = Some(&self.info.segment).filter(|name| !name.is_empty());
-        name.map(|name| shm::files(name)).into_iter().flatten()
+        self.info.memory.name().map(shm::files).into_iter().flatten()
     }
 }
 
@@ -344,7 +343,7 @@ impl SegmentHandle {
 
 struct Made {
     heap: Heap,
-    file_name: String,
+    file_name: Option<String>,
     socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
 }
@@ -467,6 +466,7 @@ async fn start_roles(
         evictor: evictor_slot.clone(),
         clock: common.env.clock.clone(),
         log_claim_ttl_ms: common.config.log_claim_ttl_ms,
+        holders: Vec::new(),
     };
     let owner = ActorAddr::<Owner>::start(executor, owner_durable, exhausted.clone()).await?;
     let config = &common.config;

@@ -12,11 +12,11 @@ use crate::message::{
     Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
 };
 use hashbrown::HashSet;
+use nkv_store::KeyId;
 use nkv_store::device_log::{
     Abandon, DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
 };
 use nkv_store::object::Slots;
-use nkv_store::{KeyId, pins};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -228,9 +228,8 @@ impl Owner {
     fn advance(&self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if log.may_advance(now) {
             log.pins_checked_ns = now;
-            let (memory, region) = (self.durable.heap.memory(), self.durable.heap.layout().pins);
-            let pinned = pins::scan(&**memory, &region)?;
-            log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
+            let held = self.slots.held()?;
+            log.log.advance(now, |slot, epoch| !held.contains(&(slot, epoch)))?;
         }
         Ok(())
     }
@@ -399,13 +398,13 @@ impl Owner {
                 // The master has the key strings already; with them the answer might exceed the
                 // frame limit.
                 let nameless = |o| LogObjectEntry { key: KeyBytes::default(), ..o };
-                let found = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
+                let found = keys.into_iter().filter_map(|id| self.find_in_log(id));
                 served = found.map(nameless).collect();
                 let mut t = self.durable.tables.lock();
                 t.log_reported.extend(served.iter().map(|o| (o.slot, o.epoch)));
             }
             LogQuestion::Remove(keys) => {
-                let held = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
+                let held = keys.into_iter().filter_map(|id| self.find_in_log(id));
                 let held: Vec<_> = held.map(|o| ((o.slot, o.epoch), o.id)).collect();
                 let gone = self.take_away(&held.iter().map(|(at, _)| *at).collect::<Vec<_>>());
                 let gone: HashSet<_> = gone.into_iter().collect();

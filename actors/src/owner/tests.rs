@@ -2,6 +2,7 @@
 //! late messages. `model_NAME` is the switch of the protocol's model that a test covers.
 
 mod closed_client;
+mod holders;
 
 use super::attachments::Route;
 use super::tables::{OwnerTables, TermOrder};
@@ -17,7 +18,7 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, flag, low};
-use nkv_store::object::{producer_fields, ready, reserved, writing};
+use nkv_store::object::{Holders, producer_fields, ready, reserved, writing};
 use nkv_store::{AnonMemory, KeyHasher};
 use nkv_transport::grants::Grants;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,10 @@ impl Bench {
     }
 
     async fn with_log(log_bytes: u64) -> Self {
+        Self::held_by(log_bytes, Vec::new()).await
+    }
+
+    async fn held_by(log_bytes: u64, holders: Vec<Arc<dyn Holders>>) -> Self {
         let config = HeapConfig {
             log_bytes,
             arena_bytes: 8 * 4096,
@@ -70,6 +75,7 @@ impl Bench {
             evictor: Arc::new(OnceLock::new()),
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
+            holders,
         };
         let executor = OwnedExecutor::arbiter().unwrap();
         let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.unwrap();
@@ -97,7 +103,7 @@ impl Bench {
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
         let p = self.records(term, seq, slot, epoch);
         self.receives(MasterToOwner::PlanOpened(p.clone())).await;
-        PlanRef { plan: p.plan, at: p.at, key: HASHER.id(&p.key).into() }
+        PlanRef { plan: p.plan, at: p.at, key: HASHER.id(&p.key) }
     }
 
     /// The link takes a plan in; the actor has not handled its message yet.

@@ -2,6 +2,7 @@
 //! serves no requests itself.
 
 use crate::actor::ActorAddr;
+use crate::message::ExportedMemory;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
 use nkv_transport::fabric::Exported;
@@ -16,8 +17,8 @@ pub(crate) struct SegmentEndpoint {
     pub tables: Arc<OwnerTables>,
     /// Its registration with RDMA devices, if there is one.
     pub exported: Option<Arc<dyn Exported>>,
-    /// The segment's name in shared memory; empty where it has none.
-    pub segment: String,
+    /// How processes of this host map it.
+    pub memory: ExportedMemory,
     // Closed with the segment. Not a `watch`, which wakes its waiters in no fixed order.
     closed: mpsc::Sender<()>,
 }
@@ -48,11 +49,11 @@ impl SegmentRegistry {
         owner: ActorAddr<Owner>,
         tables: Arc<OwnerTables>,
         exported: Option<Arc<dyn Exported>>,
-        segment: String,
+        memory: ExportedMemory,
     ) -> RegisteredSegment {
         let (closed, here) = mpsc::channel(1);
         self.lock()
-            .insert(incarnation, SegmentEndpoint { owner, tables, exported, segment, closed });
+            .insert(incarnation, SegmentEndpoint { owner, tables, exported, memory, closed });
         RegisteredSegment { registry: self.clone(), incarnation, _here: here }
     }
 

@@ -19,7 +19,7 @@ pub fn own_verbs(
     let info = view.ranks.into_iter().map(|(info, _)| info).find(|i| i.incarnation == incarnation);
     let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
     if transport == TransportChoice::Shm {
-        let memory = shm::attach(&info.segment, false)?;
+        let memory = shm::attach(info.memory.name().unwrap(), false)?;
         return Ok(Box::new(ShmVerbs::new(memory, Alive::new())));
     }
     let data = info.data.ok_or_else(|| Error::internal("a rank without a tcp agent"))?;

@@ -1,13 +1,20 @@
 //! Valid inputs for every decoder, made by the real encoders: the fuzzer starts from them. They are
 //! generated before each run, so that they follow changes of the messages.
 
-use nkv_store::KeyId;
 use crate::agent::{self, GRANT, TOKEN};
 use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
-use nkv_actors::message::{Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch, View, Welcome};
+use nkv_actors::message::{
+    Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey,
+    Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner,
+    ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
+    PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request,
+    Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef,
+    Term, Touch, TouchBatch, View, Welcome,
+};
 use nkv_actors::{Error, ErrorKind};
+use nkv_store::KeyId;
 use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;
 use nkv_transport::fabric::{Access, Answer, DataPath, Offer, PairAddress, RemoteRange};
@@ -108,7 +115,7 @@ fn rank() -> RankInfo {
         data: Some("node-1:7401".to_string()),
         fabric: Some("mlx5_0".to_string()),
         http: Some("node-1:7402".to_string()),
-        segment: "nkv.job.1.2".to_string(),
+        memory: Some("nkv.job.1.2".to_string()).into(),
         key_fingerprint: 0xf1,
         prefault: false,
         layout: SegmentLayout {

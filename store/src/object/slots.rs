@@ -2,6 +2,7 @@
 //! memory, in the order that readers rely on. The only writer of owner words of heap slots. Every
 //! operation is O(1); the table takes 16 bytes a slot.
 
+use super::holders::{Holders, Pinned};
 use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
 use super::usage::{Sign, Usage, count};
 use super::{key_of, read_header, ready};
@@ -12,8 +13,9 @@ use crate::heap::{FIRST_EPOCH, Heap};
 use crate::index::Index;
 use crate::key::KeyId;
 use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
-use crate::pins;
+use hashbrown::HashSet;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// The answer to a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +80,10 @@ pub struct Slots {
     quarantine: VecDeque<(u64, u32, u32)>,
     /// How many at the back of `quarantine` were added since the last `restart_quarantines`.
     unsettled: usize,
-    /// Quarantine is over, but a process holds a pin: (since, slot, epoch) [I9].
-    pinned: Vec<(u64, u32, u32)>,
+    /// Quarantine is over, but somebody holds the object: (since, slot, epoch) [I9].
+    held: Vec<(u64, u32, u32)>,
+    /// Whom to ask; the pins first.
+    holders: Vec<Arc<dyn Holders>>,
 }
 
 impl Slots {
@@ -97,8 +101,11 @@ impl Slots {
             count(&mut usage, slot.state, Sign::In);
         }
         let index = Index::empty(heap.memory().clone(), heap.layout().index);
-        let (quarantine, pinned) = (VecDeque::new(), Vec::new());
-        let mut table = Slots { heap, slots, usage, index, quarantine, unsettled: 0, pinned };
+        let (memory, region) = (heap.memory().clone(), heap.layout().pins);
+        let holders: Vec<Arc<dyn Holders>> = vec![Arc::new(Pinned { memory, region })];
+        let (quarantine, held) = (VecDeque::new(), Vec::new());
+        let mut table =
+            Slots { heap, slots, usage, index, quarantine, unsettled: 0, held, holders };
         let live: Vec<_> =
             table.all().filter(|(_, at)| matches!(at.state, State::Live(_))).collect();
         for (slot, at) in live {
@@ -209,10 +216,25 @@ impl Slots {
         self.unsettled = 0;
     }
 
-    /// Arms with its next epoch every slot whose quarantine is over and that is not pinned [I9],
+    /// One more holder to ask from now on.
+    pub fn ask_as_well(&mut self, holders: Arc<dyn Holders>) {
+        self.holders.push(holders);
+    }
+
+    /// The (slot, epoch) of every object that somebody holds, in heap and log [I9].
+    ///
+    /// # Errors
+    /// If one holder cannot say.
+    pub fn held(&self) -> Result<HashSet<(u32, u32)>, StoreError> {
+        let mut objects = HashSet::new();
+        self.holders.iter().try_for_each(|holders| holders.held(&mut objects))?;
+        Ok(objects)
+    }
+
+    /// Arms with its next epoch every slot whose quarantine is over and that nobody holds [I9],
     /// and returns these slots [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
-        let mut waiting = std::mem::take(&mut self.pinned);
+        let mut waiting = std::mem::take(&mut self.held);
         while let Some(&(until, slot, epoch)) = self.quarantine.front() {
             if until > now_ns {
                 break;
@@ -224,20 +246,20 @@ impl Slots {
         if waiting.is_empty() {
             return Vec::new();
         }
-        // One scan, after the fences of all these retires: a pin set before LIVE was cleared is
+        // Asked once, after the fences of all these retires: a pin set before LIVE was cleared is
         // seen here for as long as it is held [I9].
-        let pinned = match pins::scan(&**self.heap.memory(), &self.heap.layout().pins) {
-            Ok(pinned) => pinned,
+        let held = match self.held() {
+            Ok(held) => held,
             Err(error) => {
-                tracing::error!(%error, "cannot read the pins: everything retired is held");
-                self.pinned = waiting;
+                tracing::error!(%error, "cannot read who holds what: everything retired is held");
+                self.held = waiting;
                 return Vec::new();
             }
         };
         let mut freed = Vec::new();
         for (since, slot, epoch) in waiting {
-            if pinned.contains(&(slot, epoch)) {
-                self.pinned.push((since, slot, epoch));
+            if held.contains(&(slot, epoch)) {
+                self.held.push((since, slot, epoch));
                 continue;
             }
             match self.arm_next(slot, epoch) {
@@ -253,16 +275,16 @@ impl Slots {
         freed
     }
 
-    /// Time at which [`Slots::due`] next has something to return. Pinned slots have no such time.
+    /// Time at which [`Slots::due`] next has something to return. Held slots have no such time.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.quarantine.front().map(|&(until, ..)| until)
     }
 
-    /// Number of retired objects that only a pin still holds, and how many of them for longer than
-    /// `suspect_ns`.
-    pub fn held_by_pins(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
+    /// Number of retired objects whose quarantine is over and that are still held, and how many of
+    /// them for longer than `suspect_ns`.
+    pub fn held_longer(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
         let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
-        (self.pinned.len() as u64, self.pinned.iter().filter(long).count() as u64)
+        (self.held.len() as u64, self.held.iter().filter(long).count() as u64)
     }
 
     /// Writes the access time, in milliseconds, of an object that is live at that epoch; else

@@ -12,7 +12,8 @@ use crate::arena::Extent;
 use crate::heap::HeapConfig;
 use crate::key::KEYS;
 use crate::memory::AnonMemory;
-use std::sync::Arc;
+use hashbrown::HashSet;
+use std::sync::{Arc, Mutex};
 
 /// Quarantine of the test segments in nanoseconds.
 const Q: u64 = 5_000_000;
@@ -88,6 +89,43 @@ fn i2_an_object_is_readable_only_between_ready_and_retired() {
     assert_eq!(slots.due(Q).len(), 1);
     assert_eq!(read(&wanted), Err(Unreadable::Gone));
     assert_eq!(read(&Expect { epoch: None, ..wanted }), Err(Unreadable::NotReady));
+}
+
+/// A writer of another tier, which reads an object's bytes while it lies here.
+#[derive(Debug, Default)]
+struct TierWriter(Mutex<Option<Vec<(u32, u32)>>>);
+
+impl TierWriter {
+    fn holds(&self, objects: Option<Vec<(u32, u32)>>) {
+        *self.0.lock().unwrap() = objects;
+    }
+}
+
+impl Holders for TierWriter {
+    fn held(&self, objects: &mut HashSet<(u32, u32)>) -> Result<(), StoreError> {
+        let held = self.0.lock().unwrap().clone();
+        objects.extend(held.ok_or_else(|| StoreError::BadSegment("no answer".to_string()))?);
+        Ok(())
+    }
+}
+
+#[test]
+fn i9_an_extent_is_not_used_again_while_a_holder_besides_the_pins_needs_it() {
+    let mut slots = Slots::fresh(heap(4));
+    let writer = Arc::new(TierWriter::default());
+    slots.ask_as_well(writer.clone());
+    let at = put(&mut slots, 1, 1, KEYS.id(b"k"));
+    put(&mut slots, 2, 1, KEYS.id(b"free"));
+    slots.retire(1, 1, true, 0).unwrap();
+    slots.retire(2, 1, true, 0).unwrap();
+    writer.holds(None);
+    assert_eq!(slots.due(Q), [], "a holder that cannot say holds everything");
+    writer.holds(Some(vec![(1, 1), (2, 9)]));
+    let freed: Vec<u32> = slots.due(Q + 1).iter().map(|f| f.slot).collect();
+    assert_eq!(freed, [2], "of another epoch it holds nothing");
+    assert_eq!(slots.held_longer(5 * Q, Q), (1, 1));
+    writer.holds(Some(Vec::new()));
+    assert_eq!(slots.due(5 * Q), [Freed { slot: 1, epoch: 1, extent: at }]);
 }
 
 #[test]

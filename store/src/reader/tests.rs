@@ -154,13 +154,13 @@ fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
     slots.retire(1, 1, true, 0).unwrap();
     let freed = slots.due(10_000_000);
     assert_eq!(freed.iter().map(|f| f.slot).collect::<Vec<_>>(), [1]);
-    assert_eq!(slots.held_by_pins(11_000_000, 10_000_000), (1, 0), "due at 1 ms");
-    assert_eq!(slots.held_by_pins(11_000_001, 10_000_000), (1, 1));
+    assert_eq!(slots.held_longer(11_000_000, 10_000_000), (1, 0), "due at 1 ms");
+    assert_eq!(slots.held_longer(11_000_001, 10_000_000), (1, 1));
     assert!(slots.due(u64::MAX).is_empty());
     assert_eq!(&*view, [5; BYTES]);
     let late = pins.pin((0, 1), place, || reader.still(&hit).is_ok());
     assert_eq!(late.unwrap_err(), crate::pins::NoPin::Changed, "after the retire");
     drop(view);
     assert_eq!(slots.due(u64::MAX).len(), 1);
-    assert_eq!(slots.held_by_pins(u64::MAX, 0), (0, 0));
+    assert_eq!(slots.held_longer(u64::MAX, 0), (0, 0));
 }

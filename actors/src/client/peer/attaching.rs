@@ -238,13 +238,14 @@ impl Attaching {
         let Some(address) = &self.info.local else {
             return Ok(None);
         };
-        if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
+        let Some(name) = self.info.memory.name() else { return Ok(None) };
+        if self.info.boot_id != self.env.machine.boot_id() {
             return Ok(None);
         }
         let mut path = self.mapped_path();
         let attached = self.hello(address, AttachBy::Map, &path.obeyed).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
-        let heap = match self.map(address, stream.is_unix()).await {
+        let heap = match self.map(name, address, stream.is_unix()).await {
             Ok(heap) => heap,
             Err(e) => {
                 // The hello registered this attachment. Without a Detach the owner would wait for
@@ -272,12 +273,12 @@ impl Attaching {
         Some(Reader::of(heap)?.with_stripes(self.stripes()))
     }
 
-    async fn map(&self, address: &Address, by_unix: bool) -> Result<Heap> {
-        let (segment, machine) = (&self.info.segment, &self.env.machine);
+    async fn map(&self, segment: &str, address: &Address, by_unix: bool) -> Result<Heap> {
+        let machine = &self.env.machine;
         let memory = match machine.attach(segment) {
             Err(error) if by_unix => {
                 tracing::debug!(%error, "asking for a segment's descriptor");
-                self.passed(address).await?
+                self.passed(segment, address).await?
             }
             attached => attached?,
         };
@@ -296,7 +297,7 @@ impl Attaching {
 
     /// Maps the segment by the descriptor that its owner passes: its name may not resolve here, as
     /// in another pid namespace, or may be removed.
-    async fn passed(&self, address: &Address) -> Result<Arc<dyn Memory>> {
+    async fn passed(&self, segment: &str, address: &Address) -> Result<Arc<dyn Memory>> {
         let purpose = Purpose::Descriptor { incarnation: self.info.incarnation };
         let (stream, welcome) = self.ask(address, purpose).await?;
         if welcome != Welcome::Descriptor {
@@ -307,7 +308,7 @@ impl Attaching {
         let (fd, _) = taken.map_err(|why| {
             Error::disconnected(format!("rank {} passed no memory: {why}", self.info.rank))
         })?;
-        Ok(self.env.machine.adopt(&self.info.segment, fd)?)
+        Ok(self.env.machine.adopt(segment, fd)?)
     }
 
     async fn tcp(&self, passed_over: Vec<String>) -> Result<Arc<Peer>> {

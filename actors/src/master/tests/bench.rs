@@ -5,9 +5,9 @@ use crate::actor::{ActorAddr, Reply};
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
-    KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef, PutOptions, RankInfo,
-    Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent, SlotEntry, SlotRef,
-    Term,
+    ExportedMemory, KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef,
+    PutOptions, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent,
+    SlotEntry, SlotRef, Term,
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
@@ -63,7 +63,7 @@ pub(in crate::master) fn info(rank: u32, incarnation: u64, world: u32) -> RankIn
         local: None,
         data: None,
         fabric: None,
-        segment: String::new(),
+        memory: ExportedMemory::Private,
         key_fingerprint: HASHER.fingerprint(),
         prefault: false,
         http: None,

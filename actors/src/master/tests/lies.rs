@@ -67,7 +67,7 @@ async fn i19_a_member_with_an_impossible_description_is_refused_before_anything_
         ("no incarnation", |i| i.incarnation = 0),
         ("a quarantine of weeks", |i| i.layout.quarantine_ms = u32::MAX),
         ("an address without end", |i| i.http = Some("x".repeat(MAX_TEXT_BYTES + 1))),
-        ("a name without end", |i| i.segment = "x".repeat(MAX_TEXT_BYTES + 1)),
+        ("a name without end", |i| i.memory = Some("x".repeat(MAX_TEXT_BYTES + 1)).into()),
     ];
     for (what, lie) in lies {
         let mut info = info(0, 200, 1);

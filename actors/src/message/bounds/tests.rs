@@ -35,7 +35,7 @@ fn info() -> RankInfo {
         data: None,
         fabric: None,
         http: None,
-        segment: "nkv.a.0.1".to_string(),
+        memory: Some("nkv.a.0.1".to_string()).into(),
         layout: layout(),
         key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
         prefault: false,

@@ -1,7 +1,9 @@
 //! A client whose handle was closed while its owner did not run: what it sent last counts.
 
 use super::{Bench, LIMIT, NEW, OLD, PRODUCER};
-use crate::message::{AttachBy, ClientToOwner, MasterToOwner, OwnerToMaster, Welcome};
+use crate::message::{
+    AttachBy, ClientToOwner, ExportedMemory, MasterToOwner, OwnerToMaster, Welcome,
+};
 use crate::server::{SegmentRegistry, serve_attached};
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Peer, UnixPeer, read_frame, write_frame};
 use std::sync::Arc;
@@ -26,7 +28,7 @@ async fn closes_after(frames_before: usize) {
     let mut bench = Bench::new().await;
     let registry = SegmentRegistry::default();
     let (owner, tables) = (bench.owner.clone(), bench.tables.clone());
-    let _here = registry.register(bench.incarnation, owner, tables, None, String::new());
+    let _here = registry.register(bench.incarnation, owner, tables, None, ExportedMemory::Private);
     let endpoint = registry.get(bench.incarnation).unwrap();
     let (client, server) = tokio::io::duplex(1 << 16);
     let (mut client, server): (BoxStream, BoxStream) = (Box::new(client), Box::new(server));

@@ -46,7 +46,7 @@ impl Blocks for Pretended {
             if let Some(kind) = self.reads_fail.get() {
                 return Err(fail(kind));
             }
-            let value = stored.get(&at.key.into()).ok_or_else(|| fail(ErrorKind::NotFound))?;
+            let value = stored.get(&at.key).ok_or_else(|| fail(ErrorKind::NotFound))?;
             let fits = value.len().min(dst.len());
             dst[..fits].copy_from_slice(&value[..fits]);
             Ok(value.len())

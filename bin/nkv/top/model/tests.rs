@@ -4,7 +4,8 @@ use super::super::collect::Sample;
 use super::super::status_page::{ActorPage, NodePage};
 use super::{Health, Model, Screen};
 use nkv::message::{
-    ClusterStats, MasterCounters, OwnerGauges, RankInfo, RankState, RankStats, Term, View,
+    ClusterStats, ExportedMemory, MasterCounters, OwnerGauges, RankInfo, RankState, RankStats,
+    Term, View,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;
@@ -24,7 +25,7 @@ fn info(rank: u32) -> RankInfo {
         data: None,
         fabric: None,
         http: Some("127.0.0.1:2".to_string()),
-        segment: String::new(),
+        memory: ExportedMemory::Private,
         key_fingerprint: 1,
         prefault: false,
         layout: SegmentLayout {

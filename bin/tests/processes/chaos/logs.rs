@@ -52,7 +52,7 @@ impl Logs {
             let Some(log) = info.layout.device_log() else { continue };
             inner.latest.insert(info.rank, info.incarnation);
             if !inner.mapped.contains_key(&info.incarnation)
-                && let Ok(memory) = shm::attach(&info.segment, false)
+                && let Ok(memory) = shm::attach(info.memory.name().unwrap(), false)
             {
                 inner.mapped.insert(info.incarnation, Mapped { memory, log });
             }

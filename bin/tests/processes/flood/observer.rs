@@ -86,7 +86,7 @@ impl Observer {
     pub fn start(cluster: &ProcessCluster, total: u64) -> Self {
         let client = cluster.connect_by(0, TransportChoice::Shm);
         let (info, _) = client.membership().unwrap().ranks.remove(0);
-        let memory = shm::attach(&info.segment, false).unwrap();
+        let memory = shm::attach(info.memory.name().unwrap(), false).unwrap();
         let log = info.layout.device_log().unwrap();
         let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
         // On a busy machine an attachment through devices may come after the first put's limit.
