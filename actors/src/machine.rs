@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct NewSegment {
     /// Its memory; stays mapped while anyone uses it.
     pub memory: Arc<dyn Memory>,
-    /// The name by which other processes of this host attach to it; empty if they cannot.
+    /// The name by which other processes of this host attach to it; none if they cannot.
     pub file_name: Option<String>,
     /// Removes the name when it is dropped.
     pub name: Option<Box<dyn Send + Sync>>,

@@ -38,7 +38,10 @@ pub(super) struct Waiting {
     key: Key,
     open: OpenItem,
     segment_id: SegmentId,
+    asked_ms: u64,
     deadline_ms: u64,
+    // The caller's own limit: it wants an answer by then.
+    until_ms: u64,
 }
 
 impl Waiting {
@@ -102,7 +105,9 @@ impl Master {
                         key,
                         open,
                         segment_id,
+                        asked_ms: now,
                         deadline_ms,
+                        until_ms: now.saturating_add(wait_ms),
                     };
                     self.wait(w);
                 }
@@ -333,8 +338,13 @@ impl Master {
     /// The last tick was `since` milliseconds ago. While the master did not run, no room could be
     /// granted: waiting requests get that time again.
     pub(super) fn forgive_waiting(&mut self, since: u64) {
-        if since >= LATE_TICK_MS {
-            self.waiting.iter_mut().for_each(|w| w.deadline_ms += since);
+        if since < LATE_TICK_MS {
+            return;
+        }
+        let now = self.now_ms();
+        for w in &mut self.waiting {
+            let waited_ms = now.saturating_sub(w.asked_ms);
+            w.deadline_ms = (w.deadline_ms + since.min(waited_ms)).min(w.until_ms);
         }
     }
 

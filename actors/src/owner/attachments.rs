@@ -156,7 +156,10 @@ impl Inner {
     /// one entry.
     fn replace_cut(&mut self, id: AttachId) {
         let Some(producer) = self.all.get(&id).map(|a| a.producer) else { return };
-        let broken = |a: &Attachment| a.producer == producer && a.cut;
+        // A path through devices is only replaced once it is severed: what was posted may land.
+        let broken = |a: &Attachment| {
+            a.producer == producer && a.cut && (a.route.covers_others() || a.dead())
+        };
         if !self.all.values().any(broken) {
             return;
         }
@@ -260,8 +263,18 @@ impl Attachments {
         if let Some(Route::Fabric { served, .. }) = route {
             served.sever();
         }
+        let mut inner = self.lock();
+        // What it took over from broken attachments is not answered by its end [I10] [I14].
+        let owes = |a: &Attachment| {
+            a.stands_for && (!a.pending.is_empty() || a.term.is_some() || a.clear.is_some())
+        };
+        if inner.all.get(&id).is_some_and(owes) {
+            drop(inner);
+            return self.cut(id);
+        }
+        let gone = inner.all.remove(&id);
         // Dropped outside the lock: this may drop the plans of a whole handle.
-        let gone = self.lock().all.remove(&id);
+        drop(inner);
         drop(gone);
     }
 

@@ -18,7 +18,7 @@ pub(super) enum Became {
 /// How an object, or the slot of a plan, ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectEnd {
-    /// The evictor chose it, and has forgotten it already.
+    /// The evictor chose it.
     Evicted,
     /// The owner chose it, to make contiguous room.
     EvictedHere,
@@ -86,7 +86,8 @@ impl Owner {
         if how != ObjectEnd::Absent {
             self.forget_keys(gone);
         }
-        if matches!(how, ObjectEnd::EvictedHere | ObjectEnd::Removed) {
+        // Also of what the evictor chose: a reading of the headers may have listed it again.
+        if matches!(how, ObjectEnd::Evicted | ObjectEnd::EvictedHere | ObjectEnd::Removed) {
             let ended = gone.iter().map(|r| (r.slot, r.epoch)).collect();
             self.notify_evictor(|e| e.ended(ended));
         }

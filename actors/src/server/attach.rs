@@ -94,7 +94,8 @@ async fn through_devices(
 ) -> (Option<SeverOnDrop>, Option<std::result::Result<Answer, String>>) {
     let AttachBy::Fabric(offer) = by else { return (None, None) };
     let Some(exported) = endpoint.exported.clone() else {
-        let why = "this rank's memory is not registered with any device; see its log";
+        let why =
+            "this rank's memory is not registered with any device; nkv doctor on its host says why";
         return (None, Some(Err(why.to_string())));
     };
     let offer = offer.clone();
@@ -155,7 +156,8 @@ pub(crate) async fn serve_attached(
     let out = async {
         let ended = write_to_client(&mut writer, rx).await;
         // Before the rest is read: a later attachment of this producer then answers for this one.
-        if let (Err(_), Some(id)) = (&ended, id) {
+        // Not for a path through devices, which must be severed first.
+        if let (Err(_), Some(id), None) = (&ended, id, &severing) {
             attachments.cut(id);
         }
         ended

@@ -21,11 +21,11 @@ const RANGES: u32 = 1;
 const INLINE_BYTES: u32 = 256;
 /// Reads and atomics in flight, if both ends permit so many.
 const MAX_READS: u8 = 16;
-/// 4.096 µs << 16 = 268 ms until a packet is sent again. Shorter than a pause of a busy host, it
+/// 4.096 µs << 15 = 134 ms until a packet is sent again. Shorter than a pause of a busy host, it
 /// makes requests that are only late arrive twice, and Soft-RoCE does not always answer those with
-/// the right bytes (docs/notes/0024-2026-11-23-late-packets.md). A pair that makes no progress is
-/// given up by `lane::LIMIT` before all retries are over [I18].
-const ACK_TIMEOUT: u8 = 16;
+/// the right bytes (docs/notes/0024-2026-11-23-late-packets.md). Seven tries are over before
+/// `lane::LIMIT` [I18].
+const ACK_TIMEOUT: u8 = 15;
 /// Not 7: Soft-RoCE then retries without end.
 const RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;

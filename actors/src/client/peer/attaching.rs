@@ -341,7 +341,8 @@ impl Attaching {
             |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
         if self.info.fabric.is_none() {
             return Err(none(
-                "its memory is registered with no device; see its log for the reason".to_string(),
+                "its memory is registered with no device; nkv doctor on its host says why"
+                    .to_string(),
             ));
         }
         let (machine, wanted) = (self.env.machine.clone(), self.fabric.clone());
