@@ -70,8 +70,13 @@ async fn write_in_pages(client: &Client) -> nkv::Result<()> {
     plan.publish().await?;
 
     let meta = client.get_location(b"layers").await?;
-    println!("layers: {} pages on rank {}, {} bytes", meta.n_pages, meta.rank, meta.bytes_total);
-    let mut value = vec![0; meta.bytes_total as usize];
+    println!(
+        "layers: {} pages on rank {}, {} bytes",
+        meta.object.n_pages(),
+        meta.rank,
+        meta.object.bytes_total
+    );
+    let mut value = vec![0; meta.object.bytes_total as usize];
     client.read_into(&meta, &mut value).await?;
     let page_of = |at: usize| (at / PAGE_BYTES as usize) as u8;
     assert!(value.iter().enumerate().all(|(at, byte)| *byte == page_of(at)));

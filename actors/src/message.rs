@@ -4,6 +4,7 @@
 
 use crate::error::{Error, Result};
 pub use nkv_store::KeyId;
+pub use nkv_store::object::ObjectDesc;
 use serde::{Deserialize, Serialize};
 
 mod bounds;
@@ -33,7 +34,7 @@ pub use segments::{
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 16;
+pub const MESSAGES_VERSION: u32 = 17;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -85,14 +86,8 @@ pub struct ObjMeta {
     pub at: SlotRef,
     /// Offset of the header in the owner's segment.
     pub header_off: u64,
-    /// Offset of page 0.
-    pub payload_off: u64,
-    /// Logical bytes.
-    pub bytes_total: u64,
-    /// Bytes per page.
-    pub page_bytes: u32,
-    /// Number of pages.
-    pub n_pages: u32,
+    /// Its bytes.
+    pub object: ObjectDesc,
 }
 
 /// Permission to write one object into one owner's memory: a plan.
@@ -104,8 +99,6 @@ pub struct PlanDesc {
     pub token: u64,
     /// Where the object will lie.
     pub meta: ObjMeta,
-    /// Bytes reserved for it.
-    pub extent_len: u64,
     /// Milliseconds that the producer has, counted from before its request.
     pub write_ttl_ms: u64,
 }

@@ -26,7 +26,6 @@ use crate::uplink::Uplink;
 use attachments::AttachId;
 pub use heap_observer::HeapObserver;
 use nkv_store::KeyHasher;
-use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
 use nkv_store::object::{Holders, OpenSlot, Slots};
@@ -200,7 +199,7 @@ fn open_slot(p: &PlanRecord) -> OpenSlot {
     OpenSlot {
         slot: p.opened.at.slot,
         epoch: p.opened.at.epoch,
-        extent: Extent { offset: p.opened.extent_offset, len: p.opened.extent_len },
+        extent: p.opened.object.extent,
         ending: p.ending.is_some_and(|e| e.retired),
     }
 }
@@ -267,7 +266,7 @@ impl Owner {
     }
 
     fn plan_opened(&mut self, p: PlanOpened) {
-        let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+        let extent = p.object.extent;
         if p.at.incarnation != self.incarnation {
             return;
         }

@@ -357,7 +357,10 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
     let value = bytes(4096, 5);
     cluster.client().put(b"next", &value, &on(0)).await.unwrap();
     let meta = cluster.client().get_location(b"next").await.unwrap();
-    assert_eq!((meta.at.slot, meta.payload_off), (d.meta.at.slot, d.meta.payload_off));
+    assert_eq!(
+        (meta.at.slot, meta.object.payload_off()),
+        (d.meta.at.slot, d.meta.object.payload_off())
+    );
     assert!(meta.at.epoch > d.meta.at.epoch, "[I3]");
     let data = cluster.node(0).info().data.clone().unwrap();
     let (incarnation, job) = (d.meta.at.incarnation, cluster.node(0).config().job.clone());
@@ -366,7 +369,10 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
         use nkv_transport::{Op, TcpOptions, TcpVerbs, Verbs};
         let opts = TcpOptions { credentials, ..TcpOptions::default() };
         let late = TcpVerbs::connect(&data, incarnation, &job, opts).unwrap();
-        late.post(d.token, &mut [Op::Write { offset: d.meta.payload_off, src: &[9; 4096] }])
+        late.post(
+            d.token,
+            &mut [Op::Write { offset: d.meta.object.payload_off(), src: &[9; 4096] }],
+        )
     })
     .await
     .unwrap();

@@ -44,7 +44,9 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         }
         assert_eq!(client.exists(&names).await.unwrap(), vec![Existence::Ready; 50]);
         let run = client.match_prefix(&names).await.unwrap();
-        assert!(run.len() == 50 && run.iter().all(|m| m.rank == 1 && m.bytes_total == 3_000));
+        assert!(
+            run.len() == 50 && run.iter().all(|m| m.rank == 1 && m.object.bytes_total == 3_000)
+        );
         let after = client.read_counters();
         assert_eq!((after.by_index - before.by_index, after.by_master), (50, before.by_master));
     }

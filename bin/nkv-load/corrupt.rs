@@ -14,7 +14,7 @@ use nkv_store::Memory;
 pub(crate) fn flip_one_byte(segment: &str, meta: &ObjMeta) -> anyhow::Result<()> {
     ensure!(!segment.is_empty(), "--inject-corruption needs a segment in named shared memory");
     let memory = nkv_store::shm::attach(segment, false)?;
-    let at = meta.payload_off + meta.bytes_total / 2;
+    let at = meta.object.payload_off() + meta.object.bytes_total / 2;
     let mut byte = [0];
     memory.read(at, &mut byte)?;
     memory.write(at, &[byte[0] ^ 1])?;

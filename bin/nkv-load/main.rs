@@ -140,7 +140,7 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         json.write(&(report.json()? + "\n"))?;
     }
     if let Some(page) = page {
-        page.write(&html::page(report, &beginning.setting(flags, mode)))?;
+        page.write(&html::page(report, &beginning.setting(flags, mode))?)?;
     }
     if !report.did_something() && !stop.asked() {
         let failed = report.tally.failed;

@@ -69,7 +69,7 @@ impl Process {
             return true;
         }
         let key = KeyId { hash: id | 1, check: id };
-        let put = LogPut::new(self.layout, key, (1, 4096), UNIT).unwrap();
+        let put = LogPut::new(self.layout, key, 4096, UNIT).unwrap();
         let mut line = ControlLine::unread();
         self.run(&mut line.read());
         let Ok(bound) = put.room(&line) else { return false };

@@ -5,6 +5,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::index::Index;
+use nkv_store::object::ObjectDesc;
 use nkv_store::object::Publication;
 use nkv_store::reader::Reader;
 use nkv_store::{Extent, Heap, HeapConfig, KeyHasher, KeyId, SegmentName, Slots, random_u64, shm};
@@ -34,7 +35,8 @@ fn filled(config: &HeapConfig) -> Reader {
         let extent = Extent { offset: g.arena.offset + u64::from(slot) * UNIT, len: UNIT };
         let key = KEYS.id(&name(true, slot));
         slots.open(slot, 1, extent).unwrap();
-        let object = Publication::new((g.header_off(slot), 1), key, (1, 8), extent.offset, 8);
+        let object =
+            Publication::new((g.header_off(slot), 1), key, &ObjectDesc::at(extent.offset, 8, 8));
         for op in object.announce().iter_mut().chain(&mut object.publish()) {
             op.run(&**heap.memory()).unwrap();
         }

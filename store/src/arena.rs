@@ -13,9 +13,10 @@ use crate::error::StoreError;
 use crate::layout::{PAYLOAD_ALIGN, Region};
 use hashbrown::HashTable;
 use offset_allocator::{Allocation, Allocator};
+use serde::{Deserialize, Serialize};
 
-/// Position of a payload: segment offset and length, both multiples of 4 KiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Position of a payload: segment offset and length; both multiples of 4 KiB as the arena places it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Extent {
     /// Segment offset of the first byte.
     pub offset: u64,

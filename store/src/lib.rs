@@ -39,6 +39,8 @@ pub mod shm;
 pub mod std_fds;
 pub mod streaming;
 pub mod stripes;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 pub mod threads;
 pub mod words;
 

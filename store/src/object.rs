@@ -4,6 +4,7 @@
 //! places payloads nor decides when to evict, and waits for nothing: time comes in as an argument.
 
 mod chain;
+mod desc;
 mod holders;
 mod live;
 mod scan;
@@ -14,6 +15,7 @@ mod usage;
 mod view;
 
 pub use chain::{Publication, Reading, chain_in_time};
+pub use desc::ObjectDesc;
 pub use holders::Holders;
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
@@ -98,20 +100,14 @@ fn inside(h: &ObjHeader, arena: &Region) -> bool {
 
 /// The first 40 bytes of a header, which the producer writes with one write, before (WRITING,
 /// epoch).
-pub fn producer_fields(
-    key: KeyId,
-    n_pages: u32,
-    page_size: u32,
-    payload_base: u64,
-    bytes_total: u64,
-) -> [u8; PRODUCER_FIELDS as usize] {
+pub fn producer_fields(key: KeyId, object: &ObjectDesc) -> [u8; PRODUCER_FIELDS as usize] {
     let header = ObjHeader {
         key_hash: key.hash,
         key_check: key.check,
-        n_pages,
-        page_size,
-        payload_base,
-        bytes_total,
+        n_pages: object.n_pages(),
+        page_size: object.page_bytes,
+        payload_base: object.payload_off(),
+        bytes_total: object.bytes_total,
         ..ObjHeader::default()
     };
     let mut fields = [0; PRODUCER_FIELDS as usize];

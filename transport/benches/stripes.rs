@@ -8,7 +8,7 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{Buffer, Memory, SegmentName, Stripes, random_u64, shm};
 use nkv_transport::access::OpenAccess;
 use nkv_transport::{
-    AgentLimits, Alive, Op, ShmVerbs, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs,
+    AgentLimits, Alive, MappedVerbs, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs,
 };
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ fn main() {
         Arc::new(TcpVerbs::connect(&to, 1, "bench", opts).unwrap()) as Arc<dyn Verbs>
     });
     let shm = STRIPES.iter().map(|n| {
-        let verbs = ShmVerbs::new(segment.clone(), Alive::new()).with_stripes(by(n));
+        let verbs = MappedVerbs::shm(segment.clone(), Alive::new()).with_stripes(by(n));
         Arc::new(verbs) as Arc<dyn Verbs>
     });
     println!("stripes: median write, median read in us");

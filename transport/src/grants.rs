@@ -7,6 +7,7 @@ use crate::access::{Access, Cut, Intent, Permit};
 use crate::gate::Gate;
 use crate::log_rights::LogRights;
 use hashbrown::HashMap;
+use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,10 +24,8 @@ pub struct Grant {
     pub header_off: u64,
     /// Epoch of the slot: the only one the publish word may get.
     pub epoch: u32,
-    /// Segment offset of the payload's extent.
-    pub extent_offset: u64,
-    /// Length of the extent in bytes.
-    pub extent_len: u64,
+    /// Where the payload goes.
+    pub extent: Extent,
 }
 
 fn within(offset: u64, len: u64, start: u64, room: u64) -> bool {
@@ -39,7 +38,7 @@ impl Grant {
         let publish = self.header_off.saturating_add(PUBLISH_OFF);
         let allowed = match *intent {
             Intent::Write { offset, len } => {
-                within(offset, len, self.extent_offset, self.extent_len)
+                within(offset, len, self.extent.offset, self.extent.len)
                     || within(offset, len, self.header_off, PRODUCER_FIELDS)
             }
             Intent::Store { offset, value } => {
@@ -59,7 +58,7 @@ impl Grant {
         }
         Err(format!(
             "{intent:?} is not covered by the plan: header at {}, epoch {}, {} payload bytes at {}",
-            self.header_off, self.epoch, self.extent_len, self.extent_offset
+            self.header_off, self.epoch, self.extent.len, self.extent.offset
         ))
     }
 }

@@ -1,6 +1,6 @@
 //! nkv-transport: moves bytes and words between processes.
 //!
-//! - [`verbs`] is the trait of one-sided verbs of the data plane; [`local`], [`shm`] and [`tcp`]
+//! - [`verbs`] is the trait of one-sided verbs of the data plane; [`mapped`] and [`tcp`]
 //!   implement it and pass one conformance suite.
 //! - [`gate`], [`grants`], [`log_rights`] and [`access`] decide who may write bytes, and let a
 //!   fence prove that nobody writes any more.
@@ -16,19 +16,16 @@ pub mod fabric;
 pub mod gate;
 pub mod grants;
 mod half_open;
-pub mod local;
 pub mod log_rights;
-mod mapped;
+pub mod mapped;
 #[cfg(feature = "rdma")]
 pub mod rdma;
 pub mod ring;
-pub mod shm;
 pub mod tcp;
 pub mod verbs;
 pub mod wire;
 
 pub use error::TransportError;
-pub use local::LocalVerbs;
-pub use shm::ShmVerbs;
+pub use mapped::MappedVerbs;
 pub use tcp::{AgentLimits, TcpAgent, TcpCounters, TcpOptions, TcpVerbs};
 pub use verbs::{Alive, Kind, Op, Verbs};

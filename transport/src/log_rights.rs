@@ -31,6 +31,7 @@ use nkv_store::device_log::{Abandon, BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogLayout};
 use nkv_store::error::StoreError;
 use nkv_store::key::KeyId;
 use nkv_store::layout::{ObjHeader, PUBLISH_OFF, epoch_of};
+use nkv_store::object::ObjectDesc;
 use nkv_store::object::{dead, producer_fields, ready};
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -150,7 +151,7 @@ impl LogRights {
             return Ok(false);
         }
         let nobody = KeyId { hash: 0, check: 0 };
-        let fields = producer_fields(nobody, 0, 0, self.layout.payload_off(p), n);
+        let fields = producer_fields(nobody, &ObjectDesc::at(self.layout.payload_off(p), n, 0));
         // Everything its producer has written over any connection is ordered before this [I4].
         self.memory.flush();
         self.memory.write(at, &fields)?;

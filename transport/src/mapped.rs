@@ -1,9 +1,11 @@
-//! Verbs over memory that this process can access: the common part of `local`, `shm` and the tcp
-//! agent. It runs them in order, each with the memory order it needs; permission was checked
-//! before. No slice is ever made over shared bytes, since other processes write them meanwhile.
+//! Verbs over memory that this process can access: a segment of its own, a named one of another
+//! process of this host, and what the tcp agent serves. It runs them in order, each with the memory
+//! order it needs. Permission was checked before: code of this process enters its plan's gate before
+//! it posts; the agent checks token and gate; an owner detects a dead process by its pidfd [I9]
+//! [I10]. No slice is ever made over shared bytes, since other processes write them meanwhile.
 
 use crate::error::TransportError;
-use crate::verbs::{Alive, Op, check_batch};
+use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
 use nkv_store::memory::HostRegion;
 use nkv_store::{Memory, Stripes};
 use std::fmt;
@@ -95,46 +97,51 @@ impl Mapped {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use nkv_store::AnonMemory;
-    use nkv_store::streaming::STREAM_FROM_BYTES;
+/// A segment that this process has mapped, as its clients use it.
+#[derive(Debug, Clone)]
+pub struct MappedVerbs {
+    mapped: Mapped,
+    alive: Alive,
+    kind: Kind,
+}
 
-    #[test]
-    fn copies_of_any_length_and_alignment_arrive_whole_and_touch_nothing_else() {
-        const LEN: usize = 300 << 10;
-        let m = Mapped::new(Arc::new(AnonMemory::new(LEN as u64).unwrap()));
-        let src: Vec<u8> =
-            (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for len in [
-            0,
-            1,
-            7,
-            8,
-            16,
-            64,
-            72,
-            4096,
-            STREAM_FROM_BYTES - 1,
-            STREAM_FROM_BYTES,
-            STREAM_FROM_BYTES + 77,
-        ] {
-            for offset in [0u64, 1, 8, 13, 63, 4095] {
-                for shift in [0, 3] {
-                    m.copy_in(0, &vec![0xee; LEN]).unwrap();
-                    let src = &src[shift..shift + len];
-                    m.copy_in(offset, src).unwrap();
-                    let mut all = vec![0; LEN];
-                    m.copy_out(0, &mut all).unwrap();
-                    let (o, end) = (offset as usize, offset as usize + len);
-                    assert!(&all[o..end] == src, "{len} at {offset}");
-                    assert!(all[..o].iter().chain(&all[end..]).all(|b| *b == 0xee));
-                }
-            }
-        }
-        assert!(m.copy_in(LEN as u64 - 8, &[0; 9]).is_err());
-        assert!(m.copy_out(u64::MAX, &mut [0; 64]).is_err());
-        assert!(m.at(1, LEN).is_none() && m.at(u64::MAX, 2).is_none());
+impl MappedVerbs {
+    /// Over a segment of this process; `alive` is marked dead when its owner stops.
+    pub fn local(memory: Arc<dyn Memory>, alive: Alive) -> Self {
+        Self { mapped: Mapped::new(memory), alive, kind: Kind::Local }
+    }
+
+    /// Over a named segment of another process, mapped here; `alive` is marked dead by the code
+    /// that watches that process (pidfd, socket close).
+    pub fn shm(memory: Arc<dyn Memory>, alive: Alive) -> Self {
+        Self { mapped: Mapped::new(memory), alive, kind: Kind::Shm }
+    }
+
+    /// The same, with large reads and writes done by several threads.
+    pub fn with_stripes(self, stripes: Stripes) -> Self {
+        Self { mapped: self.mapped.with_stripes(stripes), ..self }
     }
 }
+
+impl Verbs for MappedVerbs {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        let who =
+            if self.kind == Kind::Local { "this process's segment" } else { "the shared segment" };
+        self.mapped.post(token, ops, &self.alive, &who)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.is_alive()
+    }
+
+    fn segment_len(&self) -> u64 {
+        self.mapped.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
+use crate::message::ObjectDesc;
 use crate::message::{MAX_PLACES, ObjMeta, Request, Response, SlotRef, Via};
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader, epoch_of};
@@ -267,10 +268,7 @@ fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
         rank: peer.rank,
         at: SlotRef { incarnation: peer.incarnation, slot, epoch: epoch_of(header.owner) },
         header_off: peer.layout.header_off(slot),
-        payload_off: header.payload_base,
-        bytes_total: header.bytes_total,
-        page_bytes: header.page_size,
-        n_pages: header.n_pages,
+        object: ObjectDesc::of_header(header),
     }
 }
 

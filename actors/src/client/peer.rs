@@ -20,7 +20,7 @@ use nkv_store::reader::Reader;
 use nkv_store::{KeyHasher, SegmentLayout};
 use nkv_transport::Alive;
 #[cfg(test)]
-use nkv_transport::local::LocalVerbs;
+use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -223,7 +223,7 @@ impl Peer {
             pins: None,
             log: None,
             takes_puts: AtomicBool::new(true),
-            verbs: Arc::new(LocalVerbs::new(Arc::new(memory), alive.clone())),
+            verbs: Arc::new(MappedVerbs::local(Arc::new(memory), alive.clone())),
             attached_ns: 0,
             obeyed,
             link: Link::Remote(mpsc::channel(1).0),

@@ -126,7 +126,7 @@ impl PlanState {
     /// Bytes of the object that no write has covered yet.
     pub(crate) fn missing(&self) -> u64 {
         let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner).total();
-        self.desc.meta.bytes_total.saturating_sub(covered)
+        self.desc.meta.object.bytes_total.saturating_sub(covered)
     }
 
     fn is_below(&self, incarnation: u64, term: Term) -> bool {
@@ -392,7 +392,7 @@ impl ProducerGates for OwnerGates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{ObjMeta, SlotRef, Term};
+    use crate::message::{ObjMeta, ObjectDesc, SlotRef, Term};
 
     #[test]
     fn ranges_merge_in_any_order() {
@@ -410,17 +410,14 @@ mod tests {
         let at = SlotRef { incarnation: OWNER, slot: 0, epoch: 1 };
         let key = Key::new(b"k").unwrap();
         let meta = ObjMeta {
+            object: ObjectDesc::at(0, 0, 4096),
             key: nkv_store::KeyHasher::new([7; 16]).id(b"k"),
             rank: 0,
             at,
             header_off: 0,
-            payload_off: 0,
-            bytes_total: 0,
-            page_bytes: 4096,
-            n_pages: 0,
         };
         let plan = PlanId { term, seq: 7 };
-        let desc = PlanDesc { plan, token: 1, meta, extent_len: 0, write_ttl_ms: 1 };
+        let desc = PlanDesc { plan, token: 1, meta, write_ttl_ms: 1 };
         PlanState::new(desc, key, peer.clone(), u64::MAX)
     }
 

@@ -123,8 +123,7 @@ impl Client {
             0 => self.shared.page_bytes(),
             bytes => bytes,
         };
-        let pages = (value.len().div_ceil(page.max(1) as usize) as u32, page);
-        let Ok(put) = LogPut::new(log.layout, id, pages, value.len() as u64) else {
+        let Ok(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
             return Ok(Attempt::Plan);
         };
         let _inside = InFlight::enter(log);

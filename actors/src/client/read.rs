@@ -91,7 +91,7 @@ impl Client {
         let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(via, &e))?;
         // Checked before the buffer is allocated: the size may not exceed the owner's segment.
         peer.check(meta).map_err(Miss::Fatal)?;
-        let mut room = self.shared.buffers.take(meta.bytes_total as usize);
+        let mut room = self.shared.buffers.take(meta.object.bytes_total as usize);
         let read = self.read_all(&mut [((meta, via), room.bytes_mut())]).await;
         read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
@@ -218,11 +218,11 @@ impl Client {
             .collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
         for (index, ((meta, via), dst)) in items.iter_mut().enumerate() {
-            if (dst.len() as u64) < meta.bytes_total {
-                results[index] = Err(Miss::Fatal(too_small(meta.bytes_total, dst.len())));
+            if (dst.len() as u64) < meta.object.bytes_total {
+                results[index] = Err(Miss::Fatal(too_small(meta.object.bytes_total, dst.len())));
                 continue;
             }
-            let dst = &mut dst[..meta.bytes_total as usize];
+            let dst = &mut dst[..meta.object.bytes_total as usize];
             let reading = reading_of(meta);
             let slot = Slot { index, meta, via: *via, dst, reading };
             groups.entry(meta.at.incarnation).or_default().push(slot);
@@ -253,7 +253,7 @@ impl Client {
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = rest.iter().take(MAX_READS_PER_POST).take_while(|s| {
-                bytes += s.meta.bytes_total;
+                bytes += s.meta.object.bytes_total;
                 bytes <= MAX_BYTES_PER_POST
             });
             let n = fits.count().max(1);
@@ -300,7 +300,7 @@ impl Client {
     ) {
         for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
             let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
-            peer.note(s.via, Touch { slot, epoch, bytes: s.meta.bytes_total });
+            peer.note(s.via, Touch { slot, epoch, bytes: s.meta.object.bytes_total });
             self.shared.reads.via(s.via, 1);
         }
         peer.flush_touches(TOUCH_BATCH);
@@ -321,8 +321,8 @@ fn reading_of(meta: &ObjMeta) -> Reading {
     let expect = Expect {
         key: Some(meta.key),
         epoch: Some(meta.at.epoch),
-        payload_base: meta.payload_off,
-        bytes_total: meta.bytes_total,
+        payload_base: meta.object.payload_off(),
+        bytes_total: meta.object.bytes_total,
     };
     Reading::new(meta.header_off, expect)
 }
@@ -330,7 +330,7 @@ fn reading_of(meta: &ObjMeta) -> Reading {
 /// Accepts a read if and only if the header was valid before [I2] and identical after [I7].
 fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
     match s.reading.judge(&peer.layout.payloads()) {
-        Ok(()) => Ok(s.meta.bytes_total as usize),
+        Ok(()) => Ok(s.meta.object.bytes_total as usize),
         Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => Err(Miss::Changed),
         Err(Unreadable::NotReady) => Err(Miss::Fatal(Error::not_ready(format!(
             "slot {} of rank {} is still being written",

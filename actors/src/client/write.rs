@@ -267,7 +267,7 @@ impl Client {
             p.unseal();
             return Err(Unpublished::Lacks(Error::invalid(format!(
                 "{missing} of {} bytes of key {} were never written; write them or abort",
-                p.desc.meta.bytes_total, p.key
+                p.desc.meta.object.bytes_total, p.key
             ))));
         }
         if p.first_write() {
@@ -388,8 +388,7 @@ impl Client {
 /// The header and payload writes by which a producer publishes the object of a plan.
 fn publication(desc: &PlanDesc) -> Publication {
     let m = &desc.meta;
-    let (slot, pages) = ((m.header_off, m.at.epoch), (m.n_pages, m.page_bytes));
-    Publication::new(slot, m.key, pages, m.payload_off, m.bytes_total)
+    Publication::new((m.header_off, m.at.epoch), m.key, &m.object)
 }
 
 /// Writes the header fields, then WRITING.

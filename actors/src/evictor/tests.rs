@@ -3,10 +3,12 @@
 use super::*;
 use crate::actor::MAILBOX_MESSAGES;
 use crate::executor::OwnedExecutor;
+use crate::message::ObjectDesc;
 use crate::message::{KeyBytes, MasterToOwner, PlanId, PlanOpened, PlanRef, SlotRef, Term};
 use crate::owner::{FromMaster, HeapObserver, OwnerDurable, RetireAll};
 use crate::uplink::Uplink;
 use nkv_store::AnonMemory;
+use nkv_store::arena::Extent;
 use nkv_store::clock::BootClock;
 use nkv_store::heap::{FIRST_EPOCH, HeapConfig};
 use nkv_store::layout::PUBLISH_OFF;
@@ -122,22 +124,25 @@ impl Bench {
         let payload = g.arena.offset + u64::from(slot) * UNIT;
         let id = nkv_store::KeyHasher::new([7; 16]).id(&key);
         let opened = PlanOpened {
+            object: ObjectDesc {
+                extent: Extent { offset: payload, len: UNIT },
+                bytes_total: UNIT,
+                page_bytes: UNIT as u32,
+            },
             plan,
             token: 1 + u64::from(slot),
             at,
-            extent_offset: payload,
-            extent_len: UNIT,
             key,
             producer: 7,
             request: 1,
             item: 0,
             deadline_ms: 600_000,
-            bytes_total: UNIT,
-            page_bytes: UNIT as u32,
         };
         self.receives(MasterToOwner::PlanOpened(opened)).await;
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
-        memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).unwrap();
+        memory
+            .write(off, &producer_fields(id, &ObjectDesc::at(payload, UNIT, UNIT as u32)))
+            .unwrap();
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).unwrap();
         self.receives(MasterToOwner::Committed(vec![PlanRef { plan, at, key: id }])).await;
     }

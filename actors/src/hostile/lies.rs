@@ -4,6 +4,7 @@
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, info};
 use super::seeds;
 use crate::message::*;
+use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
 
 /// An invalid message.
@@ -57,14 +58,14 @@ const PLAN: [Change<PlanOpened>; 14] = [
     |p| p.at.slot = u32::MAX,
     |p| p.at.slot = LOG_SLOTS - 1,
     |p| p.at.epoch = 0,
-    |p| p.extent_offset = 0,
-    |p| p.extent_offset -= u64::from(SLOTS) * UNIT,
-    |p| p.extent_offset += u64::from(SLOTS) * UNIT,
-    |p| p.extent_offset = u64::MAX - (UNIT - 1),
-    |p| p.extent_offset += 1,
-    |p| p.extent_len = u64::MAX - (UNIT - 1),
-    |p| (p.extent_len, p.bytes_total) = (0, 0),
-    |p| p.bytes_total = p.extent_len + 1,
+    |p| p.object.extent.offset = 0,
+    |p| p.object.extent.offset -= u64::from(SLOTS) * UNIT,
+    |p| p.object.extent.offset += u64::from(SLOTS) * UNIT,
+    |p| p.object.extent.offset = u64::MAX - (UNIT - 1),
+    |p| p.object.extent.offset += 1,
+    |p| p.object.extent.len = u64::MAX - (UNIT - 1),
+    |p| (p.object.extent.len, p.object.bytes_total) = (0, 0),
+    |p| p.object.bytes_total = p.object.extent.len + 1,
     |p| p.deadline_ms = u64::MAX,
     |p| p.key = long_key(),
 ];
@@ -73,9 +74,9 @@ const LOGGED: [Change<LogObjectEntry>; 7] = [
     |o| o.slot = LOG_SLOTS,
     |o| o.slot = u32::MAX,
     |o| o.epoch = 0,
-    |o| o.payload_off = ARENA,
-    |o| o.payload_off -= u64::from(LOG_SLOTS) * UNIT,
-    |o| o.bytes_total = u64::MAX,
+    |o| o.object.extent.offset = ARENA,
+    |o| o.object.extent.offset -= u64::from(LOG_SLOTS) * UNIT,
+    |o| o.object.bytes_total = u64::MAX,
     |o| o.key = long_key(),
 ];
 
@@ -99,14 +100,10 @@ fn reports(all: &mut Vec<Lie>) {
     let entries: [Change<SlotEntry>; 4] =
         [|e| e.slot = PAST, |e| e.slot = u32::MAX, |e| e.slot = 0, |e| e.epoch = 0];
     each(all, "a free slot", &free, &entries, |e| slots_report(vec![e]));
-    let held = |offset, len| SlotContent::Held { extent_offset: offset, extent_len: len };
+    let held = |offset, len| SlotContent::Held(Extent { offset, len });
     let live = |key: KeyBytes, offset, len| SlotContent::Live {
+        object: ObjectDesc { extent: Extent { offset, len }, bytes_total: 1, page_bytes: 1 },
         key,
-        extent_offset: offset,
-        extent_len: len,
-        bytes_total: 1,
-        page_bytes: 1,
-        n_pages: 1,
     };
     let slot = |n: u32, what| SlotEntry { slot: LOG_SLOTS + n, epoch: 1, what };
     for (offset, len) in EXTENTS {
@@ -270,10 +267,10 @@ fn answers(all: &mut Vec<Lie>) {
     let metas: [Change<ObjMeta>; 6] = [
         |m| m.at.slot = PAST,
         |m| m.header_off = u64::MAX - 1,
-        |m| m.payload_off = u64::MAX,
-        |m| m.payload_off = 0,
-        |m| m.payload_off += u64::from(SLOTS) * UNIT,
-        |m| m.bytes_total = u64::MAX,
+        |m| m.object.extent.offset = u64::MAX,
+        |m| m.object.extent.offset = 0,
+        |m| m.object.extent.offset += u64::from(SLOTS) * UNIT,
+        |m| m.object.bytes_total = u64::MAX,
     ];
     each(all, "a location", &plan.meta, &metas, |meta| {
         HostileInput::Response(Response::Locations(vec![Ok(meta)]))
@@ -281,12 +278,11 @@ fn answers(all: &mut Vec<Lie>) {
     each(all, "a run of locations", &plan.meta, &metas, |meta| {
         HostileInput::Response(Response::Prefix(vec![meta]))
     });
-    let plans: [Change<PlanDesc>; 5] = [
-        |p| p.extent_len = 1,
+    let plans: [Change<PlanDesc>; 4] = [
+        |p| p.meta.object.extent.len = 1,
         |p| p.write_ttl_ms = u64::MAX,
-        |p| p.meta.n_pages = u32::MAX,
-        |p| p.meta.bytes_total += 1,
-        |p| p.meta.payload_off = u64::MAX - 1,
+        |p| p.meta.object.bytes_total += 1,
+        |p| p.meta.object.extent.offset = u64::MAX - 1,
     ];
     each(all, "a plan", &plan, &plans, |p| HostileInput::Response(Response::Plans(vec![Ok(p)])));
     let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };

@@ -316,7 +316,7 @@ impl TestCluster {
         let g = self.heap.layout();
         let possible = |meta: &ObjMeta| {
             let possible = meta.check(g).is_ok();
-            assert!(!possible || meta.bytes_total <= g.payloads().len);
+            assert!(!possible || meta.object.bytes_total <= g.payloads().len);
             possible
         };
         match response {

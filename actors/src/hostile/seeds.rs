@@ -2,6 +2,7 @@
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
+use crate::message::ObjectDesc;
 use crate::message::{
     Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
     MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
@@ -9,6 +10,7 @@ use crate::message::{
     SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
+use nkv_store::arena::Extent;
 
 pub(super) const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
 pub(super) const KEY: KeyId = KeyId { hash: 1, check: 2 };
@@ -28,43 +30,42 @@ pub(super) fn at(incarnation: u64) -> SlotRef {
 
 pub(super) fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
     PlanOpened {
+        object: ObjectDesc {
+            extent: Extent { offset: extent_offset, len: 4096 },
+            bytes_total: 4096,
+            page_bytes: 4096,
+        },
         plan: PLAN,
         token: 9,
         at: at(incarnation),
-        extent_offset,
-        extent_len: 4096,
         key: key(),
         producer: super::scene::PRODUCER,
         request: 1,
         item: 0,
         deadline_ms: 1_000,
-        bytes_total: 4096,
-        page_bytes: 4096,
     }
 }
 
 pub(super) fn logged() -> LogObjectEntry {
     LogObjectEntry {
+        object: ObjectDesc::at(ARENA - u64::from(LOG_SLOTS) * 4096, 100, 4096),
         key: key(),
         id: KEY,
         slot: 0,
         epoch: 1,
-        payload_off: ARENA - u64::from(LOG_SLOTS) * 4096,
-        bytes_total: 100,
-        page_bytes: 4096,
     }
 }
 
 fn report() -> Vec<SlotEntry> {
     let live = SlotContent::Live {
+        object: ObjectDesc {
+            extent: Extent { offset: ARENA, len: 4096 },
+            bytes_total: 100,
+            page_bytes: 4096,
+        },
         key: key(),
-        extent_offset: ARENA,
-        extent_len: 4096,
-        bytes_total: 100,
-        page_bytes: 4096,
-        n_pages: 1,
     };
-    let held = SlotContent::Held { extent_offset: ARENA + 8192, extent_len: 4096 };
+    let held = SlotContent::Held(Extent { offset: ARENA + 8192, len: 4096 });
     let entry = |slot, epoch, what| SlotEntry { slot, epoch, what };
     vec![
         entry(LOG_SLOTS, 3, live),
@@ -161,16 +162,13 @@ fn to_owners() -> Vec<ClientToOwner> {
 /// A plan as its producer receives it.
 pub(super) fn granted() -> PlanDesc {
     let meta = ObjMeta {
+        object: ObjectDesc::at(owned_arena(), 4096, 4096),
         key: KEY,
         rank: 0,
         at: at(OWNED),
         header_off: 4096 + u64::from(LOG_SLOTS + 1) * 64,
-        payload_off: owned_arena(),
-        bytes_total: 4096,
-        page_bytes: 4096,
-        n_pages: 1,
     };
-    PlanDesc { plan: PLAN, token: 9, meta, extent_len: 4096, write_ttl_ms: 100 }
+    PlanDesc { plan: PLAN, token: 9, meta, write_ttl_ms: 100 }
 }
 
 fn responses() -> Vec<Response> {

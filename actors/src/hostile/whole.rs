@@ -44,7 +44,7 @@ fn reference(plan: &PlanDesc) -> PlanRef {
 }
 
 fn bytes_of(plan: &PlanDesc) -> Range<u64> {
-    plan.meta.payload_off..plan.meta.payload_off + plan.extent_len
+    plan.meta.object.extent.offset..plan.meta.object.extent.end()
 }
 
 /// Asserts that no two extents share a byte, and that all are in the arena.
@@ -107,7 +107,9 @@ impl TestCluster {
         assert!(self.receive_from_master(MasterToOwner::PlanOpened(opened)).await);
         let (memory, off) = (self.heap.memory(), self.heap.layout().header_off(slot));
         let id = nkv_store::KeyHasher::new([7; 16]).id(text.as_bytes());
-        memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).expect("memory");
+        memory
+            .write(off, &producer_fields(id, &ObjectDesc::at(payload, UNIT, UNIT as u32)))
+            .expect("memory");
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).expect("memory");
         PlanRef { plan, at, key: id }
     }
@@ -150,14 +152,7 @@ impl Whole {
         let done = scene.asks(Request::Commit(vec![reference(&object)])).await;
         assert!(matches!(&done, Response::Done(list) if list[0].is_ok()), "{done}");
         let meta = object.meta;
-        let what = SlotContent::Live {
-            key: key("of the honest"),
-            extent_offset: meta.payload_off,
-            extent_len: UNIT,
-            bytes_total: UNIT,
-            page_bytes: 4096,
-            n_pages: 1,
-        };
+        let what = SlotContent::Live { object: meta.object, key: key("of the honest") };
         scene.held = vec![SlotEntry { slot: meta.at.slot, epoch: meta.at.epoch, what }];
         let granted = scene.opens(2, vec![item(b"of the liar", 1)]).await.remove(0);
         let done = scene.owner_has(KEPT_SLOT, 0, "kept").await;

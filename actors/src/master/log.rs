@@ -15,7 +15,6 @@ use crate::message::{
     SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
-use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -386,10 +385,8 @@ impl Master {
             key: Key::new(&o.key).ok()?,
             segment_id,
             at,
-            extent: Extent { offset: o.payload_off, len: o.bytes_total },
             header_off: self.header_off(segment_id, at.slot),
-            bytes_total: o.bytes_total,
-            page_bytes: o.page_bytes,
+            object: o.object,
             state: State::Live,
             plan: None,
             remove_until_ms: 0,

@@ -111,7 +111,7 @@ impl Master {
         let seen = entries.into_iter().map(|(id, e)| Seen {
             id,
             key: e.key.clone(),
-            bytes_total: e.bytes_total,
+            bytes_total: e.object.bytes_total,
             rank: e.segment_id.rank,
             state: self.state_of(e),
         });

@@ -2,8 +2,7 @@
 
 use super::Master;
 use crate::error::{Error, Result};
-use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef};
-use nkv_store::arena::Extent;
+use crate::message::{EndCause, ObjMeta, ObjectDesc, PlanId, SegmentId, SlotRef};
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -21,10 +20,8 @@ pub(super) struct Entry {
     pub key: Key,
     pub segment_id: SegmentId,
     pub at: SlotRef,
-    pub extent: Extent,
     pub header_off: u64,
-    pub bytes_total: u64,
-    pub page_bytes: u32,
+    pub object: ObjectDesc,
     pub state: State,
     // The plan that writes it, until that is committed or over.
     pub plan: Option<PlanId>,
@@ -51,11 +48,6 @@ impl Entry {
     pub(super) fn is_live(&self) -> bool {
         self.state == State::Live
     }
-}
-
-/// Pages of an object; an empty one has none.
-pub(super) fn n_pages(bytes_total: u64, page_bytes: u32) -> u32 {
-    bytes_total.div_ceil(u64::from(page_bytes.max(1))) as u32
 }
 
 /// Uses a [`KeyId`] as its own hash, since it is a hash already.
@@ -95,10 +87,7 @@ impl Master {
             rank: e.segment_id.rank,
             at: e.at,
             header_off: e.header_off,
-            payload_off: e.extent.offset,
-            bytes_total: e.bytes_total,
-            page_bytes: e.page_bytes,
-            n_pages: n_pages(e.bytes_total, e.page_bytes),
+            object: e.object,
         }
     }
 

@@ -3,10 +3,11 @@
 //! segment. Waiting items are bounded in number and time, and served first come, first served per
 //! segment.
 
-use super::objects::{Entry, PlanInfo, State, n_pages};
+use super::objects::{Entry, PlanInfo, State};
 use super::{Master, MasterDurable};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
+use crate::message::ObjectDesc;
 use crate::message::{
     KeyBytes, MasterToOwner, ObjMeta, OpenItem, PlanDesc, PlanOpened, Response, SegmentId, SlotRef,
 };
@@ -238,14 +239,13 @@ impl Master {
             State::Writing(plan) => match self.plans.get(&plan) {
                 Some(p)
                     if (p.producer, p.request, p.item) == asked
-                        && e.bytes_total == open.bytes_total
+                        && e.object.bytes_total == open.bytes_total
                         && p.ending.is_none() =>
                 {
                     Ok(PlanDesc {
                         plan,
                         token: p.token,
                         meta: self.meta(e),
-                        extent_len: e.extent.len,
                         write_ttl_ms: self.durable.settings.write_ttl_ms,
                     })
                 }
@@ -272,17 +272,14 @@ impl Master {
             key: key.clone(),
             segment_id,
             at,
-            extent,
             header_off,
-            bytes_total: open.bytes_total,
-            page_bytes,
+            object: ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes },
             state: State::Writing(plan),
             plan: Some(plan),
             remove_until_ms: 0,
         };
         let write_ttl_ms = self.durable.settings.write_ttl_ms;
-        let desc =
-            PlanDesc { plan, token, meta: self.meta(&entry), extent_len: extent.len, write_ttl_ms };
+        let desc = PlanDesc { plan, token, meta: self.meta(&entry), write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
         self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
         let (reported, ending) = (false, None);
@@ -410,20 +407,16 @@ impl Master {
 /// The plan as its owner is sent it.
 fn opened(desc: &PlanDesc, key: &Key, (producer, request, item): Asked) -> PlanOpened {
     let m: &ObjMeta = &desc.meta;
-    debug_assert_eq!(m.n_pages, n_pages(m.bytes_total, m.page_bytes));
     PlanOpened {
         plan: desc.plan,
         token: desc.token,
         at: m.at,
-        extent_offset: m.payload_off,
-        extent_len: desc.extent_len,
+        object: m.object,
         key: KeyBytes::from(key.as_bytes()),
         producer,
         request,
         item,
         deadline_ms: desc.write_ttl_ms,
-        bytes_total: m.bytes_total,
-        page_bytes: m.page_bytes,
     }
 }
 

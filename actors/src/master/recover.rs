@@ -6,6 +6,7 @@ use super::Master;
 use super::allocator::{SegmentAllocator, Taken, check_extents};
 use super::objects::{Entry, PlanInfo, State};
 use crate::error::Error;
+use crate::message::ObjectDesc;
 use crate::message::{
     EndCause, KeyBytes, LogObjectEntry, MasterToOwner, PlanOpened, PlanRef, SLOTS_PER_FRAME,
     SegmentId, SlotContent, SlotEntry, SlotRef,
@@ -185,16 +186,14 @@ impl Master {
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
         // Checked before anything is changed: a contradictory report changes nothing.
         let extents = report.iter().filter_map(extent_of);
-        let lost_extents = lost
-            .iter()
-            .map(|u| Extent { offset: u.opened.extent_offset, len: u.opened.extent_len });
+        let lost_extents = lost.iter().map(|u| u.opened.object.extent);
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         check_extents(&info, &all)?;
         self.forget_what_the_report_lacks(segment_id, &report, &kept);
         let Reported { mut taken, free, logged, mut duplicates } =
             self.take_in(segment_id, info.incarnation, report, &kept);
         for p in lost.iter().map(|u| &u.opened) {
-            let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+            let extent = p.object.extent;
             let key = Key::new(&p.key).ok().map(|k| self.id_of(k.as_bytes()));
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
@@ -258,33 +257,24 @@ impl Master {
                 SlotContent::Free => {
                     free.insert(e.slot, e.epoch);
                 }
-                SlotContent::Held { extent_offset, extent_len } => {
-                    let extent = Extent { offset: extent_offset, len: extent_len };
+                SlotContent::Held(extent) => {
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: None });
                 }
                 SlotContent::Logged(o) => logged.push((at, *o)),
                 SlotContent::Open(p) => {
-                    let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+                    let extent = p.object.extent;
                     let key = self.reported_plan(segment_id, &p);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key });
                 }
-                SlotContent::Live {
-                    key,
-                    extent_offset,
-                    extent_len,
-                    bytes_total,
-                    page_bytes,
-                    ..
-                } => {
-                    let extent = Extent { offset: extent_offset, len: extent_len };
+                SlotContent::Live { key, mut object } => {
+                    let extent = object.extent;
                     // The producer wrote this length into the header, so it is capped at the
                     // extent.
-                    let bytes_total = bytes_total.min(extent_len);
+                    object.bytes_total = object.bytes_total.min(extent.len);
                     let key = Key::new(&key).ok();
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
-                    let live = (extent, bytes_total, page_bytes);
-                    if !key.is_some_and(|k| self.reported_live(segment_id, at, k, live)) {
+                    if !key.is_some_and(|k| self.reported_live(segment_id, at, k, object)) {
                         duplicates.push(at);
                     }
                 }
@@ -353,15 +343,12 @@ impl Master {
                 plan,
                 token: info.map_or_else(|| self.durable.random.u64(), |p| p.token),
                 at: e.at,
-                extent_offset: e.extent.offset,
-                extent_len: e.extent.len,
+                object: e.object,
                 key: KeyBytes::from(e.key.as_bytes()),
                 producer: asked.0,
                 request: asked.1,
                 item: asked.2,
                 deadline_ms: self.durable.settings.write_ttl_ms,
-                bytes_total: e.bytes_total,
-                page_bytes: e.page_bytes,
             };
             Some(UnopenedPlan { opened, since })
         })
@@ -428,10 +415,8 @@ impl Master {
             key,
             segment_id,
             at: p.at,
-            extent: Extent { offset: p.extent_offset, len: p.extent_len },
             header_off: self.header_off(segment_id, p.at.slot),
-            bytes_total: p.bytes_total,
-            page_bytes: p.page_bytes,
+            object: p.object,
             state: State::Writing(p.plan),
             plan: Some(p.plan),
             remove_until_ms: 0,
@@ -451,7 +436,7 @@ impl Master {
         segment_id: SegmentId,
         at: SlotRef,
         key: Key,
-        (extent, bytes_total, page_bytes): (Extent, u64, u32),
+        object: ObjectDesc,
     ) -> bool {
         let id = self.id_of(key.as_bytes());
         if self.durable.members.is_older(&id, at.incarnation)
@@ -484,18 +469,7 @@ impl Master {
         let header_off = self.header_off(segment_id, at.slot);
         let state = State::Live;
         let (plan, remove_until_ms) = (None, 0);
-        let entry = Entry {
-            key,
-            segment_id,
-            at,
-            extent,
-            header_off,
-            bytes_total,
-            page_bytes,
-            state,
-            plan,
-            remove_until_ms,
-        };
+        let entry = Entry { key, segment_id, at, header_off, object, state, plan, remove_until_ms };
         self.objects.insert(id, entry);
         true
     }
@@ -508,13 +482,12 @@ pub(super) fn names<'s>(segment_ids: impl IntoIterator<Item = &'s SegmentId>) ->
 
 /// The extent of an entry of a report, if it has one.
 fn extent_of(e: &SlotEntry) -> Option<Extent> {
-    let (offset, len) = match &e.what {
-        SlotContent::Free | SlotContent::Logged(_) => return None,
-        SlotContent::Held { extent_offset, extent_len }
-        | SlotContent::Live { extent_offset, extent_len, .. } => (*extent_offset, *extent_len),
-        SlotContent::Open(p) => (p.extent_offset, p.extent_len),
-    };
-    Some(Extent { offset, len })
+    match &e.what {
+        SlotContent::Free | SlotContent::Logged(_) => None,
+        SlotContent::Held(extent) => Some(*extent),
+        SlotContent::Live { object, .. } => Some(object.extent),
+        SlotContent::Open(p) => Some(p.object.extent),
+    }
 }
 
 /// True if a plan ended so that its object must not become readable, READY or not.

@@ -11,6 +11,7 @@ use super::{
     OwnerToMaster, PlanOpened, RankInfo, SeenView, SlotContent, SlotEntry, SlotRef,
 };
 use crate::error::{Error, Result};
+use crate::message::ObjectDesc;
 use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
@@ -137,11 +138,12 @@ impl RankInfo {
     }
 
     /// Length 0 stands for an extent that the owner does not know.
-    fn check_extent(&self, offset: u64, len: u64) -> Result<()> {
+    fn check_extent(&self, extent: &Extent) -> Result<()> {
         let arena = self.layout.arena;
-        if len == 0 || (Extent { offset, len }).within(&arena) {
+        if extent.len == 0 || extent.within(&arena) {
             return Ok(());
         }
+        let Extent { offset, len } = extent;
         refuse(format!("an extent of {len} bytes at {offset}, outside the arena at {arena:?}"))
     }
 
@@ -150,12 +152,10 @@ impl RankInfo {
         if p.at.slot < self.layout.log_slots {
             return refuse(format!("a plan in slot {} of the device log", p.at.slot));
         }
-        self.check_extent(p.extent_offset, p.extent_len)?;
-        if p.extent_len == 0 || p.bytes_total > p.extent_len {
-            return refuse(format!(
-                "a plan of {} bytes in an extent of {}",
-                p.bytes_total, p.extent_len
-            ));
+        let ObjectDesc { extent, bytes_total, .. } = p.object;
+        self.check_extent(&extent)?;
+        if extent.len == 0 || bytes_total > extent.len {
+            return refuse(format!("a plan of {bytes_total} bytes in an extent of {}", extent.len));
         }
         key(&p.key)?;
         time("a deadline", p.deadline_ms)
@@ -168,11 +168,12 @@ impl RankInfo {
         }
         let log = self.layout.payloads();
         let fits = |end: u64| end <= self.layout.arena.offset;
-        let inside = o.payload_off.checked_add(o.bytes_total).is_some_and(fits);
-        if o.payload_off < log.offset || !inside {
+        let ObjectDesc { extent, bytes_total, .. } = o.object;
+        let inside = extent.offset.checked_add(bytes_total).is_some_and(fits);
+        // What a header states, and no more: nothing is reserved in a log.
+        if extent.offset < log.offset || !inside || extent.len != bytes_total {
             return refuse(format!(
-                "an object of {} bytes at {}, outside the device log",
-                o.bytes_total, o.payload_off
+                "an object of {bytes_total} bytes at {extent:?}, outside the device log"
             ));
         }
         key(&o.key)
@@ -183,12 +184,10 @@ impl RankInfo {
         let managed = e.slot >= self.layout.log_slots;
         match &e.what {
             SlotContent::Free if managed => Ok(()),
-            SlotContent::Held { extent_offset, extent_len } if managed => {
-                self.check_extent(*extent_offset, *extent_len)
-            }
-            SlotContent::Live { key: bytes, extent_offset, extent_len, .. } if managed => {
+            SlotContent::Held(extent) if managed => self.check_extent(extent),
+            SlotContent::Live { key: bytes, object } if managed => {
                 key(bytes)?;
-                self.check_extent(*extent_offset, *extent_len)
+                self.check_extent(&object.extent)
             }
             SlotContent::Open(p) if (p.at.slot, p.at.epoch) == (e.slot, e.epoch) => {
                 self.check_plan(p)

@@ -2,9 +2,10 @@
 //! client.
 
 use super::{
-    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId,
-    PlanRef, SeenView, SlotRef, Term,
+    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, ObjectDesc, OwnerGauges,
+    PlanId, PlanRef, SeenView, SlotRef, Term,
 };
+use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
 
 /// Master to owner, on the segment's link.
@@ -72,10 +73,8 @@ pub struct PlanOpened {
     pub token: u64,
     /// Slot and epoch.
     pub at: SlotRef,
-    /// Payload offset.
-    pub extent_offset: u64,
-    /// Payload bytes reserved.
-    pub extent_len: u64,
+    /// The object that is to be written, and the extent reserved for it.
+    pub object: ObjectDesc,
     /// Key string, kept by the owner for reports.
     pub key: KeyBytes,
     /// The producer that writes.
@@ -86,10 +85,6 @@ pub struct PlanOpened {
     pub item: u32,
     /// Milliseconds from receipt until the owner ends it as expired.
     pub deadline_ms: u64,
-    /// Logical bytes.
-    pub bytes_total: u64,
-    /// Bytes per page.
-    pub page_bytes: u32,
 }
 
 /// Why a plan ends.
@@ -179,28 +174,15 @@ pub enum SlotContent {
     Live {
         /// Key string.
         key: KeyBytes,
-        /// Payload offset.
-        extent_offset: u64,
-        /// Payload bytes reserved.
-        extent_len: u64,
-        /// Logical bytes.
-        bytes_total: u64,
-        /// Bytes per page.
-        page_bytes: u32,
-        /// Number of pages.
-        n_pages: u32,
+        /// Its bytes, in the extent reserved for it.
+        object: ObjectDesc,
     },
     /// An open plan.
     Open(Box<PlanOpened>),
     /// A live object of the device log whose key string is known.
     Logged(Box<LogObjectEntry>),
-    /// Retired or ending, not free yet: only `Freed` frees it.
-    Held {
-        /// Payload offset.
-        extent_offset: u64,
-        /// Payload bytes reserved.
-        extent_len: u64,
-    },
+    /// Retired or ending, not free yet: only `Freed` frees it. Of length 0 if it is not known.
+    Held(Extent),
 }
 
 /// Client to owner, on an attach connection. One-way.

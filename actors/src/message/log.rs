@@ -1,7 +1,7 @@
 //! Messages about the device log: from owners to the master, from the master to owners, and from
 //! producers to the owner whose log they write to. No put waits for any of them.
 
-use super::{KeyBytes, KeyId};
+use super::{KeyBytes, KeyId, ObjectDesc};
 use serde::{Deserialize, Serialize};
 
 /// An object of a log, as its owner reports it. Its slot is below the segment's `log_slots`.
@@ -15,12 +15,8 @@ pub struct LogObjectEntry {
     pub slot: u32,
     /// Its epoch.
     pub epoch: u32,
-    /// Offset of page 0.
-    pub payload_off: u64,
-    /// Logical bytes.
-    pub bytes_total: u64,
-    /// Bytes per page.
-    pub page_bytes: u32,
+    /// Its bytes.
+    pub object: ObjectDesc,
 }
 
 /// What the master asks the owners of logs when its answer must include objects that are not

@@ -6,7 +6,6 @@ use super::Owner;
 use super::object_life::{Became, ObjectEnd};
 use super::tables::{Ending, Gauges};
 use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef};
-use nkv_store::arena::Extent;
 use nkv_store::object::WriteProgress;
 
 impl Owner {
@@ -57,12 +56,11 @@ impl Owner {
     /// The slot is opened here, so that ending it works as usual; the late `PlanOpened` does not
     /// open it again.
     fn open_as_recorded(&mut self, p: &PlanOpened) {
-        let extent = Extent { offset: p.extent_offset, len: p.extent_len };
         if self.slots.is_open(p.at.slot, p.at.epoch) {
             return;
         }
         self.durable.tables.slow_path.ended_unopened.one();
-        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
+        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, p.object.extent) {
             tracing::debug!(%error, plan = ?p.plan, "the slot of an ending plan has moved on");
         }
     }

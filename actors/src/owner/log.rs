@@ -342,9 +342,7 @@ impl Owner {
             id: o.key,
             slot: o.slot,
             epoch: o.epoch,
-            payload_off: o.payload_base,
-            bytes_total: o.bytes_total,
-            page_bytes: o.page_size,
+            object: o.object,
         }
     }
 

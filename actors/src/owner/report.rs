@@ -17,10 +17,10 @@ impl Owner {
         let recorded: Vec<_> = {
             let t = self.durable.tables.lock();
             let open = t.plans.values().filter(|p| p.ending.is_none());
-            open.map(|p| (p.opened.at, p.opened.extent_offset, p.opened.extent_len)).collect()
+            open.map(|p| (p.opened.at, p.opened.object.extent)).collect()
         };
-        for (at, offset, len) in recorded {
-            if let Err(error) = self.slots.open(at.slot, at.epoch, Extent { offset, len }) {
+        for (at, extent) in recorded {
+            if let Err(error) = self.slots.open(at.slot, at.epoch, extent) {
                 tracing::debug!(%error, "the slot of a recorded plan has moved on");
             }
         }
@@ -73,19 +73,12 @@ fn entry(
     key: &dyn Fn(&SlotReport) -> KeyBytes,
 ) -> SlotEntry {
     let extent = r.extent.unwrap_or(Extent { offset: 0, len: 0 });
-    let held = SlotContent::Held { extent_offset: extent.offset, extent_len: extent.len };
+    let held = SlotContent::Held(extent);
     let what = match &r.kind {
         SlotKind::Free => SlotContent::Free,
         SlotKind::Held => held,
         SlotKind::Open => open(r).map_or(held, |p| SlotContent::Open(Box::new(p))),
-        SlotKind::Live { bytes_total, page_size, n_pages, .. } => SlotContent::Live {
-            key: key(r),
-            extent_offset: extent.offset,
-            extent_len: extent.len,
-            bytes_total: *bytes_total,
-            page_bytes: *page_size,
-            n_pages: *n_pages,
-        },
+        SlotKind::Live { object, .. } => SlotContent::Live { key: key(r), object: *object },
     };
     SlotEntry { slot: r.slot, epoch: r.epoch, what }
 }

@@ -194,8 +194,7 @@ impl OwnerTables {
         let grant = Grant {
             header_off: self.layout().header_off(p.at.slot),
             epoch: p.at.epoch,
-            extent_offset: p.extent_offset,
-            extent_len: p.extent_len,
+            extent: p.object.extent,
         };
         self.grants.open(p.token, grant);
         true
@@ -203,7 +202,7 @@ impl OwnerTables {
 
     /// Whether a plan of this number is recorded with another slot or extent.
     pub fn has_elsewhere(&self, p: &PlanOpened) -> bool {
-        let location = |p: &PlanOpened| (p.at, p.extent_offset, p.extent_len);
+        let location = |p: &PlanOpened| (p.at, p.object.extent);
         self.lock().plans.get(&p.plan).is_some_and(|known| location(&known.opened) != location(p))
     }
 

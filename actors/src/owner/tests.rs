@@ -9,11 +9,13 @@ use super::tables::{OwnerTables, TermOrder};
 use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
 use crate::actor::{ActorAddr, Crash};
 use crate::executor::OwnedExecutor;
+use crate::message::ObjectDesc;
 use crate::message::{
     EndCause, KeyBytes, MasterToOwner, OwnerToClient, OwnerToMaster, PlanId, PlanOpened, PlanRef,
     ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use crate::uplink::Uplink;
+use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
@@ -109,18 +111,22 @@ impl Bench {
     /// The link takes a plan in; the actor has not handled its message yet.
     fn records(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanOpened {
         let p = PlanOpened {
+            object: ObjectDesc {
+                extent: Extent {
+                    offset: self.heap.layout().arena.offset + u64::from(slot) * 4096,
+                    len: 4096,
+                },
+                bytes_total: 4096,
+                page_bytes: 4096,
+            },
             plan: PlanId { term, seq },
             token: 1000 + seq,
             at: self.at(slot, epoch),
-            extent_offset: self.heap.layout().arena.offset + u64::from(slot) * 4096,
-            extent_len: 4096,
             key: KeyBytes::from(format!("k{seq}").into_bytes()),
             producer: PRODUCER,
             request: seq,
             item: 0,
             deadline_ms: 60_000,
-            bytes_total: 4096,
-            page_bytes: 4096,
         };
         self.tables.record(&p, BootClock.now_ns());
         p
@@ -131,7 +137,10 @@ impl Bench {
         let g = self.heap.layout();
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
         let key = HASHER.id(key.as_bytes());
-        let fields = producer_fields(key, 1, 4096, g.arena.offset + u64::from(slot) * 4096, 4096);
+        let fields = producer_fields(
+            key,
+            &ObjectDesc::at(g.arena.offset + u64::from(slot) * 4096, 4096, 4096),
+        );
         memory.write(off, &fields).unwrap();
         memory.store(off + PUBLISH_OFF, word).unwrap();
     }
@@ -208,7 +217,7 @@ async fn model_openterm_an_unwritten_slot_with_an_open_plan_is_not_free_after_a_
     b.obeys(NEW).await;
     let slots = b.report().await;
     assert!(
-        matches!(&slots[..], [SlotEntry { slot: 0, epoch: 1, what: SlotContent::Held { .. } }]),
+        matches!(&slots[..], [SlotEntry { slot: 0, epoch: 1, what: SlotContent::Held(_) }]),
         "{slots:?}"
     );
     assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
@@ -252,7 +261,7 @@ async fn what_was_ready_at_a_new_term_is_kept_with_its_key_and_reported_not_anno
     let live = slots.iter().find(|s| s.slot == 0).unwrap();
     assert!(matches!(&live.what, SlotContent::Live { key, .. } if **key == *b"k1"), "{slots:?}");
     let torn = slots.iter().find(|s| s.slot == 1).unwrap();
-    assert!(matches!(torn.what, SlotContent::Held { .. }), "{slots:?}");
+    assert!(matches!(torn.what, SlotContent::Held(_)), "{slots:?}");
     let other = b.drain_sent();
     assert!(!other.iter().any(|u| matches!(u, OwnerToMaster::Adopted(_))), "{other:?}");
 }
@@ -294,11 +303,10 @@ async fn a_slot_written_for_a_plan_never_heard_of_is_retired_and_held() {
     b.writes(3, "who knows", ready(1));
     b.obeys(NEW).await;
     let slots = b.report().await;
-    let [SlotEntry { slot: 3, epoch: 1, what: SlotContent::Held { extent_len, .. } }] = &slots[..]
-    else {
+    let [SlotEntry { slot: 3, epoch: 1, what: SlotContent::Held(extent) }] = &slots[..] else {
         panic!("{slots:?}");
     };
-    assert_eq!(*extent_len, 4096, "[I8] readers that the dead master sent may be reading");
+    assert_eq!(extent.len, 4096, "[I8] readers that the dead master sent may be reading");
     assert_eq!(b.sent_to_master(freed).await, b.at(3, 1));
 }
 
@@ -447,7 +455,7 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
     // Slot 1 claims the bytes of slot 0, slot 2 bytes outside the arena.
     let g = *b.heap.layout();
     for (slot, base) in [(1, g.arena.offset), (2, u64::MAX - 4095)] {
-        let fields = producer_fields(HASHER.id(b"x"), 1, 4096, base, 4096);
+        let fields = producer_fields(HASHER.id(b"x"), &ObjectDesc::at(base, 4096, 4096));
         b.heap.memory().write(g.header_off(slot), &fields).unwrap();
         b.heap.memory().store(g.header_off(slot) + PUBLISH_OFF, ready(1)).unwrap();
     }
@@ -461,7 +469,7 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
             "READY and LIVE at an epoch that is given out again"
         );
         let held = |e: &&SlotEntry| {
-            (e.slot, e.epoch) == (slot, 1) && matches!(e.what, SlotContent::Held { .. })
+            (e.slot, e.epoch) == (slot, 1) && matches!(e.what, SlotContent::Held(_))
         };
         assert_eq!(slots.iter().filter(held).count(), 1, "{slots:?}");
     }

@@ -1,28 +1,35 @@
-//! Throughput over time: payload and operations a second of each kind of operation, all sizes
-//! together. Rates are per wall time: work of the generator between operations (making and
-//! comparing contents, copies for the ratio) lowers them.
+//! Throughput over time for the page: payload and operations a second of each kind of operation,
+//! all sizes together. Rates are per wall time: work of the generator between operations (making
+//! and comparing contents, copies for the ratio) lowers them.
 
-use super::plot::{Axis, Plot, legend, linear_axis, show_number};
-use super::{figure, op_class};
 use crate::latency::OpTimes;
 use crate::timeline::Timeline;
+use serde::Serialize;
 
 /// Most points of a line: few enough that a run in rounds gives a smooth curve.
 const MAX_POINTS: usize = 64;
 /// With fewer steps than this the first and the last are shown too, although they are incomplete.
 const CUT_FROM: usize = 8;
 
-/// Rates of one kind of operation in equal steps.
-struct Rates {
-    op: &'static str,
-    class: String,
-    /// Operations in each step.
-    done: Vec<u64>,
-    /// Payload bytes in each step.
-    bytes: Vec<u64>,
+/// The rates of a run, in common steps.
+#[derive(Debug, Serialize)]
+pub(super) struct Throughput {
+    /// Seconds from the first operation to the middle of each step.
+    seconds: Vec<f64>,
+    ops: Vec<Rates>,
 }
 
-/// The common steps of all lines.
+/// Rates of one kind of operation.
+#[derive(Debug, Serialize)]
+struct Rates {
+    op: &'static str,
+    /// Operations a second.
+    per_s: Vec<f64>,
+    /// Payload, in 10^9 bytes a second.
+    gb_per_s: Vec<f64>,
+}
+
+/// The common steps.
 #[derive(Clone, Copy)]
 struct Grid {
     start_ns: u64,
@@ -30,20 +37,26 @@ struct Grid {
     steps: usize,
 }
 
-/// Both charts; None if nothing was done.
-pub(super) fn figures(times: &[OpTimes]) -> Option<String> {
-    let grid = Grid::over(times.iter().map(OpTimes::done))?;
-    let rates = rates(times, grid);
-    let payload: Vec<&Rates> = rates.iter().filter(|r| r.bytes.iter().any(|b| *b > 0)).collect();
-    let mut out = String::new();
-    if !payload.is_empty() {
-        let unit = |r: &Rates, at: usize| grid.per_second(r.bytes[at]) / 1e9;
-        out += &chart("Payload", "GB/s", &payload, grid, unit);
+impl Throughput {
+    /// None if nothing was done.
+    pub(super) fn of(times: &[OpTimes]) -> Option<Throughput> {
+        let grid = Grid::over(times.iter().map(OpTimes::done))?;
+        let mut ops: Vec<Rates> = Vec::new();
+        for t in times {
+            let counts = t.done().resampled(grid.start_ns, grid.width_ns, grid.steps);
+            let at = ops.iter().position(|r| r.op == t.op()).unwrap_or_else(|| {
+                let nothing = vec![0.0; grid.shown().len()];
+                ops.push(Rates { op: t.op(), per_s: nothing.clone(), gb_per_s: nothing });
+                ops.len() - 1
+            });
+            for (point, step) in grid.shown().enumerate() {
+                let per_s = counts[step] as f64 * 1e9 / grid.width_ns as f64;
+                ops[at].per_s[point] += per_s;
+                ops[at].gb_per_s[point] += per_s * t.bytes() as f64 / 1e9;
+            }
+        }
+        Some(Throughput { seconds: grid.shown().map(|step| grid.seconds(step)).collect(), ops })
     }
-    let all: Vec<&Rates> = rates.iter().collect();
-    let unit = |r: &Rates, at: usize| grid.per_second(r.done[at]);
-    out += &chart("Operations", "operations/s", &all, grid, unit);
-    Some(out)
 }
 
 impl Grid {
@@ -58,10 +71,6 @@ impl Grid {
         Some(Self { start_ns: start / width_ns * width_ns, width_ns, steps })
     }
 
-    fn per_second(self, count: u64) -> f64 {
-        count as f64 * 1e9 / self.width_ns as f64
-    }
-
     /// Steps to show: those wholly within the run, or all if there are fewer than [`CUT_FROM`].
     fn shown(self) -> std::ops::Range<usize> {
         if self.steps < CUT_FROM { 0..self.steps } else { 1..self.steps - 1 }
@@ -71,58 +80,6 @@ impl Grid {
     fn seconds(self, step: usize) -> f64 {
         (step as f64 + 0.5) * self.width_ns as f64 / 1e9
     }
-}
-
-fn rates(times: &[OpTimes], grid: Grid) -> Vec<Rates> {
-    let mut rates: Vec<Rates> = Vec::new();
-    for t in times {
-        let counts = t.done().resampled(grid.start_ns, grid.width_ns, grid.steps);
-        let at = rates.iter().position(|r| r.op == t.op()).unwrap_or_else(|| {
-            let class = op_class(t.op());
-            let (done, bytes) = (vec![0; grid.steps], vec![0; grid.steps]);
-            rates.push(Rates { op: t.op(), class, done, bytes });
-            rates.len() - 1
-        });
-        for (step, count) in counts.iter().enumerate() {
-            rates[at].done[step] += count;
-            rates[at].bytes[step] += count * t.bytes();
-        }
-    }
-    rates
-}
-
-fn chart(
-    title: &str,
-    unit: &'static str,
-    rates: &[&Rates],
-    grid: Grid,
-    value: impl Fn(&Rates, usize) -> f64,
-) -> String {
-    let points = |r: &Rates| -> Vec<(f64, f64)> {
-        grid.shown().map(|step| (grid.seconds(step), value(r, step))).collect()
-    };
-    let lines: Vec<(&Rates, Vec<(f64, f64)>)> = rates.iter().map(|r| (*r, points(r))).collect();
-    let most = lines.iter().flat_map(|(_, p)| p).map(|p| p.1).fold(0.0, f64::max);
-    let mut plot = Plot::new(seconds_axis(grid), linear_axis(most, unit));
-    for (rates, points) in &lines {
-        plot.area(&rates.class, points);
-    }
-    for (rates, points) in &lines {
-        let mean = points.iter().map(|p| p.1).sum::<f64>() / points.len().max(1) as f64;
-        let peak = points.iter().map(|p| p.1).fold(0.0, f64::max);
-        let (op, mean, peak) = (rates.op, show_number(mean), show_number(peak));
-        plot.line(&rates.class, points, &format!("{op}: mean {mean}, peak {peak} {unit}"));
-    }
-    let keys = legend(rates.iter().map(|r| (r.class.clone(), r.op)));
-    figure(title, &keys, &plot.svg(&format!("{title} over time in {unit}")))
-}
-
-fn seconds_axis(grid: Grid) -> Axis {
-    let end = grid.steps as f64 * grid.width_ns as f64 / 1e9;
-    let mut axis = linear_axis(end, "seconds since the first operation");
-    axis.hi = end;
-    axis.ticks.retain(|(at, _)| *at <= end);
-    axis
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use nkv::{Blocking, Credentials, Error, Result, TransportChoice};
 use nkv_store::shm;
 use nkv_transport::Alive;
-use nkv_transport::shm::ShmVerbs;
+use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::Verbs;
 
@@ -20,7 +20,7 @@ pub fn own_verbs(
     let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
     if transport == TransportChoice::Shm {
         let memory = shm::attach(info.memory.name().unwrap(), false)?;
-        return Ok(Box::new(ShmVerbs::new(memory, Alive::new())));
+        return Ok(Box::new(MappedVerbs::shm(memory, Alive::new())));
     }
     let data = info.data.ok_or_else(|| Error::internal("a rank without a tcp agent"))?;
     let credentials = Some(Credentials::of_client(job, None));

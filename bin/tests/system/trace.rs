@@ -234,7 +234,7 @@ fn embedded_with_room_for_all_the_replay_hits_what_the_arithmetic_says() {
     let (output, json) = replay(&path, &flags);
     assert_agrees(&output, &json, &expected);
     let page = std::fs::read_to_string(page).unwrap();
-    for text in ["Percentiles of match_prefix", "Percentiles of get", "Percentiles of put", "lru"] {
+    for text in ["\"op\":\"match_prefix\"", "\"op\":\"get\"", "\"op\":\"put\"", "lru"] {
         assert!(page.contains(text), "the report lacks {text}");
     }
 }

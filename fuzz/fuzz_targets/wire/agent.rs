@@ -3,6 +3,7 @@
 //! change, every answer is whole, and an honest client is still served. The first byte decides
 //! whether a valid hello is sent first; the second gives the size of the pieces.
 
+use nkv_store::arena::Extent;
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, Cut, Permit};
 use nkv_transport::grants::{Grant, Grants};
@@ -16,7 +17,7 @@ pub const JOB: &str = "fuzz";
 pub const INCARNATION: u64 = 0x1234_5678_9abc_def0;
 pub const TOKEN: u64 = 0x10_c0de;
 pub const GRANT: Grant =
-    Grant { header_off: 4096, epoch: 7, extent_offset: 16 << 10, extent_len: 8 << 10 };
+    Grant { header_off: 4096, epoch: 7, extent: Extent { offset: 16 << 10, len: 8 << 10 } };
 pub const SEGMENT_BYTES: u64 = 64 << 10;
 /// An agent that sends nothing for this long hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Offsets and lengths that the plan covers; all other bytes must not change.
-const GRANTED: [(u64, u64); 2] = [(GRANT.header_off, 64), (GRANT.extent_offset, GRANT.extent_len)];
+const GRANTED: [(u64, u64); 2] = [(GRANT.header_off, 64), (GRANT.extent.offset, GRANT.extent.len)];
 
 /// Production's grants, but without waiting for an unknown token.
 #[derive(Debug)]
@@ -133,7 +134,7 @@ fn count_answers(answer: &[u8]) -> Option<usize> {
 
 /// Everything outside the plan is zero; what is inside becomes so again.
 fn check_segment(memory: &AnonMemory) {
-    let zeros = vec![0; GRANT.extent_len as usize];
+    let zeros = vec![0; GRANT.extent.len as usize];
     for (offset, len) in GRANTED {
         memory.write(offset, &zeros[..len as usize]).expect("inside the segment");
     }

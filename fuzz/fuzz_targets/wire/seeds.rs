@@ -16,7 +16,9 @@ use nkv_actors::message::{
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
 use nkv_store::SegmentLayout;
+use nkv_store::arena::Extent;
 use nkv_store::layout::Region;
+use nkv_store::object::ObjectDesc;
 use nkv_transport::fabric::{Access, Answer, DataPath, Offer, PairAddress, RemoteRange};
 use nkv_transport::wire::auth::FINISH_BYTES;
 use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
@@ -80,25 +82,26 @@ fn key() -> KeyBytes {
 }
 
 fn meta() -> ObjMeta {
-    let (header_off, payload_off, bytes_total) = (4096, 65_536, 1000);
-    let (page_bytes, n_pages) = (256, 4);
-    ObjMeta { key: KEY, rank: 1, at: AT, header_off, payload_off, bytes_total, page_bytes, n_pages }
+    let extent = Extent { offset: 65_536, len: 4096 };
+    let object = ObjectDesc { extent, bytes_total: 1000, page_bytes: 256 };
+    ObjMeta { key: KEY, rank: 1, at: AT, header_off: 4096, object }
 }
 
 fn opened() -> PlanOpened {
     PlanOpened {
+        object: ObjectDesc {
+            extent: Extent { offset: 65_536, len: 4096 },
+            bytes_total: 1000,
+            page_bytes: 256,
+        },
         plan: PLAN,
         token: TOKEN,
         at: AT,
-        extent_offset: 65_536,
-        extent_len: 4096,
         key: key(),
         producer: 1,
         request: 2,
         item: 0,
         deadline_ms: 30_000,
-        bytes_total: 1000,
-        page_bytes: 256,
     }
 }
 
@@ -256,8 +259,7 @@ fn requests() -> Vec<Request> {
 }
 
 fn responses() -> Vec<Response> {
-    let plan =
-        PlanDesc { plan: PLAN, token: TOKEN, meta: meta(), extent_len: 4096, write_ttl_ms: 9 };
+    let plan = PlanDesc { plan: PLAN, token: TOKEN, meta: meta(), write_ttl_ms: 9 };
     let error = Error::new(ErrorKind::NotFound, "no such key");
     let row = RankStats { rank: 1, state: "alive".to_string(), ..RankStats::default() };
     vec![
@@ -282,13 +284,11 @@ fn responses() -> Vec<Response> {
 
 fn logged() -> LogObjectEntry {
     LogObjectEntry {
+        object: ObjectDesc::at(4096, 1000, 256),
         key: key(),
         id: meta().key,
         slot: 5,
         epoch: 7,
-        payload_off: 4096,
-        bytes_total: 1000,
-        page_bytes: 256,
     }
 }
 
@@ -296,15 +296,15 @@ fn link(seeds: &mut Seeds) {
     let content = [
         SlotContent::Free,
         SlotContent::Live {
+            object: ObjectDesc {
+                extent: Extent { offset: 0, len: 4096 },
+                bytes_total: 1000,
+                page_bytes: 256,
+            },
             key: key(),
-            extent_offset: 0,
-            extent_len: 4096,
-            bytes_total: 1000,
-            page_bytes: 256,
-            n_pages: 4,
         },
         SlotContent::Open(Box::new(opened())),
-        SlotContent::Held { extent_offset: 0, extent_len: 4096 },
+        SlotContent::Held(Extent { offset: 0, len: 4096 }),
         SlotContent::Logged(Box::new(logged())),
     ];
     let entry = |what| SlotEntry { slot: 5, epoch: 7, what };
@@ -424,7 +424,7 @@ fn asked(token: u64, verbs: &[(u32, u64, u64, u64)], payload: &[u8]) -> Vec<u8> 
 
 /// The tcp data protocol, both ends. Verbs: 1 read, 2 write, 3 store, 4 add, 5 swap, 6 flush.
 fn data(seeds: &mut Seeds) {
-    let (header, extent) = (GRANT.header_off, GRANT.extent_offset);
+    let (header, extent) = (GRANT.header_off, GRANT.extent.offset);
     let word = |state: u64| state | u64::from(GRANT.epoch) << 32;
     let put = [
         (2, header, 32, 0),
@@ -483,7 +483,7 @@ fn refused(seeds: &mut Seeds) {
         input.extend([0; 10]);
         seeds.add("stream", &input);
     }
-    let mut too_large = asked(TOKEN, &[(2, GRANT.extent_offset, 1 << 40, 0)], &[]);
+    let mut too_large = asked(TOKEN, &[(2, GRANT.extent.offset, 1 << 40, 0)], &[]);
     too_large.extend([7; 64]);
     seeds.add("agent", &[&[1, 3], &too_large[..]].concat());
 }

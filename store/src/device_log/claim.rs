@@ -9,6 +9,7 @@
 use super::LogLayout;
 use crate::key::KeyId;
 use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
+use crate::object::ObjectDesc;
 use crate::object::{Publication, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
@@ -95,24 +96,23 @@ pub enum PlanPath {
 pub struct LogPut {
     layout: LogLayout,
     key: KeyId,
-    pages: (u32, u32),
+    page_bytes: u32,
     bytes_total: u64,
     n: u64,
 }
 
 impl LogPut {
-    /// An object of `bytes_total` bytes in `pages` (number, bytes of each). `TooLarge` if it
-    /// exceeds a quarter of the log.
+    /// An object of `bytes_total` bytes. `TooLarge` if it exceeds a quarter of the log.
     pub fn new(
         layout: LogLayout,
         key: KeyId,
-        pages: (u32, u32),
+        page_bytes: u32,
         bytes_total: u64,
     ) -> Result<LogPut, PlanPath> {
         let max = layout.max_claim();
         let n =
             layout.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
-        Ok(LogPut { layout, key, pages, bytes_total, n: n? })
+        Ok(LogPut { layout, key, page_bytes, bytes_total, n: n? })
     }
 
     /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
@@ -189,12 +189,14 @@ impl Claim {
             return ClaimStep::Wait(Claim { put, p });
         };
         let slot = layout.slot(p);
-        let (header_off, payload_base) = (layout.header_off(slot), layout.payload_off(p));
+        let (header_off, payload_off) = (layout.header_off(slot), layout.payload_off(p));
         if layout.wraps(p, put.n) {
-            let fields = producer_fields(KeyId { hash: 0, check: 0 }, 0, 0, payload_base, put.n);
+            let nothing = ObjectDesc::at(payload_off, put.n, 0);
+            let fields = producer_fields(KeyId { hash: 0, check: 0 }, &nothing);
             return ClaimStep::Skip(Skip { header_off, epoch, fields });
         }
-        ClaimStep::Write(ClaimWrite { put, p, slot, epoch, header_off, payload_base })
+        let object = ObjectDesc::at(payload_off, put.bytes_total, put.page_bytes);
+        ClaimStep::Write(ClaimWrite { key: put.key, p, slot, epoch, header_off, object })
     }
 
     /// Gives the claim up, unwritten. Send the value to the owner. Whatever the owner answers, this
@@ -236,28 +238,24 @@ impl Skip {
 /// A claim that is being written: its position, and the verbs that fill it.
 #[derive(Debug)]
 pub struct ClaimWrite {
-    put: LogPut,
+    key: KeyId,
     p: u64,
     slot: u32,
     epoch: u32,
     header_off: u64,
-    payload_base: u64,
+    object: ObjectDesc,
 }
 
 impl ClaimWrite {
     /// The verbs: header and WRITING, pages, READY, in the order of [I4].
     #[inline]
     pub fn publication(&self) -> Publication {
-        let at = (self.header_off, self.epoch);
-        let LogPut { key, pages, bytes_total, .. } = self.put;
-        Publication::new(at, key, pages, self.payload_base, bytes_total)
+        Publication::new((self.header_off, self.epoch), self.key, &self.object)
     }
 
     /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
-        let (n_pages, page_size) = self.put.pages;
-        let LogPut { key, bytes_total, .. } = self.put;
-        let fields = producer_fields(key, n_pages, page_size, self.payload_base, bytes_total);
+        let fields = producer_fields(self.key, &self.object);
         Abort { header_off: self.header_off, epoch: self.epoch, fields }
     }
 
@@ -273,7 +271,7 @@ impl ClaimWrite {
 
     /// Segment offset of the payload.
     pub fn payload_base(&self) -> u64 {
-        self.payload_base
+        self.object.payload_off()
     }
 }
 

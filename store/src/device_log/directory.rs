@@ -3,7 +3,7 @@
 
 use crate::key::KeyId;
 use crate::layout::ObjHeader;
-use crate::object::key_of;
+use crate::object::{ObjectDesc, key_of};
 
 /// A live object of the log: what a location needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,29 +14,15 @@ pub struct LogObject {
     pub slot: u32,
     /// Epoch of the slot.
     pub epoch: u32,
-    /// Segment offset of page 0.
-    pub payload_base: u64,
-    /// Logical bytes.
-    pub bytes_total: u64,
-    /// Number of pages.
-    pub n_pages: u32,
-    /// Bytes per page.
-    pub page_size: u32,
+    /// As its header describes it.
+    pub object: ObjectDesc,
 }
 
 impl LogObject {
     /// The object that the header of a claim describes.
     #[inline]
     pub(super) fn of((slot, epoch): (u32, u32), header: &ObjHeader) -> LogObject {
-        LogObject {
-            key: key_of(header),
-            slot,
-            epoch,
-            payload_base: header.payload_base,
-            bytes_total: header.bytes_total,
-            n_pages: header.n_pages,
-            page_size: header.page_size,
-        }
+        LogObject { key: key_of(header), slot, epoch, object: ObjectDesc::of_header(header) }
     }
 }
 

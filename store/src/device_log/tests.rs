@@ -106,7 +106,7 @@ impl World {
 
     /// Claims for an object, whether or not there is room.
     fn claim(&self, name: u64, bytes: u64) -> Claim {
-        let put = LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key(name), 4096, bytes).unwrap();
         let mut op = put.fetch_add();
         op.run(self.memory.as_ref()).unwrap();
         let Op::FetchAdd { old, .. } = op else { unreachable!() };
@@ -160,11 +160,11 @@ impl World {
         let expect = Expect {
             key: Some(at.key),
             epoch: Some(at.epoch),
-            payload_base: at.payload_base,
-            bytes_total: at.bytes_total,
+            payload_base: at.object.payload_off(),
+            bytes_total: at.object.bytes_total,
         };
         let mut reading = Reading::new(self.layout.header_off(at.slot), expect);
-        let mut copy = vec![0; at.bytes_total as usize];
+        let mut copy = vec![0; at.object.bytes_total as usize];
         self.run(&mut reading.chain(&mut copy));
         reading.judge(&self.layout.region()).is_ok().then_some(copy)
     }

@@ -2,7 +2,7 @@
 //! incomplete object [I4] [I7]. They are the same over every transport and in the models. Who may
 //! post them, and when, is not decided here.
 
-use super::{Expect, Unreadable, producer_fields, ready, unchanged, validate, writing};
+use super::{Expect, ObjectDesc, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
 use crate::layout::{HEADER_BYTES, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
 use crate::op::Op;
@@ -18,17 +18,10 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// An object of `bytes_total` bytes at segment offset `payload_base`, whose header lies at
-    /// segment offset `header_off` and was armed with `epoch`.
-    pub fn new(
-        (header_off, epoch): (u64, u32),
-        key: KeyId,
-        (n_pages, page_size): (u32, u32),
-        payload_base: u64,
-        bytes_total: u64,
-    ) -> Self {
-        let fields = producer_fields(key, n_pages, page_size, payload_base, bytes_total);
-        Self { header_off, payload_base, epoch, fields }
+    /// An object whose header lies at segment offset `header_off` and was armed with `epoch`.
+    pub fn new((header_off, epoch): (u64, u32), key: KeyId, object: &ObjectDesc) -> Self {
+        let fields = producer_fields(key, object);
+        Self { header_off, payload_base: object.payload_off(), epoch, fields }
     }
 
     /// The header, then (WRITING, epoch): posted before the first page.

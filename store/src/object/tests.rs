@@ -33,7 +33,9 @@ fn extent(heap: &Heap, slot: u32, units: u64) -> Extent {
 /// A producer's header fields and (WRITING, epoch).
 fn begin(heap: &Heap, slot: u32, epoch: u32, key: KeyId, at: Extent, bytes: u64) {
     let header = heap.layout().header_off(slot);
-    heap.memory().write(header, &producer_fields(key, 1, 4096, at.offset, bytes)).unwrap();
+    heap.memory()
+        .write(header, &producer_fields(key, &ObjectDesc::at(at.offset, bytes, 4096)))
+        .unwrap();
     heap.memory().store(header + PUBLISH_OFF, writing(epoch)).unwrap();
 }
 

@@ -3,7 +3,7 @@
 
 use super::slots::Slots;
 use super::transition::State;
-use super::{key_of, read_header};
+use super::{ObjectDesc, key_of, read_header};
 use crate::arena::Extent;
 use crate::heap::FIRST_EPOCH;
 use crate::key::KeyId;
@@ -48,12 +48,8 @@ pub enum SlotKind {
     Live {
         /// Identity of its key.
         key: KeyId,
-        /// Logical bytes.
-        bytes_total: u64,
-        /// Bytes per page.
-        page_size: u32,
-        /// Number of pages.
-        n_pages: u32,
+        /// As its header describes it, in the extent that was reserved for it.
+        object: ObjectDesc,
     },
     /// Retired, or out of epochs: it becomes free only by `Freed`.
     Held,
@@ -97,22 +93,17 @@ impl Slots {
                 State::Free if at.epoch == FIRST_EPOCH => return None,
                 State::Free => SlotKind::Free,
                 State::Open(_) => SlotKind::Open,
-                State::Live(_) => self.live_kind(slot),
+                State::Live(packed) => {
+                    let h = self.header(slot);
+                    let extent = packed.extent(&arena);
+                    let object = ObjectDesc { extent, ..ObjectDesc::of_header(&h) };
+                    SlotKind::Live { key: key_of(&h), object }
+                }
                 State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
             };
             let extent = at.state.extent().map(|p| p.extent(&arena)).filter(|e| e.len > 0);
             Some(SlotReport { slot, epoch: at.epoch, kind, extent })
         })
-    }
-
-    fn live_kind(&self, slot: u32) -> SlotKind {
-        let h = self.header(slot);
-        SlotKind::Live {
-            key: key_of(&h),
-            bytes_total: h.bytes_total,
-            page_size: h.page_size,
-            n_pages: h.n_pages,
-        }
     }
 
     /// Every allocated extent: slot, epoch, extent, and whether it is a live object (a candidate

@@ -5,6 +5,7 @@ use crate::arena::Extent;
 use crate::heap::HeapConfig;
 use crate::key::KEYS;
 use crate::memory::AnonMemory;
+use crate::object::ObjectDesc;
 use crate::object::{Publication, Slots};
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ fn put_bytes(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, bytes: &[u8])
     let extent = Extent { offset: g.arena.offset + u64::from(slot) * 4096, len };
     slots.open(slot, epoch, extent).unwrap();
     let at = (g.header_off(slot), epoch);
-    let object = Publication::new(at, key, (1, 4096), extent.offset, bytes.len() as u64);
+    let object =
+        Publication::new(at, key, &ObjectDesc::at(extent.offset, bytes.len() as u64, 4096));
     for op in &mut object.whole(bytes) {
         op.run(&**heap.memory()).unwrap();
     }

@@ -116,7 +116,7 @@ impl Segment {
     }
 
     pub fn put_of(&self, name: u64, bytes: u64) -> LogPut {
-        LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap()
+        LogPut::new(self.layout, key(name), 4096, bytes).unwrap()
     }
 
     pub fn fetch_add(&self, put: &LogPut) -> u64 {

@@ -4,6 +4,7 @@
 use loom::sync::atomic::{AtomicU64, fence};
 use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF, Region};
 use nkv_store::memory::Memory;
+use nkv_store::object::ObjectDesc;
 use nkv_store::object::{Expect, Publication, Reading, Slots};
 use nkv_store::op::Op;
 use nkv_store::words::{self, WORDWISE_BYTES, Words};
@@ -225,7 +226,7 @@ pub fn key() -> KeyId {
 pub fn publication(heap: &Heap, slot: u32, epoch: u32) -> Publication {
     let header_off = heap.layout().header_off(slot);
     let (offset, bytes) = (extent(heap).offset, BYTES as u64);
-    Publication::new((header_off, epoch), key(), (1, 4096), offset, bytes)
+    Publication::new((header_off, epoch), key(), &ObjectDesc::at(offset, bytes, 4096))
 }
 
 pub fn run(heap: &Heap, ops: &mut [Op<'_>]) {

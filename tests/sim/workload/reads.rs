@@ -89,7 +89,7 @@ impl Worker {
         let (key, meta) = self.dice.pick(&self.remembered).clone();
         let began = self.cluster.ledger.moment();
         stack::read_from();
-        let mut bytes = vec![0; meta.bytes_total as usize];
+        let mut bytes = vec![0; meta.object.bytes_total as usize];
         let read = self.client.read_into(&meta, &mut bytes).await;
         self.report("read-into", key, Outcome::of(&read));
         if read.is_ok() {

@@ -5,7 +5,8 @@ use nkv_pace::{HANGS, HANGS_MS, timed};
 use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const GRANT: Grant = Grant { header_off: 4096, epoch: 7, extent_offset: 1 << 20, extent_len: 8192 };
+const GRANT: Grant =
+    Grant { header_off: 4096, epoch: 7, extent: Extent { offset: 1 << 20, len: 8192 } };
 
 #[derive(Debug, Default)]
 struct CountCuts(AtomicUsize);
@@ -27,7 +28,7 @@ fn write(offset: u64, len: u64) -> Intent {
 
 #[test]
 fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
-    let (h, x) = (GRANT.header_off, GRANT.extent_offset);
+    let (h, x) = (GRANT.header_off, GRANT.extent.offset);
     for ok in [write(h, 40), write(h + 8, 8), write(h + 32, 8), write(x, 8192), write(x + 8191, 1)]
     {
         GRANT.check(&ok).unwrap();
@@ -71,7 +72,7 @@ fn i3_the_publish_word_takes_only_this_epoch_and_only_a_producers_steps() {
         let offset = GRANT.header_off + elsewhere;
         assert!(GRANT.check(&Intent::Store { offset, value: word(WRITING, 7) }).is_err());
     }
-    assert!(GRANT.check(&Intent::Store { offset: GRANT.extent_offset, value: 0 }).is_err());
+    assert!(GRANT.check(&Intent::Store { offset: GRANT.extent.offset, value: 0 }).is_err());
     for from in [RESERVED, WRITING, READY, DEAD] {
         for to in [RESERVED, WRITING, READY, DEAD] {
             for (e1, e2) in [(7, 7), (7, 8), (6, 7)] {

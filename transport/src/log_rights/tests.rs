@@ -164,7 +164,7 @@ impl World {
     /// Claims so many bytes; returns what to do with the claim.
     fn claim(&self, name: u64, bytes: u64) -> ClaimStep {
         let key = KEYS.id(&name.to_le_bytes());
-        let put = LogPut::new(self.layout, key, (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key, 4096, bytes).unwrap();
         let p = self.add(put.claim_bytes()).unwrap();
         put.claimed(p).next(self.memory.load(HEAP_LIMIT_OFF).unwrap())
     }

@@ -1,13 +1,11 @@
 //! A segment, the target's own access to it, and a handle to it, per transport.
 
 use nkv_store::shm;
-use nkv_store::{AnonMemory, Export, Memory, StoreError, Stripes, new_incarnation};
+use nkv_store::testkit::MemoryDouble;
+use nkv_store::{AnonMemory, Memory, Stripes, new_incarnation};
 use nkv_transport::access::OpenAccess;
 use nkv_transport::wire::auth::{Credentials, Guard, Secret};
-use nkv_transport::{
-    AgentLimits, Alive, LocalVerbs, ShmVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs,
-};
-use std::ptr::NonNull;
+use nkv_transport::{AgentLimits, Alive, MappedVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs};
 use std::sync::Arc;
 
 /// Room for twice the largest operation of the suite.
@@ -45,7 +43,7 @@ pub fn local_striped() -> Fixture {
 fn in_this_process(stripes: Stripes) -> Fixture {
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let alive = Alive::new();
-    let verbs = LocalVerbs::new(memory.clone(), alive.clone()).with_stripes(stripes);
+    let verbs = MappedVerbs::local(memory.clone(), alive.clone()).with_stripes(stripes);
     let verbs = Arc::new(verbs);
     let dies = alive.clone();
     Fixture { verbs, memory, alive, kill: Box::new(move || dies.mark_dead()), keep: vec![] }
@@ -62,7 +60,7 @@ pub fn shm() -> Fixture {
     let owner = shm::create_in(dir.path(), &name, SEGMENT_BYTES, false).unwrap();
     let mapped = shm::attach_in(dir.path(), owner.file_name(), false).unwrap();
     let alive = Alive::new();
-    let verbs = Arc::new(ShmVerbs::new(mapped, alive.clone()));
+    let verbs = Arc::new(MappedVerbs::shm(mapped, alive.clone()));
     let dies = alive.clone();
     Fixture {
         verbs,
@@ -165,32 +163,8 @@ fn over_devices(pairs: usize) -> Fixture {
 #[derive(Debug)]
 struct Unaddressable(AnonMemory);
 
-impl Memory for Unaddressable {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-    fn export(&self) -> Export {
-        self.0.export()
-    }
-    fn host_base(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.0.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.0.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.0.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        self.0.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.0.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.0.fetch_add(offset, add)
+impl MemoryDouble for Unaddressable {
+    fn inner(&self) -> &dyn Memory {
+        &self.0
     }
 }

@@ -26,11 +26,11 @@ fn refused<T: std::fmt::Debug>(r: Result<T, TransportError>) -> String {
 fn a_plan_writes_its_object_and_publishes_it() {
     let rig = granted();
     let client = rig.client();
-    let payload = vec![7u8; GRANT.extent_len as usize];
+    let payload = vec![7u8; GRANT.extent.len as usize];
     let mut ops = [
         Op::Write { offset: GRANT.header_off, src: &[1; 40] },
         Op::Store { offset: PUBLISH, value: word(state::WRITING, 7) },
-        Op::Write { offset: GRANT.extent_offset, src: &payload },
+        Op::Write { offset: GRANT.extent.offset, src: &payload },
         Op::CompareSwap {
             offset: PUBLISH,
             expect: word(state::WRITING, 7),
@@ -42,7 +42,7 @@ fn a_plan_writes_its_object_and_publishes_it() {
     assert!(matches!(ops[3], Op::CompareSwap { old, .. } if old == word(state::WRITING, 7)));
     assert_eq!(rig.memory.load(PUBLISH).unwrap(), word(state::READY, 7));
     let counters = rig.agent.counters();
-    assert_eq!(counters.bytes_in.load(Ordering::Relaxed), GRANT.extent_len + 40);
+    assert_eq!(counters.bytes_in.load(Ordering::Relaxed), GRANT.extent.len + 40);
     assert_eq!(counters.requests.load(Ordering::Relaxed), 1);
     eventually("the permit is given back", || {
         rig.grants.revoke(TOKEN);
@@ -56,7 +56,7 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
     let client = rig.client();
     let big = vec![7u8; 3 << 20];
     for bad in [
-        Op::Write { offset: GRANT.extent_offset + GRANT.extent_len - 1, src: &[1, 1] },
+        Op::Write { offset: GRANT.extent.offset + GRANT.extent.len - 1, src: &[1, 1] },
         Op::Write { offset: GRANT.header_off + 48, src: &[1; 8] },
         Op::Write { offset: PUBLISH, src: &[1; 8] },
         Op::Store { offset: PUBLISH, value: word(state::READY, 7) },
@@ -64,7 +64,7 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
     ] {
         let mut ops = [
             Op::Write { offset: GRANT.header_off, src: &[1; 40] },
-            Op::Write { offset: GRANT.extent_offset, src: &big },
+            Op::Write { offset: GRANT.extent.offset, src: &big },
             bad,
         ];
         let why = refused(client.post(TOKEN, &mut ops));
@@ -73,7 +73,7 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
     assert!(rig.is_untouched());
     assert_eq!(rig.agent.counters().refused.load(Ordering::Relaxed), 5);
     // The connection stayed in step, payload and all.
-    client.write(TOKEN, GRANT.extent_offset, &big).unwrap();
+    client.write(TOKEN, GRANT.extent.offset, &big).unwrap();
     assert_eq!(rig.agent.counters().connections.load(Ordering::Relaxed), 1);
 }
 
@@ -81,11 +81,11 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
 fn an_unknown_token_is_refused_after_a_moment_and_a_late_one_is_waited_for() {
     let rig = granted();
     let client = rig.client();
-    let (r, took) = timed(|| client.write(TOKEN + 1, GRANT.extent_offset, &[1; 100]));
+    let (r, took) = timed(|| client.write(TOKEN + 1, GRANT.extent.offset, &[1; 100]));
     assert!(refused(r).contains("no open plan"));
     assert!(took.ms >= 400 && took.within(1_500), "{took}");
     let late = spawn_named("late", move || {
-        client.write(TOKEN + 2, GRANT.extent_offset, &[1; 100]).map(|()| client)
+        client.write(TOKEN + 2, GRANT.extent.offset, &[1; 100]).map(|()| client)
     })
     .unwrap();
     eventually("the agent has the request", || {
@@ -99,17 +99,17 @@ fn an_unknown_token_is_refused_after_a_moment_and_a_late_one_is_waited_for() {
 fn i10_a_revoked_token_is_refused_at_once_and_forever() {
     let rig = granted();
     let client = rig.client();
-    client.write(TOKEN, GRANT.extent_offset, &[1; 100]).unwrap();
+    client.write(TOKEN, GRANT.extent.offset, &[1; 100]).unwrap();
     assert!(rig.grants.revoke(TOKEN));
     assert!(rig.grants.wait_drained(TOKEN, HANGS));
     for _ in 0..2 {
-        let (r, took) = timed(|| client.write(TOKEN, GRANT.extent_offset, &[2; 100]));
+        let (r, took) = timed(|| client.write(TOKEN, GRANT.extent.offset, &[2; 100]));
         assert!(refused(r).contains("ended") && took.within(400), "{took}");
     }
     rig.grants.forget(TOKEN);
-    assert!(client.write(TOKEN, GRANT.extent_offset, &[2; 100]).is_err());
+    assert!(client.write(TOKEN, GRANT.extent.offset, &[2; 100]).is_err());
     let mut now = [0; 100];
-    client.read(GRANT.extent_offset, &mut now).unwrap();
+    client.read(GRANT.extent.offset, &mut now).unwrap();
     assert_eq!(now, [1; 100]);
 }
 
@@ -119,11 +119,11 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     const HALF: usize = 1 << 20;
     let rig = granted();
     let mut peer = rig.raw();
-    let write = (WRITE, GRANT.extent_offset, 2 * HALF as u64, 0);
+    let write = (WRITE, GRANT.extent.offset, 2 * HALF as u64, 0);
     let ready = (STORE, PUBLISH, word(state::WRITING, 7), 0);
     peer.send(&request(3, TOKEN, &[write, ready]));
     peer.send(&vec![0xaa; HALF]);
-    let last = GRANT.extent_offset + HALF as u64 - 8;
+    let last = GRANT.extent.offset + HALF as u64 - 8;
     eventually("the first half has landed", || {
         rig.memory.load(last).unwrap() == u64::from_ne_bytes([0xaa; 8])
     });
@@ -155,7 +155,7 @@ fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
                 let client = client.clone();
                 spawn_named("writer", move || {
                     for round in 1u8.. {
-                        let at = GRANT.extent_offset + (u64::from(t) << 20);
+                        let at = GRANT.extent.offset + (u64::from(t) << 20);
                         let r = client.write(token, at, &vec![round; 700_000]);
                         if let Err(e) = r {
                             return e;
@@ -167,8 +167,8 @@ fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
             })
             .collect();
         eventually("both write", || {
-            rig.memory.load(GRANT.extent_offset).unwrap() != 0
-                && rig.memory.load(GRANT.extent_offset + (1 << 20)).unwrap() != 0
+            rig.memory.load(GRANT.extent.offset).unwrap() != 0
+                && rig.memory.load(GRANT.extent.offset + (1 << 20)).unwrap() != 0
         });
         rig.grants.revoke(token);
         assert!(rig.grants.wait_drained(token, HANGS));
@@ -186,20 +186,20 @@ fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
     let rig = granted();
     rig.grants.open(TOKEN + 1, GRANT);
     let mut stalled = rig.raw();
-    stalled.send(&request(1, TOKEN, &[(WRITE, GRANT.extent_offset, 1000, 0)]));
+    stalled.send(&request(1, TOKEN, &[(WRITE, GRANT.extent.offset, 1000, 0)]));
     stalled.send(&[1; 500]);
     let mut other = rig.raw();
-    other.send(&request(1, TOKEN + 1, &[(WRITE, GRANT.extent_offset + 4096, 1000, 0)]));
+    other.send(&request(1, TOKEN + 1, &[(WRITE, GRANT.extent.offset + 4096, 1000, 0)]));
     other.send(&[2; 500]);
     eventually("both are inside", || {
-        rig.memory.load(GRANT.extent_offset + 488).unwrap() != 0
-            && rig.memory.load(GRANT.extent_offset + 4096 + 488).unwrap() != 0
+        rig.memory.load(GRANT.extent.offset + 488).unwrap() != 0
+            && rig.memory.load(GRANT.extent.offset + 4096 + 488).unwrap() != 0
     });
     rig.grants.revoke(TOKEN);
     assert!(rig.grants.wait_drained(TOKEN, HANGS));
     other.send(&[2; 500]);
     assert_eq!(other.answer().unwrap().status, OK);
-    other.send(&request(2, 0, &[(READ, GRANT.extent_offset + 4096, 1000, 0)]));
+    other.send(&request(2, 0, &[(READ, GRANT.extent.offset + 4096, 1000, 0)]));
     assert_eq!(other.answer().unwrap().payload, [2; 1000]);
     let answer = stalled.answer().unwrap();
     assert_eq!((answer.status, answer.closing), (REFUSED, true));
@@ -211,11 +211,11 @@ fn a_peer_that_does_not_read_its_answer_holds_no_gate() {
     let rig = granted();
     let mut peer = rig.raw();
     // The answer is larger than any socket buffer and is not read.
-    let mut descs = vec![(WRITE, GRANT.extent_offset, 8, 0)];
+    let mut descs = vec![(WRITE, GRANT.extent.offset, 8, 0)];
     descs.extend([(READ, 0, SEGMENT_BYTES, 0); 8]);
     peer.send(&request(1, TOKEN, &descs));
     peer.send(&[5; 8]);
-    eventually("the write has landed", || rig.memory.load(GRANT.extent_offset).unwrap() != 0);
+    eventually("the write has landed", || rig.memory.load(GRANT.extent.offset).unwrap() != 0);
     rig.grants.revoke(TOKEN);
     assert!(rig.grants.wait_drained(TOKEN, HANGS));
     let answer = peer.answer().unwrap();

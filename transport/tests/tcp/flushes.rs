@@ -2,7 +2,6 @@
 
 use super::*;
 use nkv_store::StoreError;
-use nkv_store::memory::Export;
 use nkv_transport::{Op, Verbs};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,34 +14,16 @@ struct Flushed {
     at_stores: std::sync::Mutex<Vec<u64>>,
 }
 
-impl Memory for Flushed {
-    fn len(&self) -> u64 {
-        self.memory.len()
-    }
-    fn export(&self) -> Export {
-        self.memory.export()
+impl nkv_store::testkit::MemoryDouble for Flushed {
+    fn inner(&self) -> &dyn Memory {
+        &self.memory
     }
     fn host_base(&self) -> Option<NonNull<u8>> {
         self.memory.host_base()
     }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.memory.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.memory.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.memory.load(offset)
-    }
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
         self.at_stores.lock().unwrap().push(self.flushes.load(Ordering::SeqCst));
         self.memory.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.memory.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.memory.fetch_add(offset, add)
     }
     fn flush(&self) {
         self.flushes.fetch_add(1, Ordering::SeqCst);

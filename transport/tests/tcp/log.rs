@@ -96,8 +96,8 @@ impl Fixture {
     /// What a strict read of an accepted object returns.
     fn payload_of(&self, name: u64) -> Vec<u8> {
         let object = &self.index.0[&key(name)];
-        let mut bytes = vec![0; object.bytes_total as usize];
-        self.memory.read(object.payload_base, &mut bytes).unwrap();
+        let mut bytes = vec![0; object.object.bytes_total as usize];
+        self.memory.read(object.object.payload_off(), &mut bytes).unwrap();
         bytes
     }
 
@@ -130,7 +130,7 @@ fn claim(
     layout: LogLayout,
     (name, bytes): (u64, u64),
 ) -> Result<ClaimStep, TransportError> {
-    let put = LogPut::new(layout, key(name), (1, 4096), bytes).unwrap();
+    let put = LogPut::new(layout, key(name), 4096, bytes).unwrap();
     let p = verbs.fetch_add(token, BUMP_PTR_OFF, put.claim_bytes())?;
     let mut line = ControlLine::unread();
     verbs.post(0, &mut [line.read()])?;

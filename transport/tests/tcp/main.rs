@@ -14,6 +14,7 @@ mod trust;
 mod unproven;
 
 use nkv_pace::HANGS_MS;
+use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, OpenAccess};
@@ -27,7 +28,7 @@ const INCARNATION: u64 = 0x1234_5678_9abc_def0;
 const JOB: &str = "job-a";
 const TOKEN: u64 = 0xfeed;
 const GRANT: Grant =
-    Grant { header_off: 4096, epoch: 7, extent_offset: 1 << 20, extent_len: 4 << 20 };
+    Grant { header_off: 4096, epoch: 7, extent: Extent { offset: 1 << 20, len: 4 << 20 } };
 
 /// An agent beside a fresh segment.
 struct Fixture {

@@ -7,6 +7,7 @@ use super::{
 };
 use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, Region, flag, state, word};
+use nkv_store::object::ObjectDesc;
 use nkv_store::object::{Publication, Reading};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Expect, KeyHasher, KeyId, Memory, Stripes, Unreadable};
@@ -22,7 +23,7 @@ const PUBLISH: u64 = GRANT.header_off + PUBLISH_OFF;
 /// What an agent does for another client while one stripe is held back.
 const BESIDE: usize = 50;
 /// Payload of an object that fills its extent.
-const WHOLE: usize = GRANT.extent_len as usize;
+const WHOLE: usize = GRANT.extent.len as usize;
 /// Offset in the extent at which its stripes begin.
 const STRIPE: usize = WHOLE / 4;
 
@@ -40,7 +41,11 @@ fn key() -> KeyId {
 
 fn publication() -> Publication {
     let slot = (GRANT.header_off, GRANT.epoch);
-    Publication::new(slot, key(), (1, WHOLE as u32), GRANT.extent_offset, GRANT.extent_len)
+    Publication::new(
+        slot,
+        key(),
+        &ObjectDesc::at(GRANT.extent.offset, GRANT.extent.len, WHOLE as u32),
+    )
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -49,7 +54,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 
 fn payload_in(memory: &AnonMemory) -> Vec<u8> {
     let mut now = vec![0; WHOLE];
-    memory.read(GRANT.extent_offset, &mut now).unwrap();
+    memory.read(GRANT.extent.offset, &mut now).unwrap();
     now
 }
 
@@ -85,7 +90,7 @@ proptest! {
 fn a_large_write_takes_several_connections_and_a_small_one_does_not() {
     let rig = granted();
     let client = rig.client_with(options(1 << 20)).unwrap();
-    client.write(TOKEN, GRANT.extent_offset, &pattern((1 << 20) - 1, 1)).unwrap();
+    client.write(TOKEN, GRANT.extent.offset, &pattern((1 << 20) - 1, 1)).unwrap();
     assert_eq!(connections(&rig), 1);
     let payload = pattern(WHOLE, 2);
     let (object, mut dst) = (publication(), vec![0; WHOLE]);
@@ -93,7 +98,7 @@ fn a_large_write_takes_several_connections_and_a_small_one_does_not() {
     client.post(TOKEN, &mut ops).unwrap();
     assert_eq!(object.took(&ops), Ok(()));
     let ((), took) = timed(|| {
-        client.read(GRANT.extent_offset, &mut dst).unwrap();
+        client.read(GRANT.extent.offset, &mut dst).unwrap();
         assert!(dst == payload && connections(&rig) == 4);
         // Others need connections too: those unused for two seconds are closed, except the last.
         client.trim();
@@ -104,7 +109,7 @@ fn a_large_write_takes_several_connections_and_a_small_one_does_not() {
         });
     });
     assert!(took.ms >= 1_900, "used {took} ago at most");
-    client.read(GRANT.extent_offset, &mut dst).unwrap();
+    client.read(GRANT.extent.offset, &mut dst).unwrap();
     assert!(dst == payload);
 }
 
@@ -114,7 +119,7 @@ fn stripes_do_with_the_connections_that_there_are() {
     let client = rig.client_with(options(1 << 20)).unwrap();
     let payload = pattern(WHOLE, 3);
     let (done, took) =
-        timed(|| (0..3).try_for_each(|_| client.write(TOKEN, GRANT.extent_offset, &payload)));
+        timed(|| (0..3).try_for_each(|_| client.write(TOKEN, GRANT.extent.offset, &payload)));
     done.unwrap();
     assert!(payload_in(&rig.memory) == payload && took.within(5_000), "{took}");
     assert_eq!(connections(&rig), 2);
@@ -193,7 +198,7 @@ fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
     for late in 0..4 {
         let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
         let held = Arc::new(AtomicBool::new(true));
-        let at = GRANT.extent_offset + (late * STRIPE) as u64;
+        let at = GRANT.extent.offset + (late * STRIPE) as u64;
         let access = Arc::new(Holding { at, held: held.clone() });
         let (any, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
         let agent =
@@ -277,13 +282,13 @@ fn read_meanwhile(meanwhile: impl FnOnce(&AnonMemory)) -> (Vec<u8>, Result<(), U
     let expect = Expect {
         key: Some(key()),
         epoch: Some(GRANT.epoch),
-        payload_base: GRANT.extent_offset,
-        bytes_total: GRANT.extent_len,
+        payload_base: GRANT.extent.offset,
+        bytes_total: GRANT.extent.len,
     };
     let reader = spawn_named("reader", move || {
         let (mut reading, mut dst) = (Reading::new(GRANT.header_off, expect), vec![0; WHOLE]);
         client.post(0, &mut reading.chain(&mut dst)).unwrap();
-        let arena = Region { offset: GRANT.extent_offset, len: GRANT.extent_len };
+        let arena = Region { offset: GRANT.extent.offset, len: GRANT.extent.len };
         (dst, reading.judge(&arena))
     })
     .unwrap();
@@ -302,7 +307,7 @@ fn i7_a_striped_read_is_not_believed_if_the_object_is_retired_before_its_last_st
     assert!(bytes == pattern(WHOLE, 5) && judged.is_ok(), "{judged:?}");
     let (_, judged) = read_meanwhile(|memory| {
         memory.store(GRANT.header_off + OWNER_OFF, word(0, GRANT.epoch)).unwrap();
-        memory.write(GRANT.extent_offset, &vec![0xdd; WHOLE]).unwrap();
+        memory.write(GRANT.extent.offset, &vec![0xdd; WHOLE]).unwrap();
     });
     assert_eq!(judged, Err(Unreadable::Gone));
 }

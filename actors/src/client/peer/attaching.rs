@@ -19,9 +19,8 @@ use nkv_store::reader::Reader;
 use nkv_store::{KeyHasher, Memory, Stripes};
 use nkv_transport::Alive;
 use nkv_transport::fabric::{Answer, FabricConfig};
-use nkv_transport::local::LocalVerbs;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
-use nkv_transport::shm::ShmVerbs;
+use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, take_descriptor, write_frame};
@@ -227,7 +226,7 @@ impl Attaching {
         let (id, term) = l.attach(self.producer, self.gates(&path));
         self.plans.obey(&path.obeyed, term);
         let (memory, alive) = (l.memory(), l.alive());
-        let verbs = LocalVerbs::new(memory.clone(), alive.clone()).with_stripes(self.stripes());
+        let verbs = MappedVerbs::local(memory.clone(), alive.clone()).with_stripes(self.stripes());
         let mapped = Heap::open(memory).ok().as_ref().and_then(|heap| self.reader(heap));
         path.mapped = mapped.map(|reader| (reader, l.pin_table(id)));
         let link = Link::Local(l, id);
@@ -259,7 +258,7 @@ impl Attaching {
             }
         };
         let alive = Alive::new();
-        let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
+        let verbs = MappedVerbs::shm(heap.memory().clone(), alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
         path.mapped = self.reader(&heap).map(|reader| (reader, table));
         Ok(Some(self.linked(stream, Arc::new(verbs), alive, path)))

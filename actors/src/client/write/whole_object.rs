@@ -97,12 +97,12 @@ impl PostObserver for InFlightGates<'_> {
 
 /// The writes of a plan; Internal if the plan was granted for another size.
 fn fitting((plan, value): &WholeObject<'_>) -> Result<Publication> {
-    let meta = &plan.desc.meta;
-    if value.len() as u64 != meta.bytes_total || meta.bytes_total > plan.desc.extent_len {
+    let object = &plan.desc.meta.object;
+    if value.len() as u64 != object.bytes_total || object.bytes_total > object.extent.len {
         return Err(Error::internal(format!(
             "a plan of {} bytes in an extent of {} was granted for {} bytes of key {}",
-            meta.bytes_total,
-            plan.desc.extent_len,
+            object.bytes_total,
+            object.extent.len,
             value.len(),
             plan.key
         )));

@@ -89,22 +89,22 @@ impl WritePlan {
 
     /// Number of pages.
     pub fn n_pages(&self) -> u32 {
-        self.desc().map_or(0, |d| d.meta.n_pages)
+        self.desc().map_or(0, |d| d.meta.object.n_pages())
     }
 
     /// Bytes per page; the last one may be shorter.
     pub fn page_bytes(&self) -> u32 {
-        self.desc().map_or(0, |d| d.meta.page_bytes)
+        self.desc().map_or(0, |d| d.meta.object.page_bytes)
     }
 
     /// Writes one page. Pages may come in any order, from any thread.
     pub fn write_page(&self, index: u32, page: &[u8]) -> Result<()> {
-        let m = &self.state()?.desc.meta;
-        if index >= m.n_pages {
-            return Err(Error::invalid(format!("page {index} of {}", m.n_pages)));
+        let object = &self.state()?.desc.meta.object;
+        if index >= object.n_pages() {
+            return Err(Error::invalid(format!("page {index} of {}", object.n_pages())));
         }
-        let offset = u64::from(index) * u64::from(m.page_bytes);
-        let len = u64::from(m.page_bytes).min(m.bytes_total - offset);
+        let offset = u64::from(index) * u64::from(object.page_bytes);
+        let len = u64::from(object.page_bytes).min(object.bytes_total - offset);
         if page.len() as u64 != len {
             return Err(Error::invalid(format!(
                 "page {index} has {len} bytes, {} were given",
@@ -117,7 +117,7 @@ impl WritePlan {
     /// Writes bytes at an offset of the object.
     pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let p = self.state()?;
-        let total = p.desc.meta.bytes_total;
+        let total = p.desc.meta.object.bytes_total;
         let len = bytes.len() as u64;
         if offset.checked_add(len).is_none_or(|end| end > total) {
             return Err(Error::invalid(format!(

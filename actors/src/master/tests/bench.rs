@@ -4,6 +4,7 @@
 use crate::actor::{ActorAddr, Reply};
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
+use crate::message::ObjectDesc;
 use crate::message::{
     ExportedMemory, KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef,
     PutOptions, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent,
@@ -12,6 +13,7 @@ use crate::message::{
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
 use nkv_store::SegmentLayout;
+use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock, ManualClock};
 use nkv_store::layout::Region;
 use nkv_transport::wire::Address;
@@ -96,18 +98,18 @@ pub(super) fn extent_of(slot: u32) -> u64 {
 
 pub(super) fn live(slot: u32, epoch: u32, k: &str) -> SlotEntry {
     let what = SlotContent::Live {
+        object: ObjectDesc {
+            extent: Extent { offset: extent_of(slot), len: UNIT },
+            bytes_total: UNIT,
+            page_bytes: 4096,
+        },
         key: key(k),
-        extent_offset: extent_of(slot),
-        extent_len: UNIT,
-        bytes_total: UNIT,
-        page_bytes: 4096,
-        n_pages: 1,
     };
     SlotEntry { slot, epoch, what }
 }
 
 pub(super) fn held(slot: u32, epoch: u32) -> SlotEntry {
-    let what = SlotContent::Held { extent_offset: extent_of(slot), extent_len: UNIT };
+    let what = SlotContent::Held(Extent { offset: extent_of(slot), len: UNIT });
     SlotEntry { slot, epoch, what }
 }
 

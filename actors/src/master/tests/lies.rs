@@ -5,12 +5,14 @@ use super::bench::{
     Bench, Rank, SLOTS, UNIT, done, extent_of, held, info, key, live, opening, term,
 };
 use crate::ErrorKind;
+use crate::message::ObjectDesc;
 use crate::message::{
     KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, OwnerToMaster, PlanId,
     PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SlotContent, SlotEntry,
     SlotRef, Term,
 };
 use nkv_store::KeyId;
+use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::layout::Region;
 
@@ -18,18 +20,19 @@ type Forgery = fn(&mut RankInfo);
 
 fn opened(plan: PlanId, slot: u32) -> PlanOpened {
     PlanOpened {
+        object: ObjectDesc {
+            extent: Extent { offset: extent_of(slot), len: UNIT },
+            bytes_total: UNIT,
+            page_bytes: 4096,
+        },
         plan,
         token: 1,
         at: SlotRef { incarnation: 101, slot, epoch: 1 },
-        extent_offset: extent_of(slot),
-        extent_len: UNIT,
         key: key("k"),
         producer: 7,
         request: 1,
         item: 0,
         deadline_ms: 100,
-        bytes_total: UNIT,
-        page_bytes: 4096,
     }
 }
 
@@ -124,24 +127,22 @@ async fn scene() -> (Bench, Vec<Rank>, u64) {
 async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
     let now = Term { number: 1, master: 50 };
     let to_come = PlanId { term: now, seq: u64::MAX };
-    let far = |offset, len| SlotContent::Held { extent_offset: offset, extent_len: len };
+    let far = |offset, len| SlotContent::Held(Extent { offset, len });
     let long = KeyBytes::from(vec![7; MAX_KEY_BYTES + 1]);
     let named = SlotContent::Live {
+        object: ObjectDesc {
+            extent: Extent { offset: extent_of(0), len: UNIT },
+            bytes_total: 1,
+            page_bytes: 1,
+        },
         key: long,
-        extent_offset: extent_of(0),
-        extent_len: UNIT,
-        bytes_total: 1,
-        page_bytes: 1,
-        n_pages: 1,
     };
     let logged = LogObjectEntry {
+        object: ObjectDesc::at(0, u64::MAX, 0),
         key: key("l"),
         id: KeyId { hash: 1, check: 2 },
         slot: 0,
         epoch: 1,
-        payload_off: 0,
-        bytes_total: u64::MAX,
-        page_bytes: 0,
     };
     let lies: Vec<(&str, Vec<SlotEntry>)> = vec![
         ("a slot at the end of numbers", vec![entry(u32::MAX, SlotContent::Free)]),

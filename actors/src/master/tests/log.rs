@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
+use crate::message::ObjectDesc;
 use crate::message::{
     LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, PlanRef, RankInfo, Request,
     Response, SeenView, Selection, SlotRef, Term,
@@ -91,13 +92,11 @@ async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
 
 fn in_log(k: &str) -> LogObjectEntry {
     LogObjectEntry {
+        object: ObjectDesc::at(extent_of(0) - 8 * UNIT, 100, 4096),
         key: key(k),
         id: HASHER.id(k.as_bytes()),
         slot: 3,
         epoch: 1,
-        payload_off: extent_of(0) - 8 * UNIT,
-        bytes_total: 100,
-        page_bytes: 4096,
     }
 }
 

@@ -66,7 +66,7 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
         r.sends(OwnerToMaster::Freed(vec![at])).await;
         let third = bench.open(3, "other", 0).await.unwrap();
         assert_ne!(third.meta.at.slot, second.meta.at.slot);
-        assert_ne!(third.meta.payload_off, second.meta.payload_off);
+        assert_ne!(third.meta.object.payload_off(), second.meta.object.payload_off());
     }
 }
 
@@ -99,7 +99,10 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
         .await;
     assert!(!removal.is_finished(), "its owner has not cleared LIVE yet");
     let other = bench.open(2, "other", 1).await.unwrap().meta;
-    assert_ne!((other.at.slot, other.payload_off), (stored.slot, plan.extent_offset));
+    assert_ne!(
+        (other.at.slot, other.object.payload_off()),
+        (stored.slot, plan.object.payload_off())
+    );
     r.sends(OwnerToMaster::Retired(vec![stored])).await;
     ranks[0].drain().await;
     done(removal.await.unwrap()).unwrap();

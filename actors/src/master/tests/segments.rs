@@ -207,7 +207,10 @@ async fn a_waiting_open_is_not_overtaken_at_its_segment_and_others_are_placed_el
     assert!(!large.is_finished() && !behind.is_finished(), "room for it, but not its turn");
     ranks[0].sends(OwnerToMaster::Freed(vec![go.meta.at])).await;
     let large = granted(large.await.unwrap()).unwrap();
-    assert_eq!((large.meta.at.incarnation, large.meta.payload_off), (100, (1 << 20) + UNIT));
+    assert_eq!(
+        (large.meta.at.incarnation, large.meta.object.payload_off()),
+        (100, (1 << 20) + UNIT)
+    );
     ranks[0].sends(OwnerToMaster::Freed(vec![keep.meta.at])).await;
     assert_eq!(granted(behind.await.unwrap()).unwrap().meta.at.incarnation, 100);
 }

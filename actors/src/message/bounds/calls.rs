@@ -2,6 +2,7 @@
 
 use super::{key, list, refuse, time};
 use crate::error::{Error, Result};
+use crate::message::ObjectDesc;
 use crate::message::{
     KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, PlanDesc, Request, Response, Settings,
 };
@@ -28,8 +29,9 @@ impl ObjMeta {
     /// Checks that the location is possible in a segment with these slots and payloads.
     pub fn check(&self, layout: &SegmentLayout) -> Result<()> {
         let payloads = layout.payloads();
-        let end = self.payload_off.checked_add(self.bytes_total);
-        let inside = self.payload_off >= payloads.offset
+        let ObjectDesc { extent, bytes_total, .. } = self.object;
+        let end = extent.offset.checked_add(bytes_total);
+        let inside = extent.offset >= payloads.offset
             && end.is_some_and(|end| end <= payloads.offset.saturating_add(payloads.len));
         let named =
             self.at.slot < layout.slots && self.header_off == layout.header_off(self.at.slot);
@@ -37,10 +39,9 @@ impl ObjMeta {
             return Ok(());
         }
         refuse(format!(
-            "an object of {} bytes at {}, slot {} with its header at {}: rank {} has {} slots \
+            "an object of {bytes_total} bytes at {}, slot {} with its header at {}: rank {} has {} slots \
              from {} on and payloads at {payloads:?}",
-            self.bytes_total,
-            self.payload_off,
+            extent.offset,
             self.at.slot,
             self.header_off,
             self.rank,
@@ -53,14 +54,15 @@ impl ObjMeta {
 impl ObjMeta {
     /// Checks that the location is possible in any segment.
     fn check_numbers(&self) -> Result<()> {
-        let end = self.payload_off.checked_add(self.bytes_total);
+        let ObjectDesc { extent, bytes_total, .. } = self.object;
+        let end = extent.offset.checked_add(bytes_total);
         let header_end = self.header_off.checked_add(HEADER_BYTES);
-        if self.bytes_total <= MAX_ARENA_BYTES && end.is_some() && header_end.is_some() {
+        if bytes_total <= MAX_ARENA_BYTES && end.is_some() && header_end.is_some() {
             return Ok(());
         }
         refuse(format!(
-            "an object of {} bytes at {}, its header at {}",
-            self.bytes_total, self.payload_off, self.header_off
+            "an object of {bytes_total} bytes at {}, its header at {}",
+            extent.offset, self.header_off
         ))
     }
 }
@@ -87,17 +89,11 @@ impl PlanDesc {
     /// Checks a plan for an object of `bytes` bytes. Its location is checked with its owner's
     /// segment.
     pub fn check(&self, bytes: u64) -> Result<()> {
-        let m = &self.meta;
-        if u64::from(m.n_pages) != bytes.div_ceil(u64::from(m.page_bytes.max(1))) {
+        let ObjectDesc { extent, bytes_total, .. } = self.meta.object;
+        if bytes_total != bytes || extent.len < bytes || bytes > MAX_ARENA_BYTES {
             return refuse(format!(
-                "a plan of {} pages of {} bytes for {bytes} bytes",
-                m.n_pages, m.page_bytes
-            ));
-        }
-        if m.bytes_total != bytes || self.extent_len < bytes || bytes > MAX_ARENA_BYTES {
-            return refuse(format!(
-                "a plan of {} bytes in an extent of {} where {bytes} were asked for",
-                m.bytes_total, self.extent_len
+                "a plan of {bytes_total} bytes in an extent of {} where {bytes} were asked for",
+                extent.len
             ));
         }
         time("a write TTL", self.write_ttl_ms)

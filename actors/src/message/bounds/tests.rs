@@ -1,6 +1,7 @@
 //! Impossible values, one at a time.
 
 use crate::message::*;
+use nkv_store::arena::Extent;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::{AnonMemory, SegmentLayout};
@@ -45,18 +46,19 @@ fn info() -> RankInfo {
 fn opened() -> PlanOpened {
     let g = layout();
     PlanOpened {
+        object: ObjectDesc {
+            extent: Extent { offset: g.arena.offset, len: 4096 },
+            bytes_total: 4096,
+            page_bytes: 4096,
+        },
         plan: PLAN,
         token: 1,
         at: SlotRef { incarnation: INCARNATION, slot: g.log_slots, epoch: 1 },
-        extent_offset: g.arena.offset,
-        extent_len: 4096,
         key: KeyBytes::from(&b"k"[..]),
         producer: 1,
         request: 1,
         item: 0,
         deadline_ms: 1_000,
-        bytes_total: 4096,
-        page_bytes: 4096,
     }
 }
 
@@ -73,10 +75,10 @@ fn i19_an_owner_takes_no_plan_that_cannot_be() {
         |p| p.at.slot = u32::MAX,
         |p| p.at.slot = 0,
         |p| p.at.epoch = 0,
-        |p| p.extent_offset = 0,
-        |p| p.extent_offset = u64::MAX - 4095,
-        |p| p.extent_len = u64::MAX,
-        |p| p.bytes_total = 4097,
+        |p| p.object.extent.offset = 0,
+        |p| p.object.extent.offset = u64::MAX - 4095,
+        |p| p.object.extent.len = u64::MAX,
+        |p| p.object.bytes_total = 4097,
         |p| p.deadline_ms = u64::MAX,
         |p| p.key = KeyBytes::from(vec![1; MAX_KEY_BYTES + 1]),
     ];
@@ -130,45 +132,39 @@ fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
     let g = layout();
     let at = SlotRef { incarnation: INCARNATION, slot: 5, epoch: 1 };
     let honest = ObjMeta {
+        object: ObjectDesc::at(g.arena.offset, 4097, 4096),
         key: KEY,
         rank: 0,
         at,
         header_off: g.header_off(5),
-        payload_off: g.arena.offset,
-        bytes_total: 4097,
-        page_bytes: 4096,
-        n_pages: 2,
     };
     let check = |meta: &ObjMeta| meta.check(&g);
     check(&honest).unwrap();
     let lies: [fn(&mut ObjMeta); 5] = [
         |m| m.at.slot = u32::MAX,
         |m| m.header_off = 0,
-        |m| m.payload_off = 0,
-        |m| m.payload_off = u64::MAX,
-        |m| m.bytes_total = u64::MAX,
+        |m| m.object.extent.offset = 0,
+        |m| m.object.extent.offset = u64::MAX,
+        |m| m.object.bytes_total = u64::MAX,
     ];
     for (n, lie) in lies.into_iter().enumerate() {
         let mut meta = honest.clone();
         lie(&mut meta);
         assert!(check(&meta).is_err(), "lie {n}");
     }
-    let far = ObjMeta { bytes_total: u64::MAX, ..honest.clone() };
+    let mut far = honest.clone();
+    far.object.bytes_total = u64::MAX;
     assert!(Response::Locations(vec![Ok(far.clone())]).check().is_err());
     assert!(Response::Prefix(vec![honest.clone(), far]).check().is_err());
-    let plan = |meta, extent_len, write_ttl_ms| PlanDesc {
-        plan: PLAN,
-        token: 1,
-        meta,
-        extent_len,
-        write_ttl_ms,
+    let plan = |meta: &ObjMeta, extent_len, write_ttl_ms| {
+        let mut meta = meta.clone();
+        meta.object.extent.len = extent_len;
+        PlanDesc { plan: PLAN, token: 1, meta, write_ttl_ms }
     };
-    plan(honest.clone(), 8192, 100).check(4097).unwrap();
-    assert!(plan(honest.clone(), 8192, 100).check(4096).is_err(), "of another size");
-    assert!(plan(honest.clone(), 4096, 100).check(4097).is_err(), "in too short an extent");
-    assert!(plan(honest.clone(), 8192, u64::MAX).check(4097).is_err(), "for ever");
-    let pages = ObjMeta { n_pages: u32::MAX, ..honest };
-    assert!(plan(pages, 8192, 100).check(4097).is_err(), "in pages that it does not have");
+    plan(&honest, 8192, 100).check(4097).unwrap();
+    assert!(plan(&honest, 8192, 100).check(4096).is_err(), "of another size");
+    assert!(plan(&honest, 4096, 100).check(4097).is_err(), "in too short an extent");
+    assert!(plan(&honest, 8192, u64::MAX).check(4097).is_err(), "for ever");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::content::Stream;
 use crate::report::Report;
 use nkv::message::{ObjMeta, SlotRef};
 use nkv::{Error, ErrorKind};
+use nkv_store::object::ObjectDesc;
 use nkv_store::{KeyHasher, KeyId};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -72,14 +73,11 @@ impl Blocks for Pretended {
 
 fn meta(id: KeyId) -> ObjMeta {
     ObjMeta {
+        object: ObjectDesc::at(0, BLOCK as u64, BLOCK as u32),
         key: id,
         rank: 0,
         at: SlotRef { incarnation: 1, slot: 0, epoch: 1 },
         header_off: 0,
-        payload_off: 0,
-        bytes_total: BLOCK as u64,
-        page_bytes: BLOCK as u32,
-        n_pages: 1,
     }
 }
 

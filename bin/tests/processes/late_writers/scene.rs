@@ -179,7 +179,8 @@ pub fn try_to_stop(
     let key = format!("late/{version}");
     let plan = writer.open(&key, (LARGE_BYTES, LARGE_BYTES), rank, version);
     let value = content::bytes(key.as_bytes(), version, LARGE_BYTES as usize);
-    let (first, last) = (plan.meta.payload_off, plan.meta.payload_off + LARGE_BYTES - 8);
+    let (first, last) =
+        (plan.meta.object.payload_off(), plan.meta.object.payload_off() + LARGE_BYTES - 8);
     let right = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("a word"));
     let (first_word, last_word) = (right(0), right(LARGE_BYTES as usize - 8));
     writer.send("write 0");

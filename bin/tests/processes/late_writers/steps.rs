@@ -177,7 +177,7 @@ impl Writer {
     fn raw(&mut self) -> Result<String> {
         let desc = self.last.as_ref().ok_or_else(no_plan)?;
         let own = own_verbs(&self.client, &self.job, self.transport, desc.meta.at.incarnation)?;
-        let mut ops = [Op::Write { offset: desc.meta.payload_off, src: &self.value }];
+        let mut ops = [Op::Write { offset: desc.meta.object.payload_off(), src: &self.value }];
         own.post(desc.token, &mut ops)?;
         Ok(String::new())
     }

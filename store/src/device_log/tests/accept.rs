@@ -2,15 +2,15 @@
 
 use super::*;
 use crate::layout::{OWNER_OFF, PUBLISH_OFF, flag, word};
-use crate::memory::Export;
+use crate::object::ObjectDesc;
 use crate::object::{producer_fields, ready};
-use std::ptr::NonNull;
+use crate::testkit::MemoryDouble;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A header with arbitrary content, published at a position.
 fn forge(w: &World, p: u64, payload_base: u64, bytes_total: u64) {
     let at = w.layout.header_off(w.layout.slot(p));
-    let fields = producer_fields(key(99), 1, 4096, payload_base, bytes_total);
+    let fields = producer_fields(key(99), &ObjectDesc::at(payload_base, bytes_total, 4096));
     w.memory.write(at, &fields).unwrap();
     w.memory.store(at + PUBLISH_OFF, ready(w.layout.epoch(p).unwrap())).unwrap();
 }
@@ -231,35 +231,17 @@ struct Watched {
     loads: AtomicU64,
 }
 
-impl Memory for Watched {
-    fn len(&self) -> u64 {
-        self.plain.len()
-    }
-    fn export(&self) -> Export {
-        Export::Private
-    }
-    fn host_base(&self) -> Option<NonNull<u8>> {
-        None
+impl MemoryDouble for Watched {
+    fn inner(&self) -> &dyn Memory {
+        &self.plain
     }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         self.loads.fetch_add(1, Ordering::Relaxed);
         self.plain.read(offset, dst)
     }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.plain.write(offset, src)
-    }
     fn load(&self, offset: u64) -> Result<u64, StoreError> {
         self.loads.fetch_add(1, Ordering::Relaxed);
         self.plain.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        self.plain.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.plain.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.plain.fetch_add(offset, add)
     }
 }
 

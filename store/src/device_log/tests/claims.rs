@@ -40,7 +40,7 @@ fn a_position_is_a_slot_at_an_epoch_and_back() {
 fn an_object_larger_than_a_quarter_takes_the_plan_path() {
     let g = layout(18);
     assert_eq!(g.max_claim(), 4 * U);
-    let put = |bytes| LogPut::new(g, key(1), (1, 4096), bytes).map(|put| put.claim_bytes());
+    let put = |bytes| LogPut::new(g, key(1), 4096, bytes).map(|put| put.claim_bytes());
     assert_eq!((put(0), put(1), put(U + 1), put(4 * U)), (Ok(U), Ok(U), Ok(2 * U), Ok(4 * U)));
     assert_eq!(put(4 * U + 1), Err(PlanPath::TooLarge { bytes: 4 * U + 1, max: 4 * U }));
 }
@@ -48,7 +48,7 @@ fn an_object_larger_than_a_quarter_takes_the_plan_path() {
 #[test]
 fn a_full_log_is_left_unclaimed_and_so_is_a_broken_one() {
     let w = world(8);
-    let put = LogPut::new(w.layout, key(1), (1, 4096), 2 * U).unwrap();
+    let put = LogPut::new(w.layout, key(1), 4096, 2 * U).unwrap();
     for unit in 0..=6 {
         assert_eq!(put.room(&w.line()), Ok(unit * U));
         w.memory.fetch_add(BUMP_PTR_OFF, U).unwrap();
@@ -144,7 +144,7 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
         assert_eq!(w.put(name, U).slot(), (3 + name as u32, u32::MAX));
     }
     assert_eq!(w.log.heap_limit(), g.end());
-    let put = LogPut::new(g, key(9), (1, 4096), U).unwrap();
+    let put = LogPut::new(g, key(9), 4096, U).unwrap();
     assert!(matches!(put.room(&w.line()), Err(PlanPath::Full { .. })));
     // A producer that claims nevertheless, with values read before, waits without end and abandons.
     let claim = w.claim(9, U);

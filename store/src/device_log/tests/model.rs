@@ -12,12 +12,11 @@ mod reader;
 
 use super::*;
 use crate::layout::{HEADER_BYTES, OWNER_OFF, epoch_of, flag, low};
-use crate::memory::Export;
 use crate::object::ready;
+use crate::testkit::MemoryDouble;
 use producer::Producer;
 use reader::Reader;
 use std::collections::{BTreeMap, VecDeque};
-use std::ptr::NonNull;
 
 /// One step of the model is one nanosecond.
 const TIMES: LogTimes = LogTimes { quarantine_ns: 120, claim_ttl_ns: 600 };
@@ -97,36 +96,15 @@ impl Stubborn {
     }
 }
 
-impl Memory for Stubborn {
-    fn len(&self) -> u64 {
-        self.plain.len()
-    }
-    fn export(&self) -> Export {
-        Export::Private
-    }
-    fn host_base(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.plain.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.plain.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.plain.load(offset)
+impl MemoryDouble for Stubborn {
+    fn inner(&self) -> &dyn Memory {
+        &self.plain
     }
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
         if self.keeps_live && self.retires(offset, value)? {
             return Ok(());
         }
         self.plain.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.plain.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.plain.fetch_add(offset, add)
     }
 }
 

@@ -97,7 +97,7 @@ fn a_limit_that_no_owner_wrote_is_refused() {
 fn a_log_that_was_restarted_at_every_step_ends_like_any_other() {
     let mut w = world(12);
     for turn in 0..60 {
-        let put = LogPut::new(w.layout, key(turn), (1, 4096), U * (1 + turn % 3)).unwrap();
+        let put = LogPut::new(w.layout, key(turn), 4096, U * (1 + turn % 3)).unwrap();
         if put.room(&w.line()).is_ok() {
             match w.claim(turn, U * (1 + turn % 3)).next(w.line().heap_limit()) {
                 ClaimStep::Write(write) => w.publish(&write, turn, U * (1 + turn % 3)),

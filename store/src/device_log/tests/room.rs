@@ -114,7 +114,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
     let mut now = 0;
     for name in 1..=100 {
         let bytes = 1 + name * 37 % (3 * U);
-        let put = LogPut::new(w.layout, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(w.layout, key(name), 4096, bytes).unwrap();
         // After a skip there is no room for a second claim every time: the next object uses it.
         if put.room(&w.line()).is_ok() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {

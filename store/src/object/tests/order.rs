@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::layout::{CTL_BYTES, EXT_OFF, HEADER_BYTES, MAGIC};
-use crate::memory::{Export, Memory};
+use crate::memory::Memory;
 use crate::op::Op;
-use std::ptr::NonNull;
+use crate::testkit::MemoryDouble;
 use std::sync::Mutex;
 
 #[derive(Debug)]
@@ -25,34 +25,13 @@ impl Recorder {
     }
 }
 
-impl Memory for Recorder {
-    fn len(&self) -> u64 {
-        self.memory.len()
-    }
-    fn export(&self) -> Export {
-        self.memory.export()
-    }
-    fn host_base(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.memory.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.memory.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.memory.load(offset)
+impl MemoryDouble for Recorder {
+    fn inner(&self) -> &dyn Memory {
+        &self.memory
     }
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
         self.stores.lock().unwrap().push((offset, value));
         self.memory.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.memory.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.memory.fetch_add(offset, add)
     }
 }
 
@@ -87,7 +66,7 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
 #[test]
 fn i4_a_producers_verbs_are_fields_then_writing_then_pages_then_ready() {
     let (header, payload) = (4096, 8192);
-    let object = Publication::new((header, 7), KEYS.id(b"k"), (1, 4096), payload, 100);
+    let object = Publication::new((header, 7), KEYS.id(b"k"), &ObjectDesc::at(payload, 100, 4096));
     let bytes = [1; 100];
     let fields = (header, PRODUCER_FIELDS);
     let publish = (header + PUBLISH_OFF, 8);
@@ -110,7 +89,7 @@ fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
     let at = extent(&heap, 0, 1);
     let key = KEYS.id(b"k");
     let header = heap.layout().header_off(0);
-    let object = Publication::new((header, 1), key, (1, 4096), at.offset, 100);
+    let object = Publication::new((header, 1), key, &ObjectDesc::at(at.offset, 100, 4096));
     let run = |ops: &mut [Op<'_>]| ops.iter_mut().for_each(|op| op.run(&**heap.memory()).unwrap());
     slots.open(0, 1, at).unwrap();
     let mut first = object.whole(&[7; 100]);

@@ -70,7 +70,8 @@ fn reports_name_what_is_held_and_skip_what_was_never_used() {
     let gone = put(&mut slots, 6, 1, KEYS.id(b"gone"));
     slots.retire(6, 1, true, 0).unwrap();
     let kinds: Vec<_> = slots.report().map(|r| (r.slot, r.kind, r.extent)).collect();
-    let live = SlotKind::Live { key: KEYS.id(b"k"), bytes_total: 100, page_size: 4096, n_pages: 1 };
+    let object = ObjectDesc { extent: at, bytes_total: 100, page_bytes: 4096 };
+    let live = SlotKind::Live { key: KEYS.id(b"k"), object };
     let open = extent(slots.heap(), 4, 2);
     let wanted =
         [(3, live, Some(at)), (4, SlotKind::Open, Some(open)), (6, SlotKind::Held, Some(gone))];

@@ -145,7 +145,7 @@ fn i13_nothing_is_written_above_the_limit_as_it_is_now() {
     let (across, above) = (w.add(2 * U).unwrap(), w.add(U).unwrap());
     assert_eq!((across, above), (7 * U, 9 * U));
     let g = w.layout;
-    let fields = |p, n| producer_fields(KEYS.id(b"k"), 1, 1, g.payload_off(p), n);
+    let fields = |p, n| producer_fields(KEYS.id(b"k"), &ObjectDesc::at(g.payload_off(p), n, 1));
     let (a, b) = (fields(across, 2 * U), fields(above, U));
     let slot = |p| g.header_off(g.slot(p));
     for (offset, src) in [
@@ -172,7 +172,8 @@ fn i13_a_claim_across_the_end_takes_its_fields_and_dead_and_nothing_else() {
     w.make_room();
     let ClaimStep::Skip(skip) = w.claim(9, 2 * U) else { panic!("it does not wrap") };
     let at = w.layout.header_off(7);
-    let fields = producer_fields(KEYS.id(b"k"), 1, 1, w.layout.payload_off(7 * U), 2 * U);
+    let fields =
+        producer_fields(KEYS.id(b"k"), &ObjectDesc::at(w.layout.payload_off(7 * U), 2 * U, 1));
     w.post(&mut [Op::Write { offset: at, src: &fields }]).unwrap();
     for offset in [LOG_BASE + 7 * U, LOG_BASE] {
         w.refused(Op::Write { offset, src: &[1; 8] });
@@ -198,7 +199,7 @@ fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
     let (expect, new) = (writing(1), ready(1));
     w.refused(Op::CompareSwap { offset: at + PUBLISH_OFF, expect, new, old: 0 });
     for (base, total) in [(x, 2 * U + 1), (x, U), (x, 4 * U), (x, 0), (x + U, U + 1), (0, 2 * U)] {
-        let lie = producer_fields(KEYS.id(b"k"), 1, 1, base, total);
+        let lie = producer_fields(KEYS.id(b"k"), &ObjectDesc::at(base, total, 1));
         let before = w.bytes();
         let ops = &mut [
             Op::Write { offset: at, src: &lie },
@@ -207,7 +208,7 @@ fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
         assert!(w.post(ops).unwrap_err().contains("a header that states"));
         assert!(before == w.bytes());
     }
-    let true_one = producer_fields(KEYS.id(b"k"), 1, 1, x, U + 1);
+    let true_one = producer_fields(KEYS.id(b"k"), &ObjectDesc::at(x, U + 1, 1));
     w.post(&mut [Op::Write { offset: at, src: &true_one }]).unwrap();
     w.post(&mut [Op::Store { offset: at + PUBLISH_OFF, value: dead(1) }]).unwrap();
     w.post(&mut next.publication().whole(&[2; U as usize])).unwrap();

@@ -3,7 +3,7 @@
 
 use super::*;
 use nkv_store::StoreError;
-use nkv_store::memory::Export;
+use nkv_store::testkit::MemoryDouble;
 use nkv_store::threads::spawn_named;
 use std::ptr::NonNull;
 use std::sync::Barrier;
@@ -53,30 +53,12 @@ struct Panics {
     now: AtomicBool,
 }
 
-impl Memory for Panics {
-    fn len(&self) -> u64 {
-        self.memory.len()
-    }
-    fn export(&self) -> Export {
-        Export::Private
+impl MemoryDouble for Panics {
+    fn inner(&self) -> &dyn Memory {
+        &self.memory
     }
     fn host_base(&self) -> Option<NonNull<u8>> {
         self.memory.host_base()
-    }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.memory.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.memory.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.memory.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        self.memory.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.memory.compare_swap(offset, expect, new)
     }
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
         let found = self.memory.fetch_add(offset, add);

@@ -2,9 +2,9 @@
 //! fallback, and the error text. No GPU's memory has been registered yet.
 
 use super::*;
-use nkv_store::{Export, StoreError};
+use nkv_store::Export;
+use nkv_store::testkit::MemoryDouble;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 
 /// Host memory that is exported as a GPU's, at this address.
 #[derive(Debug)]
@@ -23,33 +23,12 @@ impl Vram {
     }
 }
 
-impl Memory for Vram {
-    fn len(&self) -> u64 {
-        self.memory.len()
+impl MemoryDouble for Vram {
+    fn inner(&self) -> &dyn Memory {
+        &self.memory
     }
     fn export(&self) -> Export {
         Export::DmaBuf { fd: self.buffer.as_raw_fd(), offset: 0, address: self.address }
-    }
-    fn host_base(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.memory.read(offset, dst)
-    }
-    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.memory.write(offset, src)
-    }
-    fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.memory.load(offset)
-    }
-    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        self.memory.store(offset, value)
-    }
-    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        self.memory.compare_swap(offset, expect, new)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.memory.fetch_add(offset, add)
     }
 }
 

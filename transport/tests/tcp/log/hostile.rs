@@ -3,6 +3,7 @@
 use super::*;
 use crate::raw::{FETCH_ADD, REFUSED, STORE, WRITE, request};
 use nkv_store::layout::{state, word};
+use nkv_store::object::ObjectDesc;
 use nkv_store::object::producer_fields;
 
 #[test]
@@ -79,7 +80,7 @@ fn i13_i19_a_header_that_lies_ends_its_connection_and_settles_nobody_elses_claim
     let mine = place(&*client, ONE, &rig, 1, 4096);
     let others = place(&*client, TWO, &rig, 2, 4096);
     let at = g.header_off(mine.slot().0);
-    let lie = producer_fields(key(1), 1, 1, mine.payload_base(), 3 * 4096);
+    let lie = producer_fields(key(1), &ObjectDesc::at(mine.payload_base(), 3 * 4096, 1));
     let mut peer = rig.raw();
     let dead = (STORE, at + PUBLISH_OFF, word(state::DEAD, 1), 0);
     let mut bytes = request(1, ONE, &[(WRITE, at, lie.len() as u64, 0), dead]);

@@ -124,7 +124,7 @@ impl Producer {
         let mix = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let bytes = 1 + mix % (5 * self.layout.unit());
         let name = self.token << 32 | turn;
-        let put = LogPut::new(self.layout, key(name), (1, 4096), bytes).unwrap();
+        let put = LogPut::new(self.layout, key(name), 4096, bytes).unwrap();
         let n = put.claim_bytes();
         let p = self.client.fetch_add(self.token, BUMP_PTR_OFF, n).unwrap();
         let mut claim = put.claimed(p);
@@ -191,7 +191,7 @@ fn start(
         (0..CLAIMS_EACH - 10).for_each(|turn| producer.one(turn));
         // Then it dies: some claims without a header, some with one.
         for turn in 0..10 {
-            let put = LogPut::new(layout, key(token << 40 | turn), (1, 4096), 300).unwrap();
+            let put = LogPut::new(layout, key(token << 40 | turn), 4096, 300).unwrap();
             let n = put.claim_bytes();
             let p = producer.client.fetch_add(token, BUMP_PTR_OFF, n).unwrap();
             producer.fates.push((p, n, Fate::Left));

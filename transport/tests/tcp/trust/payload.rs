@@ -108,7 +108,7 @@ fn small_payloads_that_are_refused_or_read_before_a_change_leave_the_connection_
     grants.open(TOKEN, GRANT);
     let agent = guarded_with_access(AgentLimits::default(), grants);
     let client = agent.connect(knows("the right secret")).unwrap();
-    let inside = GRANT.extent_offset;
+    let inside = GRANT.extent.offset;
     for round in 1..=3u8 {
         let outside = SEGMENT_BYTES - 256;
         let mut refused = [

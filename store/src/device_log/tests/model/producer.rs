@@ -230,7 +230,7 @@ impl Model {
 
     fn put_of(&self, i: usize) -> LogPut {
         let Producer { key, bytes, .. } = self.producers[i];
-        LogPut::new(self.w.layout, key, (1, 4096), bytes).unwrap()
+        LogPut::new(self.w.layout, key, 4096, bytes).unwrap()
     }
 
     fn add(&mut self, i: usize, put: LogPut, ticket: Option<Ticket>) -> Life {

@@ -52,9 +52,9 @@ impl Model {
             Reader::Copying(reader) if !self.dice.one_in(reader.pace) => Reader::Copying(reader),
             Reader::Copying(mut reader) => {
                 let done = reader.copy.len() as u64;
-                if done < reader.at.bytes_total {
-                    let mut page = vec![0; (reader.at.bytes_total - done).min(U) as usize];
-                    self.w.memory.read(reader.at.payload_base + done, &mut page).unwrap();
+                if done < reader.at.object.bytes_total {
+                    let mut page = vec![0; (reader.at.object.bytes_total - done).min(U) as usize];
+                    self.w.memory.read(reader.at.object.payload_off() + done, &mut page).unwrap();
                     reader.copy.extend(page);
                     Reader::Copying(reader)
                 } else {
@@ -107,8 +107,8 @@ impl Model {
         let expect = Expect {
             key: Some(at.key),
             epoch: Some(at.epoch),
-            payload_base: at.payload_base,
-            bytes_total: at.bytes_total,
+            payload_base: at.object.payload_off(),
+            bytes_total: at.object.bytes_total,
         };
         if validate(&before, &expect, &self.w.layout.region()).is_err() {
             self.met.rejected += 1;
