@@ -2,8 +2,9 @@
 //! messages to its actors. Run it with `cargo run --example embed`. It reads back everything that
 //! it stores, and leaves nothing behind.
 
+use nkv::PutOptions;
 use nkv::actors::{Ask, GetGauges};
-use nkv::message::{PutOptions, Request, Response};
+use nkv::message::{Request, Response};
 use nkv::{Client, Node, NodeConfig};
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ async fn put_and_get(client: &Client) -> nkv::Result<()> {
 /// Writes an object page by page, in any order, as a prefill worker produces it. No client can read
 /// it before it is published.
 async fn write_in_pages(client: &Client) -> nkv::Result<()> {
-    let opts = PutOptions { page_bytes: PAGE_BYTES, ..PutOptions::default() };
+    let opts = PutOptions::default().page_bytes(PAGE_BYTES);
     let bytes_total = u64::from(PAGE_BYTES) * u64::from(PAGES);
     let plan = client.open_for_write(b"layers", bytes_total, &opts).await?;
     for page in (0..PAGES).rev() {

@@ -7,8 +7,8 @@
 pub use nkv_actors::{
     AttachedTo, Blocking, Bytes, Client, ClientConfig, Cluster, Credentials, DrainReport, Ended,
     Environment, Error, ErrorKind, MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView,
-    PublishError, Result, Secret, SecretError, SegmentStatus, StartError, TransportChoice,
-    WritePlan, message,
+    PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
+    TransportChoice, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};
 pub use nkv_transport::wire::Address;

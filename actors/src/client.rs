@@ -23,6 +23,7 @@ mod peers;
 pub(crate) mod plans;
 pub mod producer;
 pub(crate) mod put_log;
+mod put_options;
 mod read;
 mod segments;
 mod shared;
@@ -34,6 +35,7 @@ pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
+pub use put_options::PutOptions;
 pub use shared::Shared;
 pub use view::ObjectView;
 pub use write::{PublishError, WritePlan};
@@ -247,13 +249,15 @@ impl Client {
         let info = self.rank_info(incarnation).await?;
         let actor = self.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
         self.shared.waits();
-        match actor.call(Attach(info.clone()), self.limit()).await {
+        let rank = info.rank;
+        let attached = match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.
-            Err(e) if e.kind == crate::ErrorKind::Internal => {
-                actor.call(Attach(info), self.limit()).await?
+            Err(e) if e.kind() == crate::ErrorKind::Internal => {
+                actor.call(Attach(info), self.limit()).await
             }
-            other => other?,
-        }
+            other => other,
+        };
+        attached.and_then(|peer| peer).map_err(|e| e.at_rank(rank))
     }
 
     async fn rank_info(&self, incarnation: u64) -> Result<RankInfo> {
@@ -335,6 +339,11 @@ fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
 
 pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
     list.into_iter().next().unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
+}
+
+/// Each error with the key of its item.
+pub(crate) fn about_keys<T>(results: Vec<Result<T>>, keys: &[&[u8]]) -> Vec<Result<T>> {
+    results.into_iter().zip(keys).map(|(r, key)| r.map_err(|e| e.about(key))).collect()
 }
 
 pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {

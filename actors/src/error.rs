@@ -1,15 +1,18 @@
 //! The one error type of every fallible call: its kind says what the caller can do, its message
 //! names the key, rank and numbers involved.
 
+use crate::message::KeyBytes;
 use nkv_store::StoreError;
 use nkv_transport::TransportError;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Makes the kinds, and the sentences about each, from one table: the documentation of a kind is
 /// what [`ErrorKind::meaning`] and [`ErrorKind::what_to_do`] return.
 macro_rules! kinds {
     ($($kind:ident: $meaning:literal, $what_to_do:literal;)+) => {
         /// What the caller can do about it.
+        #[non_exhaustive]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum ErrorKind {
             $(#[doc = $meaning] #[doc = $what_to_do] $kind,)+
@@ -58,13 +61,20 @@ impl std::fmt::Display for ErrorKind {
 }
 
 /// The error of every public call.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{kind}: {message}")]
-pub struct Error {
-    /// What the caller can do.
-    pub kind: ErrorKind,
-    /// What happened, with key, rank and numbers.
-    pub message: String,
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+// Boxed, so that a result of the fast paths stays small.
+pub struct Error(Box<Inner>);
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    rank: Option<u32>,
+    // The caller knows its keys: they do not travel back to it.
+    #[serde(skip)]
+    key: Option<KeyBytes>,
+    #[serde(skip)]
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// Result of every public call.
@@ -73,7 +83,52 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of a kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self(Box::new(Inner { kind, message: message.into(), rank: None, key: None, source: None }))
+    }
+
+    /// What the caller can do.
+    #[inline]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What happened, with key, rank and numbers.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The key that the failed operation was about, if it was about one.
+    pub fn key(&self) -> Option<&[u8]> {
+        self.0.key.as_deref()
+    }
+
+    /// The rank that the failed operation needed, if it failed at one.
+    pub fn rank(&self) -> Option<u32> {
+        self.0.rank
+    }
+
+    /// The same error, about this key, unless it is about one already.
+    pub(crate) fn about(mut self, key: &[u8]) -> Self {
+        self.0.key.get_or_insert_with(|| KeyBytes::from(key));
+        self
+    }
+
+    /// The same error, at this rank, unless it is at one already.
+    pub(crate) fn at_rank(mut self, rank: u32) -> Self {
+        self.0.rank.get_or_insert(rank);
+        self
+    }
+
+    /// The same error with another message.
+    pub(crate) fn with_message(mut self, message: String) -> Self {
+        self.0.message = message;
+        self
+    }
+
+    fn caused_by(kind: ErrorKind, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        let mut error = Self::new(kind, source.to_string());
+        error.0.source = Some(Arc::new(source));
+        error
     }
 
     /// The error of every call on a closed handle.
@@ -81,6 +136,44 @@ impl Error {
         Self::disconnected("this handle is closed, and its clones with it: connect once more")
     }
 }
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.0.kind, self.0.message)
+    }
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { kind, message, rank, key, source } = &*self.0;
+        let mut shown = f.debug_struct("Error");
+        shown.field("kind", kind).field("message", message);
+        let context = [("rank", rank as &dyn std::fmt::Debug), ("key", key), ("source", source)];
+        let there = [rank.is_some(), key.is_some(), source.is_some()];
+        for ((name, value), _) in context.into_iter().zip(there).filter(|(_, there)| *there) {
+            shown.field(name, value);
+        }
+        shown.finish()
+    }
+}
+
+impl std::error::Error for Error {
+    /// The error of a lower layer, whose text the message contains. It stays in the process in
+    /// which it happened.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as _)
+    }
+}
+
+// Without the source: two errors that say the same are equal.
+impl PartialEq for Inner {
+    fn eq(&self, other: &Self) -> bool {
+        let told = |e: &Self| (e.kind, e.rank, e.key.clone());
+        told(self) == told(other) && self.message == other.message
+    }
+}
+
+impl Eq for Inner {}
 
 macro_rules! constructors {
     ($($name:ident => $kind:ident),+ $(,)?) => {
@@ -114,7 +207,7 @@ impl From<StoreError> for Error {
             | StoreError::BadSegment(_)
             | StoreError::Os { .. } => ErrorKind::Internal,
         };
-        Self::new(kind, e.to_string())
+        Self::caused_by(kind, e)
     }
 }
 
@@ -130,6 +223,29 @@ impl From<TransportError> for Error {
             TransportError::OutOfBounds(_) => ErrorKind::InvalidArgument,
             _ => ErrorKind::Internal,
         };
-        Self::new(kind, e.to_string())
+        Self::caused_by(kind, e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, ErrorKind};
+    use nkv_transport::TransportError;
+    use std::error::Error as _;
+
+    #[test]
+    fn an_error_names_kind_message_key_rank_and_cause_and_travels_without_key_and_cause() {
+        let cause = TransportError::Timeout("1500 ms".to_string());
+        let error = Error::from(cause).about(b"k").about(b"other").at_rank(3).at_rank(4);
+        assert_eq!(
+            (error.kind(), error.key(), error.rank()),
+            (ErrorKind::Timeout, Some(&b"k"[..]), Some(3))
+        );
+        assert!(error.source().is_some_and(|cause| cause.is::<TransportError>()));
+        assert_eq!(error.to_string(), format!("Timeout: {}", error.message()));
+        let there: Error = bincode::deserialize(&bincode::serialize(&error).unwrap()).unwrap();
+        assert_eq!((there.message(), there.rank(), there.key()), (error.message(), Some(3), None));
+        assert!(there.source().is_none());
+        assert_eq!(size_of::<super::Result<usize>>(), 16);
     }
 }

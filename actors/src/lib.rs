@@ -35,7 +35,8 @@ pub mod uplink;
 
 pub use bytes::Bytes;
 pub use client::{
-    Blocking, Client, ClientConfig, ObjectView, PublishError, TransportChoice, WritePlan,
+    Blocking, Client, ClientConfig, ObjectView, PublishError, PutOptions, TransportChoice,
+    WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

@@ -145,9 +145,9 @@ impl Membership {
                         let (e, answered) = self.serve((stream, confirm), silence, &state).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
-                        e.message
+                        e.message().to_string()
                     }
-                    Err(e) => e.message,
+                    Err(e) => e.message().to_string(),
                 },
                 Err(JoinError::Refused(Refusal::Gone { .. })) => {
                     state.send_replace(LinkState::Gone);
@@ -225,7 +225,7 @@ impl Membership {
                 Ok(Ok((stream, Welcome::Rank { term, settings, confirm }))) => {
                     match settings.check() {
                         Ok(()) => return Ok((stream, (term, settings, confirm))),
-                        Err(e) => last = format!("{address} welcomed a join with {}", e.message),
+                        Err(e) => last = format!("{address} welcomed a join with {}", e.message()),
                     }
                 }
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
@@ -293,7 +293,7 @@ impl Membership {
             {
                 return Error::disconnected(format!(
                     "the master sent an impossible frame: {}",
-                    e.message
+                    e.message()
                 ));
             }
             match frame {

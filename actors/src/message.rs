@@ -103,19 +103,6 @@ pub struct PlanDesc {
     pub write_ttl_ms: u64,
 }
 
-/// Options of a put.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutOptions {
-    /// Rank that should own the object, in any of its segments; by hash of the key if absent.
-    pub preferred_rank: Option<u32>,
-    /// Bytes per page; if 0, those that rank 0 was started with (256 KiB by default).
-    pub page_bytes: u32,
-    /// Whether the object may go into the owner's device log, without asking the master: true,
-    /// false, or as the handle is configured if absent. Objects larger than a quarter of the log
-    /// take a plan, and so do all objects while the log is full.
-    pub device_alloc: Option<bool>,
-}
-
 /// One object to open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenItem {
@@ -124,8 +111,10 @@ pub struct OpenItem {
     pub key: Vec<u8>,
     /// Logical bytes.
     pub bytes_total: u64,
-    /// Options.
-    pub opts: PutOptions,
+    /// Rank that should own it, in any of its segments; by hash of the key if absent.
+    pub preferred_rank: Option<u32>,
+    /// Bytes per page; 0: those that rank 0 was started with.
+    pub page_bytes: u32,
 }
 
 /// One plan to commit or abort.

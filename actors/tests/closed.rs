@@ -6,7 +6,7 @@ mod embedding;
 
 use embedding::log::{attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually};
-use nkv_actors::message::PutOptions;
+use nkv_actors::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoice};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const POLLS: usize = 50;
 
 fn is_closed_error<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
     let e = done.expect_err(verb);
-    let closed = e.kind == ErrorKind::Disconnected && e.message.contains("is closed");
+    let closed = e.kind() == ErrorKind::Disconnected && e.message().contains("is closed");
     assert!(closed, "{verb}: {e}");
 }
 
@@ -117,7 +117,7 @@ async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
     eventually("what was granted is given back", given_back).await;
     is_free(&other, b"k").await;
     let e = asking.await.unwrap();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
     cluster.stop().await;
 }
 

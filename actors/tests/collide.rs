@@ -7,7 +7,7 @@ mod embedding;
 
 use embedding::log::{at_rest, logged, with_log};
 use embedding::{client_by, config, eventually};
-use nkv_actors::message::PutOptions;
+use nkv_actors::PutOptions;
 use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
 use nkv_store::key::key_hash;
 
@@ -55,8 +55,8 @@ async fn is_alone(cluster: &Cluster, client: &Client, (one, two): (&[u8], &[u8])
     })
     .await;
     assert_eq!(client.get(one).await.unwrap(), ONE);
-    assert_eq!(client.get(two).await.unwrap_err().kind, ErrorKind::NotFound);
-    assert_eq!(client.remove(two).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(two).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(client.remove(two).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(client.get(one).await.unwrap(), ONE, "removed as another key");
 }
 
@@ -65,7 +65,7 @@ async fn are_two(client: &Client, (one, two): (&[u8], &[u8])) {
     assert_eq!(client.get(one).await.unwrap(), ONE);
     assert_eq!(client.get(two).await.unwrap(), TWO);
     client.remove(two).await.unwrap();
-    assert_eq!(client.get(two).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(two).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(client.get(one).await.unwrap(), ONE);
 }
 

@@ -6,8 +6,9 @@ mod embedding;
 
 use embedding::log::{at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually, quarantines_pass, used_is_live};
+use nkv_actors::PutOptions;
 use nkv_actors::actor::{Crash, Freeze};
-use nkv_actors::message::{Existence, PutOptions};
+use nkv_actors::message::Existence;
 use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use std::time::Duration;
 
@@ -90,10 +91,10 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
         client.remove(&key).await.unwrap();
         for _ in 0..3 {
             let e = client.get(&key).await.unwrap_err();
-            assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+            assert_eq!(e.kind(), ErrorKind::NotFound, "turn {turn}: {e}");
         }
         let e = client.remove(&key).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "turn {turn}: {e}");
         let found = cluster.client().exists(&[&key]).await.unwrap();
         assert_eq!(found, [Existence::Absent]);
     }
@@ -102,7 +103,7 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
     eventually("it is listed", async || client.match_prefix(&[b"last"]).await.unwrap().len() == 1)
         .await;
     assert_eq!(client.remove_all().await.unwrap(), 1, "what is listed is counted, in a log, too");
-    assert_eq!(client.get(b"last").await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(b"last").await.unwrap_err().kind(), ErrorKind::NotFound);
     for rank in 0..2 {
         at_rest(&cluster, rank).await;
         assert_eq!(gauges(&cluster, rank).log_objects, 0);
@@ -186,7 +187,7 @@ async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void
     eventually("listed", async || client.list(Some("^k$"), None, 10).await.unwrap().len() == 1)
         .await;
     let e = client.put(b"k", b"x", &PutOptions::default()).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::AlreadyExists, "{e}");
+    assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}");
     at_rest(&cluster, 0).await;
     cluster.stop().await;
 }
@@ -211,7 +212,7 @@ async fn objects_of_a_log_survive_a_panic_of_their_owner_and_of_the_master() {
     client.put(b"after", b"x", &logged(0)).await.unwrap();
     assert_eq!(client.get(b"after").await.unwrap(), &b"x"[..]);
     client.remove(&[b'p', 7]).await.unwrap();
-    assert_eq!(client.get(&[b'p', 7]).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(&[b'p', 7]).await.unwrap_err().kind(), ErrorKind::NotFound);
     at_rest(&cluster, 0).await;
     cluster.stop().await;
 }
@@ -237,7 +238,7 @@ async fn many_producers_claim_at_once_and_every_object_is_whole() {
                         let n = 1_000 + ((i / 2) as usize * 37) % 9_000;
                         assert_eq!(v, bytes(n, seed), "{back}");
                     }
-                    Err(e) => assert_eq!(e.kind, ErrorKind::NotFound, "{e}"),
+                    Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound, "{e}"),
                 }
             }
             got
@@ -264,7 +265,7 @@ async fn a_handle_that_is_configured_so_uses_the_log_without_being_told() {
             r.unwrap();
         }
         assert_eq!(handle.write_counters().by_log, 20);
-        let never = PutOptions { device_alloc: Some(false), ..PutOptions::default() };
+        let never = PutOptions::default().device_alloc(false);
         handle.put(b"planned", b"x", &never).await.unwrap();
         assert_eq!(handle.write_counters().by_plan, 1);
         handle.remove_all().await.unwrap();
@@ -299,7 +300,7 @@ async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_re
         assert_eq!(client.get(&key).await.unwrap(), bytes(4_096, turn));
         client.remove(&key).await.unwrap();
         let e = client.get(&key).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "turn {turn}: {e}");
         assert_eq!(client.exists(&[&key]).await.unwrap(), [Existence::Absent]);
     }
     at_rest(&cluster, 0).await;

@@ -4,7 +4,8 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::message::{Existence, PutOptions};
+use nkv_actors::PutOptions;
+use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ fn config(job: &str) -> NodeConfig {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 fn bytes(n: usize, seed: u8) -> Vec<u8> {
@@ -60,7 +61,7 @@ async fn what_is_put_is_got_from_every_rank() {
             let mut small = vec![0; n.saturating_sub(1)];
             if n > 0 {
                 let e = client.get_into(key.as_bytes(), &mut small).await.unwrap_err();
-                assert_eq!(e.kind, ErrorKind::InvalidArgument);
+                assert_eq!(e.kind(), ErrorKind::InvalidArgument);
             }
         }
     }
@@ -79,14 +80,14 @@ async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap(
     }
     for key in [vec![], vec![1; 1025]] {
         let e = client.put(&key, b"v", &none).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::InvalidArgument);
-        assert_eq!(client.get(&key).await.unwrap_err().kind, ErrorKind::InvalidArgument);
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(client.get(&key).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     used_is_live(&cluster).await;
     let whole = bytes(8 << 20, 3);
     round_trip(&client, b"whole", &whole, &none).await;
     let e = client.put(b"more", &bytes((8 << 20) + 1, 0), &none).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
     cluster.stop().await;
 }
 
@@ -110,14 +111,14 @@ async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     a.put(b"k", b"one", &on(1)).await.unwrap();
     let e = b.put(b"k", b"two", &on(0)).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::AlreadyExists);
+    assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     let meta = b.get_location(b"k").await.unwrap();
     a.remove(b"k").await.unwrap();
-    assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(b.get(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
     let mut buf = [0; 8];
     let stale = b.read_into(&meta, &mut buf).await.unwrap_err();
-    assert_eq!(stale.kind, ErrorKind::NotFound, "an old location is no way in");
-    assert_eq!(a.remove(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(stale.kind(), ErrorKind::NotFound, "an old location is no way in");
+    assert_eq!(a.remove(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
     b.put(b"k", b"three", &on(1)).await.unwrap();
     assert_eq!(a.get(b"k").await.unwrap(), &b"three"[..]);
     used_is_live(&cluster).await;
@@ -129,25 +130,25 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     let cluster = Cluster::start(2, config("plans")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let value = bytes(1_000_000, 9);
-    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 65_536, ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(1).page_bytes(65_536);
     let plan = a.open_for_write(b"k", value.len() as u64, &opts).await.unwrap();
     assert_eq!((plan.n_pages(), plan.page_bytes()), (16, 65_536));
-    assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(b.get(b"k").await.unwrap_err().kind(), ErrorKind::NotReady);
     assert_eq!(b.exists(&[b"k"]).await.unwrap(), [Existence::Writing]);
     let e = b.put(b"k", b"x", &opts).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady);
+    assert_eq!(e.kind(), ErrorKind::NotReady);
     assert!(plan.write_page(16, &[]).is_err() && plan.write_page(0, &[0; 10]).is_err());
     let pages: Vec<_> = value.chunks(65_536).collect();
     for i in (1..16).rev() {
         plan.write_page(i as u32, pages[i]).unwrap();
     }
     let e = a.commit(b"k").await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::InvalidArgument, "a page is missing: {e}");
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "a page is missing: {e}");
     plan.write_page(0, pages[0]).unwrap();
     a.commit(b"k").await.unwrap();
     assert_eq!(b.get(b"k").await.unwrap(), value);
     let late = plan.write_page(0, pages[1]).unwrap_err();
-    assert_eq!(late.kind, ErrorKind::Reclaimed, "[I6] published bytes do not change: {late}");
+    assert_eq!(late.kind(), ErrorKind::Reclaimed, "[I6] published bytes do not change: {late}");
     drop(plan);
     assert_eq!(b.get(b"k").await.unwrap(), value, "a committed plan's drop aborts nothing");
     cluster.stop().await;
@@ -161,7 +162,7 @@ async fn a_plan_that_lacks_bytes_comes_back_in_the_error_and_can_be_published_la
     let plan = client.open_for_write(b"k", 8192, &on(1)).await.unwrap();
     plan.write_from(0, &value[..4096]).unwrap();
     let e = plan.publish().await.unwrap_err();
-    assert_eq!(e.error.kind, ErrorKind::InvalidArgument, "{e}");
+    assert_eq!(e.error.kind(), ErrorKind::InvalidArgument, "{e}");
     assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Writing]);
     let plan = e.plan.expect("it is still open");
     plan.write_from(4096, &value[4096..]).unwrap();
@@ -219,9 +220,9 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let gauges = async || owner.call(nkv_actors::owner::GetGauges, nkv_pace::HANGS).await.unwrap();
     eventually("the plan is reclaimed", async || gauges().await.reclaimed == 1).await;
     let e = unfinished.write_from(4096, &[1; 4096]).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Reclaimed);
+    assert_eq!(e.kind(), ErrorKind::Reclaimed);
     let e = unfinished.publish().await.unwrap_err();
-    assert_eq!(e.error.kind, ErrorKind::Reclaimed, "[I11] {e}");
+    assert_eq!(e.error.kind(), ErrorKind::Reclaimed, "[I11] {e}");
     // READY by hand, as a kernel would, and never committed.
     let ready = a.open_for_write(b"ready", 4096, &on(1)).await.unwrap();
     ready.write_from(0, &bytes(4096, 1)).unwrap();
@@ -257,7 +258,7 @@ async fn a_full_heap_evicts_the_coldest_and_keeps_what_was_read() {
     }
     let o = cluster.node(0).status().owner;
     assert!(o.evictions > 250, "{o:?}");
-    assert_eq!(client.get(&key(1)).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(&key(1)).await.unwrap_err().kind(), ErrorKind::NotFound);
     client.evict_until_below(0.1).await.unwrap();
     eventually("the heap is down to a tenth", async || {
         cluster.node(0).status().owner.heap_used <= (8 << 20) / 10
@@ -293,7 +294,7 @@ async fn batches_and_prefixes() {
     let mut gets: Vec<_> = all.iter().copied().zip(bufs.iter_mut().map(|b| &mut b[..])).collect();
     let got = client.get_many_into(&mut gets).await;
     assert!(got[..40].iter().all(Result::is_ok));
-    assert!(got[40..].iter().all(|r| r.as_ref().unwrap_err().kind == ErrorKind::NotFound));
+    assert!(got[40..].iter().all(|r| r.as_ref().unwrap_err().kind() == ErrorKind::NotFound));
     client.flush().await.unwrap();
     eventually("readers' reports reached the owners", async || {
         cluster.nodes().iter().map(|n| n.status().owner.gets_served).sum::<u64>() == 80
@@ -330,7 +331,7 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
     plan.publish().await.unwrap();
     assert_eq!(client.get(b"pages").await.unwrap(), value);
     client.remove(b"pages").await.unwrap();
-    assert_eq!(client.get(b"pages").await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(b"pages").await.unwrap_err().kind(), ErrorKind::NotFound);
     client.close().await;
     used_is_live(&cluster).await;
     cluster.stop().await;
@@ -390,8 +391,8 @@ async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
     let results = client.put_many(&items, &PutOptions::default()).await;
     assert!(results[0].is_ok() && results[1].is_ok(), "{results:?}");
     let twice = results[2].as_ref().unwrap_err();
-    assert_eq!(twice.kind, ErrorKind::InvalidArgument);
-    assert!(twice.message.contains("stands twice in this batch, at 0 and 2 "), "{twice}");
+    assert_eq!(twice.kind(), ErrorKind::InvalidArgument);
+    assert!(twice.message().contains("stands twice in this batch, at 0 and 2 "), "{twice}");
     assert_eq!(client.get(b"a").await.unwrap(), small);
     assert_eq!(client.get(b"b").await.unwrap(), other);
     used_is_live(&cluster).await;
@@ -428,7 +429,7 @@ async fn i6_a_key_that_is_being_written_can_be_removed_and_its_plan_is_over() {
         plan.write_from(0, &bytes(8192, round)).unwrap();
         cluster.node(1).client().remove(b"k").await.unwrap();
         let e = plan.publish().await.unwrap_err();
-        assert_eq!(e.error.kind, ErrorKind::Reclaimed, "{e}");
+        assert_eq!(e.error.kind(), ErrorKind::Reclaimed, "{e}");
         assert!(e.plan.is_none(), "it has ended");
         assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
     }

@@ -3,8 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use nkv_actors::PutOptions;
 use nkv_actors::actor::{ActorStatus, Crash, Freeze, RESTART_BUDGET};
-use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig};
 use nkv_pace::{HANGS, HANGS_MS, Stopwatch, Took};
@@ -63,7 +63,7 @@ async fn a_frozen_owner_is_seen_within_two_seconds_with_what_it_does_and_thaws()
     let neighbour = actor(node, "evictor").frozen_in.unwrap();
     assert_eq!(neighbour, "another actor holds its thread");
     let e = node.owner().call(GetGauges, Duration::from_millis(100)).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Timeout, "{e}");
     becomes(node, "owner", "running").await;
     becomes(node, "evictor", "running").await;
     let client = cluster.client();
@@ -80,7 +80,7 @@ async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still
     assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
     node.master().unwrap().try_send(Freeze(STANDS)).unwrap();
     let e = client.put(b"new", b"x", &PutOptions::default()).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Timeout, "{e}");
     assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..], "by the location it had seen");
     let reads = client.read_counters();
     assert!(reads.by_index + reads.by_cache > 0, "{reads:?}");

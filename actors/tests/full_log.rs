@@ -5,7 +5,7 @@ mod embedding;
 
 use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, eventually, used_is_live};
-use nkv_actors::message::PutOptions;
+use nkv_actors::PutOptions;
 use nkv_actors::{Cluster, TransportChoice};
 use std::time::Duration;
 

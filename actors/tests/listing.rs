@@ -5,8 +5,9 @@
 mod embedding;
 
 use embedding::eventually;
+use nkv_actors::PutOptions;
 use nkv_actors::actor::Crash;
-use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed, PutOptions};
+use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +23,7 @@ fn config(job: &str) -> NodeConfig {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 /// Waits until no object and no used byte is left, at the master and at the owners.
@@ -108,15 +109,15 @@ async fn i6_what_matches_goes_from_every_rank_with_open_plans_and_nothing_else_d
 
     assert_eq!(b.remove_matching("^run-1/").await.unwrap(), 61);
 
-    assert_eq!(b.read_into(&meta, &mut [0; 64]).await.unwrap_err().kind, ErrorKind::NotFound);
-    assert_eq!(plan.write_from(0, &[1; 4096]).unwrap_err().kind, ErrorKind::Reclaimed);
-    assert_eq!(plan.publish().await.unwrap_err().error.kind, ErrorKind::Reclaimed);
+    assert_eq!(b.read_into(&meta, &mut [0; 64]).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(plan.write_from(0, &[1; 4096]).unwrap_err().kind(), ErrorKind::Reclaimed);
+    assert_eq!(plan.publish().await.unwrap_err().error.kind(), ErrorKind::Reclaimed);
     other.write_from(0, &[2; 4096]).unwrap();
     other.publish().await.unwrap();
     for rank in 0..3 {
         for i in 0..20 {
             let (gone, kept) = (format!("run-1/{rank}/{i}"), format!("run-10/{rank}/{i}"));
-            assert_eq!(a.get(gone.as_bytes()).await.unwrap_err().kind, ErrorKind::NotFound);
+            assert_eq!(a.get(gone.as_bytes()).await.unwrap_err().kind(), ErrorKind::NotFound);
             assert_eq!(a.get(kept.as_bytes()).await.unwrap(), kept.as_bytes());
         }
     }
@@ -147,7 +148,7 @@ async fn what_is_put_beside_a_removal_is_whole_or_absent_and_other_keys_stay() {
                     let key = format!("old/new/{w}/{i}");
                     match client.put(key.as_bytes(), key.as_bytes(), &on(w)).await {
                         Ok(()) => {}
-                        Err(e) => assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}"),
+                        Err(e) => assert_eq!(e.kind(), ErrorKind::Reclaimed, "{e}"),
                     }
                     if stop.load(Ordering::Acquire) {
                         break;
@@ -266,8 +267,8 @@ async fn a_wrong_pattern_is_refused_in_the_words_of_the_regex_crate_and_changes_
     let client = cluster.client();
     client.put(b"k", b"v", &on(0)).await.unwrap();
     let message_of = |e: Error| {
-        assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
-        e.message
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+        e.message().to_string()
     };
     for (pattern, expected) in
         [("k(", "unclosed group"), (r"\w{99999}", "size limit"), ("*", "repetition")]
@@ -307,12 +308,12 @@ async fn i6_with_a_dead_rank_a_removal_says_what_was_confirmed_and_ends_once_the
     })
     .await;
     let e = second.client().remove_matching("^k").await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("the link of rank 2 is down"), "{e}");
-    assert!(e.message.contains("20 keys were removed, 10 more not confirmed"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
+    assert!(e.message().contains("the link of rank 2 is down"), "{e}");
+    assert!(e.message().contains("20 keys were removed, 10 more not confirmed"), "{e}");
     for i in 0..30 {
         let e = client.get(format!("k{i:02}").as_bytes()).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "asked to go, it is not given out: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "asked to go, it is not given out: {e}");
     }
     let left = client.list(None, None, 100).await.unwrap();
     assert!(left.len() == 10 && left.iter().all(|l| l.state == KeyState::Removing), "{left:?}");
@@ -343,11 +344,11 @@ async fn a_panic_of_the_master_under_a_removal_loses_no_key_of_it_for_good() {
         master.call(Crash, nkv_pace::HANGS).await.unwrap_err();
         match removal.await.unwrap() {
             Ok(_) => assert_eq!(listed(&client, "^k").await, Vec::<String>::new()),
-            Err(e) => assert_eq!(e.kind, ErrorKind::Internal, "{e}"),
+            Err(e) => assert_eq!(e.kind(), ErrorKind::Internal, "{e}"),
         }
         client.remove_matching("^k").await.unwrap();
         assert_eq!(listed(&client, "").await, ["stays"]);
-        assert_eq!(client.get(b"k00007").await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.get(b"k00007").await.unwrap_err().kind(), ErrorKind::NotFound);
         client.remove(b"stays").await.unwrap();
     }
     is_empty(&cluster).await;

@@ -75,7 +75,7 @@ async fn i7_a_key_that_was_put_anew_is_found_before_anybody_heard_that_its_old_o
                 }
                 client.remove(&key).await.unwrap();
                 let e = client.get(&key).await.unwrap_err();
-                assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+                assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
             }
         }
     }
@@ -93,13 +93,13 @@ async fn i7_a_key_whose_owner_does_not_say_that_it_is_gone_is_not_said_to_be_now
         is_put(&cluster, &client, b"k", 0).await;
         loses_live(&cluster, &client.get_location(b"k").await.unwrap());
         let e = client.get(b"k").await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotReady, "{transport:?}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotReady, "{transport:?}: {e}");
         let mut into = vec![0; LEN];
         let e = client.get_into(b"k", &mut into).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotReady, "{transport:?}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotReady, "{transport:?}: {e}");
         client.remove(b"k").await.unwrap();
         let e = client.get(b"k").await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "{transport:?}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "{transport:?}: {e}");
     }
     cluster.stop().await;
 }

@@ -5,10 +5,10 @@
 mod embedding;
 
 use embedding::eventually;
+use nkv_actors::PutOptions;
 use nkv_actors::actor::Crash;
 use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;
-use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn config(job: &str) -> NodeConfig {
 
 async fn fill(client: &Client) {
     for i in 0..CALLERS {
-        let opts = PutOptions { preferred_rank: Some((i % 2) as u32), ..PutOptions::default() };
+        let opts = PutOptions::default().preferred_rank((i % 2) as u32);
         client.put(format!("k{i}").as_bytes(), &value(i), &opts).await.unwrap();
     }
 }
@@ -51,7 +51,7 @@ async fn crash_among<T: Send + 'static>(
         answers.push(b.await.unwrap());
     }
     let e = crash.await.unwrap().unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Internal, "the panicking call: {e}");
+    assert_eq!(e.kind(), ErrorKind::Internal, "the panicking call: {e}");
     answers
 }
 
@@ -83,7 +83,7 @@ async fn a_panic_in_the_master_is_survived_with_every_object_found() {
     open.publish().await.expect("an open plan outlives the master's panic");
     assert_eq!(client.get(b"half").await.unwrap(), vec![7; 4096]);
     let e = client.put(b"k1", b"other", &PutOptions::default()).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::AlreadyExists);
+    assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     client.put(b"new", &[1; 9000], &PutOptions::default()).await.unwrap();
     let status = cluster.node(0).status();
     let master = status.actors.iter().find(|a| a.name == "master").unwrap();
@@ -96,7 +96,7 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     let cluster = Arc::new(Cluster::start(2, config("panic-owner")).await.unwrap());
     let client = cluster.client();
     fill(&client).await;
-    let on1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let on1 = PutOptions::default().preferred_rank(1);
     let open = client.open_for_write(b"half", 4096, &on1).await.unwrap();
     open.write_from(0, &[7; 4096]).unwrap();
     let owner = cluster.node(1).owner().clone();

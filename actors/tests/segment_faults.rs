@@ -35,7 +35,7 @@ async fn a_panic_of_a_mounted_segments_owner_is_survived_with_all_it_holds() {
     let before = owner.call(GetGauges, LIMIT).await.unwrap();
     for _ in 0..2 {
         let e = owner.call(Crash, LIMIT).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::Internal, "{e}");
+        assert_eq!(e.kind(), ErrorKind::Internal, "{e}");
     }
     let after = owner.call(GetGauges, LIMIT).await.unwrap();
     assert_eq!((before.objects, before.open_bytes), (after.objects, after.open_bytes));
@@ -77,7 +77,7 @@ async fn i17_a_mounted_segment_declared_gone_is_taken_down_and_its_node_goes_on(
     eventually("it is taken down", async || node.mounted().is_empty()).await;
     eventually("with its names", async || left_in_shm(&base.job) == 6).await;
     for key in &second {
-        assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind(), ErrorKind::NotFound);
     }
     for key in &first {
         client.get(key.as_bytes()).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
         let until_ms = BootClock.now_ms() + nkv_pace::HANGS_MS;
         while BootClock.now_ms() < until_ms {
             match &got {
-                Err(e) if matches!(e.kind, ErrorKind::NotReady | ErrorKind::Disconnected) => {
+                Err(e) if matches!(e.kind(), ErrorKind::NotReady | ErrorKind::Disconnected) => {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     got = client.get(key.as_bytes()).await;
                 }
@@ -160,8 +160,8 @@ async fn mounting_needs_a_master_within_its_limit() {
     let second = Node::start(NodeConfig { rank: 1, port, ..base.clone() }).await.unwrap();
     drop(first);
     let e = second.mount_segment(MIB).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("did not accept the segment within 1.5s"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
+    assert!(e.message().contains("did not accept the segment within 1.5s"), "{e}");
     assert_eq!(left_in_shm(&base.job), 3, "nothing is left of it");
     assert!(second.mounted().is_empty());
 }
@@ -179,9 +179,9 @@ async fn attached_readers_are_sent_away_when_a_segment_goes() {
     node.unmount_segment(1, LIMIT).await.unwrap();
     let mut buf = [0; 8];
     let e = client.read_into(&meta, &mut buf).await.unwrap_err();
-    assert!(matches!(e.kind, ErrorKind::NotFound | ErrorKind::Disconnected), "{e}");
+    assert!(matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Disconnected), "{e}");
     eventually("the handle let go of it", async || {
-        client.read_into(&meta, &mut [0; 8]).await.unwrap_err().kind == ErrorKind::Disconnected
+        client.read_into(&meta, &mut [0; 8]).await.unwrap_err().kind() == ErrorKind::Disconnected
     })
     .await;
 }

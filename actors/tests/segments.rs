@@ -7,7 +7,8 @@ mod embedding;
 use embedding::{
     bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations, used_is_live,
 };
-use nkv_actors::message::{PutOptions, RankState};
+use nkv_actors::PutOptions;
+use nkv_actors::message::RankState;
 use nkv_actors::{Cluster, ErrorKind, MemoryChoice, Node, NodeConfig, TransportChoice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,13 +27,13 @@ async fn load(cluster: Arc<Cluster>, stop: Arc<AtomicBool>) -> u64 {
         if let Err(e) = &done {
             // Its segment may be unmounted meanwhile: then the error says so.
             let expected = [ErrorKind::Reclaimed, ErrorKind::Disconnected, ErrorKind::NotReady];
-            assert!(expected.contains(&e.kind), "{e}");
+            assert!(expected.contains(&e.kind()), "{e}");
         }
         match b.get(key.as_bytes()).await {
             Ok(got) => assert_eq!(got, value, "a wrong byte"),
             Err(e) => {
                 let expected = [ErrorKind::NotFound, ErrorKind::Disconnected, ErrorKind::NotReady];
-                assert!(expected.contains(&e.kind), "{e}");
+                assert!(expected.contains(&e.kind()), "{e}");
             }
         }
         let _ = a.remove(key.as_bytes()).await;
@@ -74,7 +75,7 @@ async fn a_segment_mounted_under_load_is_used_by_every_way_and_goes_with_all_it_
         for client in [cluster.node(0).client(), node.client(), tcp.clone()] {
             for key in &second {
                 let e = client.get(key.as_bytes()).await.unwrap_err();
-                assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+                assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
             }
             for key in &first {
                 client.get(key.as_bytes()).await.unwrap();
@@ -121,7 +122,7 @@ async fn readers_of_a_segment_that_is_unmounted_get_whole_values_or_none() {
                         whole.fetch_add(1, Ordering::Relaxed);
                     }
                     Err(e) => {
-                        assert!(matches!(e.kind, ErrorKind::NotFound | ErrorKind::Disconnected));
+                        assert!(matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Disconnected));
                         gone.fetch_add(1, Ordering::Relaxed);
                         return;
                     }
@@ -208,11 +209,14 @@ async fn an_unmount_waits_for_open_plans_and_no_longer_than_it_may() {
             let report = unmounting.await.unwrap();
             assert_eq!((report.plans_left, report.confirmed), (1, true), "{report:?}");
             let late = plan.write_from(50_000, &value[50_000..]).unwrap_err();
-            assert_eq!(late.kind, ErrorKind::Disconnected, "{late}");
+            assert_eq!(late.kind(), ErrorKind::Disconnected, "{late}");
             let e = plan.publish().await.unwrap_err();
-            assert!(matches!(e.error.kind, ErrorKind::Reclaimed | ErrorKind::Disconnected), "{e}");
+            assert!(
+                matches!(e.error.kind(), ErrorKind::Reclaimed | ErrorKind::Disconnected),
+                "{e}"
+            );
         }
-        assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind(), ErrorKind::NotFound);
         client.put(key.as_bytes(), &value, &on(0)).await.expect("the key is free again");
     }
     eventually("no plan is left", async || {
@@ -230,32 +234,32 @@ async fn what_cannot_be_mounted_is_refused_and_leaves_nothing() {
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
     let e = node.mount_segment(1 << 42).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::OutOfMemory);
-    assert!(e.message.contains("MemAvailable: ") && e.message.contains("smaller"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+    assert!(e.message().contains("MemAvailable: ") && e.message().contains("smaller"), "{e}");
     for bytes in [0, u64::MAX] {
         let e = node.mount_segment(bytes).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
     }
     assert_eq!(left_in_shm(&base.job), 3);
     assert_eq!(cluster.client().membership().await.unwrap().ranks.len(), 1);
     eventually("no thread is left", async || threads() <= before).await;
     let e = node.unmount_segment(0, SOON).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
     let e = node.unmount_segment(1, SOON).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     // The largest possible number, and one more.
     for id in 1..64 {
         assert_eq!(node.mount_segment(65_536).await.unwrap(), id);
     }
     let e = node.mount_segment(65_536).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::OutOfMemory);
-    assert!(e.message.contains("64 segments"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+    assert!(e.message().contains("64 segments"), "{e}");
     node.unmount_segment(17, SOON).await.unwrap();
     assert_eq!(node.mount_segment(65_536).await.unwrap(), 17, "the lowest free number");
     node.drain(Duration::ZERO).await;
     let e = node.mount_segment(65_536).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("shutting down"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
+    assert!(e.message().contains("shutting down"), "{e}");
     cluster.stop().await;
     assert_eq!(left_in_shm(&base.job), 0);
 }
@@ -266,13 +270,13 @@ async fn private_memory_is_mounted_and_measured_too() {
     let cluster = Cluster::start(1, base).await.unwrap();
     let (node, client) = (cluster.node(0), cluster.client());
     let e = node.mount_segment(1 << 42).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::OutOfMemory, "{e}");
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{e}");
     node.mount_segment(16 * MIB).await.unwrap();
     client.put(b"k", &bytes(9 << 20, 1), &PutOptions::default()).await.unwrap();
     let tcp = client_by(&cluster, TransportChoice::Tcp).await;
     assert_eq!(tcp.get(b"k").await.unwrap(), bytes(9 << 20, 1), "larger than the first heap");
     node.unmount_segment(1, SOON).await.unwrap();
-    assert_eq!(tcp.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(tcp.get(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -301,7 +305,7 @@ async fn mounts_and_unmounts_at_once_get_in_nobodys_way() {
         () = eventually("it drains", drains) => {}
     }
     let e = node.unmount_segment(4, SOON).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     open.abort().await.unwrap();
     eventually("it is gone", async || node.mounted().len() == 3).await;
     assert_eq!(cluster.client().membership().await.unwrap().ranks.len(), 8);
@@ -314,12 +318,12 @@ async fn a_client_mounts_and_unmounts_over_the_control_port() {
     assert_eq!(client.mount_segment(1, 2 * MIB).await.unwrap(), 1);
     assert_eq!(cluster.node(1).mounted().len(), 1);
     let e = client.mount_segment(1, 1 << 42).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::OutOfMemory, "{e}");
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory, "{e}");
     let e = client.mount_segment(7, MIB).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
-    assert!(e.message.contains("ranks are 0 to 1"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+    assert!(e.message().contains("ranks are 0 to 1"), "{e}");
     let e = client.unmount_segment(1, 5, SOON).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     assert!(client.unmount_segment(1, 1, SOON).await.unwrap().confirmed);
     assert!(cluster.node(1).mounted().is_empty());
 }
@@ -343,7 +347,7 @@ async fn a_node_that_is_dropped_takes_its_mounted_segments_along() {
     // Known at once: the rank has joined again, so the segments of its former process are gone.
     for key in &keys {
         let e = client.get(key.as_bytes()).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     }
     eventually("one segment is left of it", async || {
         client.membership().await.unwrap().ranks.len() == 2

@@ -5,7 +5,6 @@
 mod embedding;
 
 use embedding::{bytes, config, on, used_is_live};
-use nkv_actors::message::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
 
 const MIB: usize = 1 << 20;
@@ -33,7 +32,7 @@ async fn i4_large_objects_arrive_whole_in_stripes_by_every_transport() {
     for (w, writer) in handles.iter().enumerate() {
         for (device_alloc, n) in [(false, 8 * MIB), (false, 17 * MIB + 13), (true, 20 * MIB - 1)] {
             let value = bytes(n, w as u8);
-            let opts = PutOptions { device_alloc: Some(device_alloc), ..on(0) };
+            let opts = on(0).device_alloc(device_alloc);
             writer.put(b"large", &value, &opts).await.unwrap();
             for reader in &handles {
                 assert!(reader.get(b"large").await.unwrap() == value, "{n} by {w}");

@@ -5,8 +5,9 @@
 mod embedding;
 
 use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live};
+use nkv_actors::PutOptions;
 use nkv_actors::actor::Freeze;
-use nkv_actors::message::{Existence, PutOptions};
+use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
@@ -75,7 +76,7 @@ async fn i7_a_get_beside_puts_and_removes_of_its_key_returns_one_of_them_whole()
                 assert!(got[0] >= last, "{} came after {last} was removed for it", got[0]);
                 (seen, last) = (seen + 1, got[0]);
             }
-            Err(e) => assert!(matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotReady), "{e}"),
+            Err(e) => assert!(matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotReady), "{e}"),
         }
     }
     changes.await.unwrap();
@@ -116,7 +117,7 @@ async fn over_tcp_the_rank_that_the_hash_names_is_asked_by_reads_alone() {
     .await;
     // Removed and put again elsewhere: the cached location is out of date, and is not used.
     node.remove(names[7]).await.unwrap();
-    assert_eq!(client.get(names[7]).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(client.get(names[7]).await.unwrap_err().kind(), ErrorKind::NotFound);
     let there = node.get_location(names[8]).await.unwrap().rank;
     node.remove(names[8]).await.unwrap();
     node.put(names[8], &bytes(900, 77), &on(1 - there)).await.unwrap();
@@ -132,7 +133,7 @@ async fn what_is_removed_or_evicted_is_found_nowhere_and_what_is_put_anew_is() {
         client.put(b"k", &bytes(2_000, turn), &PutOptions::default()).await.unwrap();
         assert_eq!(client.get(b"k").await.unwrap(), bytes(2_000, turn));
         client.remove(b"k").await.unwrap();
-        assert_eq!(client.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.get(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
         assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
         assert!(client.match_prefix(&[b"k"]).await.unwrap().is_empty());
     }
@@ -150,7 +151,7 @@ async fn i9_a_viewed_object_stays_in_place_though_it_is_removed() {
         let again = viewer.get_view(b"k").await.unwrap();
         assert_eq!((&view[..], view.rank()), (&bytes(100_000, 3)[..], 0));
         node.remove(b"k").await.unwrap();
-        assert_eq!(viewer.get_view(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(viewer.get_view(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
         let owner = || cluster.node(0).status().owner;
         eventually("only the view holds it", async || owner().pinned == 1).await;
         // Other objects take all the room, many times over.
@@ -176,9 +177,9 @@ async fn views_are_of_mapped_memory_and_of_what_is_there() {
     cluster.client().put(b"empty", b"", &PutOptions::default()).await.unwrap();
     let far = client_by(&cluster, TransportChoice::Tcp).await;
     let e = far.get_view(b"k").await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Unsupported, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     let e = cluster.client().get_view(b"absent").await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     assert!(cluster.client().get_view(b"empty").await.unwrap().is_empty());
     // A closed handle reads nothing any more; its views stay valid.
     let near = client_by(&cluster, TransportChoice::Shm).await;
@@ -222,7 +223,7 @@ async fn owners_count_reads_by_who_led_there() {
 /// A steady loop: gets of existing keys, one by one and in batches, and puts through a log.
 async fn steady(client: &Client, keys: &[&[u8]]) {
     let ops = 12_800usize;
-    let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+    let opts = PutOptions::default().device_alloc(true);
     let mut into = vec![0; 500];
     // Once to attach to every owner.
     for key in keys {

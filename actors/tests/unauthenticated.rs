@@ -4,7 +4,7 @@
 mod embedding;
 
 use embedding::config;
-use nkv_actors::message::PutOptions;
+use nkv_actors::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, TransportChoice};
 use nkv_transport::wire::Address;
 use std::io::Read;

@@ -12,7 +12,7 @@ use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::ErrorTally;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, Bytes, NodeConfig};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::Buffer;

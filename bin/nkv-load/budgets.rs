@@ -18,7 +18,7 @@ use crate::status::ended;
 use crate::stop::Stop;
 use anyhow::{Context, bail};
 use nkv::Blocking;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use ring::RingCopy;
@@ -34,7 +34,7 @@ const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// Options of puts by the log, or by plans.
 fn by_log(log: bool) -> PutOptions {
-    PutOptions { device_alloc: Some(log), ..PutOptions::default() }
+    PutOptions::default().device_alloc(log)
 }
 
 /// Measures every row.

@@ -14,7 +14,8 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use indicatif::MultiProgress;
-use nkv::message::{ObjMeta, PutOptions};
+use nkv::PutOptions;
+use nkv::message::ObjMeta;
 use nkv::{Blocking, Error, NodeConfig};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::Buffer;
@@ -167,7 +168,7 @@ impl OneSize {
         let key = &self.keys[index];
         let value = &mut run.buffer[..self.size];
         Stream::of(key, version).fill(value);
-        let opts = PutOptions { preferred_rank: Some(DECODE_RANK), ..PutOptions::default() };
+        let opts = PutOptions::default().preferred_rank(DECODE_RANK);
         let copy_first = copy_goes_first(index);
         if copy_first {
             self.puts.record_memcpy(self.baseline.copy_in(index, value));

@@ -11,7 +11,7 @@ use crate::status::ended;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, Error};
 use nkv_programs::exit;
 use std::time::Duration;
@@ -129,7 +129,7 @@ fn log_mib(count: u32) -> u64 {
 }
 
 fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut Report) {
-    let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+    let opts = PutOptions::default().device_alloc(true);
     let bar = progress::bar(u64::from(count), "objects");
     for index in 0..count {
         if index % STEP == 0 {

@@ -82,8 +82,15 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::from(status),
-        Err(error) => fail(flags.log_format, status, &format!("{error:#}")),
+        Err(error) => fail(flags.log_format, status, &text(&error)),
     }
+}
+
+/// The error with its causes; an error of the library names its own.
+fn text(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    let own = error.chain().position(|cause| cause.is::<nkv::Error>());
+    causes.take(own.map_or(usize::MAX, |own| own + 1)).collect::<Vec<_>>().join(": ")
 }
 
 /// The filter of log lines.

@@ -8,7 +8,7 @@ use crate::report::{Rate, Report};
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, now_ns};
 use anyhow::Context;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use std::io::Write;
 
 const SIZE: usize = 4 << 10;
@@ -28,7 +28,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let length = flags.pour.context("--pour SECONDS")?;
     let handle = remote(flags, address)?;
     let source = faulted(SOURCE);
-    let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+    let opts = PutOptions::default().device_alloc(true);
     let mut report = Report::default();
     let mut key = [0; 32];
     key[..8].copy_from_slice(&nkv_store::random_u64().to_le_bytes());

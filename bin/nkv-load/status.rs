@@ -32,7 +32,7 @@ pub(crate) fn of(error: &anyhow::Error) -> u8 {
             return Some(none.exit_status());
         }
         if let Some(e) = e.downcast_ref::<Error>() {
-            return Some(exit::of(e.kind));
+            return Some(exit::of(e.kind()));
         }
         if e.is::<SecretError>() {
             return Some(exit::USAGE);

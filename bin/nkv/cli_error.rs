@@ -69,7 +69,7 @@ pub(crate) enum CliError {
         error: io::Error,
     },
     /// A segment that is not there, or cannot be.
-    #[error("{}", .0.message)]
+    #[error("{}", .0.message())]
     Segment(Error),
     /// Some ranks were not reached; the text names what the others did.
     #[error("{0}; nkv status shows which ranks are there")]
@@ -88,15 +88,15 @@ pub(crate) enum CliError {
 impl CliError {
     /// A call about one key failed; `place` returns the rank that has it, if that is known.
     pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
-        match error.kind {
+        match error.kind() {
             ErrorKind::NotFound => Self::Absent(key),
             ErrorKind::AlreadyExists => {
                 let place = place().map(|rank| format!(" on rank {rank}")).unwrap_or_default();
                 Self::Exists { key, place }
             }
             // The message names the heap and the setting to raise.
-            ErrorKind::InvalidArgument if error.message.contains("--heap-bytes") => {
-                Self::TooLarge(error.message)
+            ErrorKind::InvalidArgument if error.message().contains("--heap-bytes") => {
+                Self::TooLarge(error.message().to_string())
             }
             _ => Self::OfKey { key, error },
         }
@@ -104,7 +104,7 @@ impl CliError {
 
     /// A call about a segment failed: hints about keys and objects would mislead.
     pub(crate) fn segment(error: Error) -> Self {
-        match error.kind {
+        match error.kind() {
             ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::OutOfMemory => {
                 Self::Segment(error)
             }
@@ -114,8 +114,8 @@ impl CliError {
 
     /// A call with a pattern failed; for a wrong pattern the message says what is wrong.
     pub(crate) fn pattern(error: Error) -> Self {
-        match error.kind {
-            ErrorKind::InvalidArgument => Self::Usage(error.message),
+        match error.kind() {
+            ErrorKind::InvalidArgument => Self::Usage(error.message().to_string()),
             _ => Self::Call(error),
         }
     }
@@ -128,7 +128,7 @@ impl CliError {
     /// The library's error kind, which tells the caller what to do.
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Call(e) | Self::OfKey { error: e, .. } | Self::Segment(e) => e.kind,
+            Self::Call(e) | Self::OfKey { error: e, .. } | Self::Segment(e) => e.kind(),
             Self::Connect(none) => none.kind(),
             Self::Absent(_) => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::AlreadyExists,
@@ -183,7 +183,7 @@ impl CliError {
 
 /// What to do next: a command or flag of this program where one helps.
 fn hint(error: &Error) -> String {
-    let hint = match error.kind {
+    let hint = match error.kind() {
         ErrorKind::NotFound => "it was never put, or evicted, removed, or lost with its rank",
         ErrorKind::AlreadyExists => "values do not change: nkv rm it first to store another",
         ErrorKind::OutOfMemory => "remove something, wait for eviction, or give ranks larger heaps",
@@ -192,9 +192,8 @@ fn hint(error: &Error) -> String {
         ErrorKind::Disconnected => "nkv status shows which ranks are there",
         ErrorKind::InvalidArgument => "nkv --help says what is taken",
         ErrorKind::Unsupported => "try another --transport",
-        kind @ (ErrorKind::NotReady | ErrorKind::Corrupt | ErrorKind::Internal) => {
-            kind.what_to_do()
-        }
+        // NotReady, Corrupt, Internal.
+        kind => kind.what_to_do(),
     };
     // It follows a semicolon, so it starts in lower case.
     let mut letters = hint.trim_end_matches('.').chars();

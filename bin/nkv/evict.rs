@@ -45,12 +45,12 @@ pub(crate) fn evict(
 }
 
 fn missed((rank, error): &(u32, Error)) -> serde_json::Value {
-    json!({ "rank": rank, "kind": error.kind.to_string(), "message": error.message })
+    json!({ "rank": rank, "kind": error.kind().to_string(), "message": error.message() })
 }
 
 /// Which ranks did not evict, and why.
 fn not_reached(failed: &[(u32, Error)]) -> String {
-    let each: Vec<_> = failed.iter().map(|(_, e)| e.message.as_str()).collect();
+    let each: Vec<_> = failed.iter().map(|(_, e)| e.message()).collect();
     let ranks: Vec<_> = failed.iter().map(|(rank, _)| rank.to_string()).collect();
     let what = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{what} {} did not evict: {}", ranks.join(", "), each.join("; "))

@@ -121,7 +121,7 @@ fn object(answers: &[CommandOutcome], why: &CliError) -> Value {
         Ok(report) => json!({ "address": node.to_string(), "rank": rank(report) }),
         Err(error) => json!({
             "address": node.to_string(),
-            "error": { "kind": error.kind.to_string(), "message": error.message },
+            "error": { "kind": error.kind().to_string(), "message": error.message() },
         }),
     };
     let nodes: Vec<_> = answers.iter().map(one).collect();
@@ -142,7 +142,7 @@ fn text(answers: &[CommandOutcome]) -> String {
     let mut shown: Option<&NodeReport> = None;
     for (node, answer) in answers {
         text += &match (answer, shown) {
-            (Err(error), _) => format!("\n{node}: no answer: {}\n", error.message),
+            (Err(error), _) => format!("\n{node}: no answer: {}\n", error.message()),
             (Ok(report), Some(first)) if report.view == first.view => {
                 let same = format!(
                     "  its last view has the same members as that of rank {}\n",

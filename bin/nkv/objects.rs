@@ -6,7 +6,8 @@ use crate::keys::shown;
 use crate::output;
 use crate::retry_policy::RetryPolicy;
 use crate::transfer;
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Blocking, Error, ErrorKind};
 use nkv_programs::sizes::show_bytes;
 use serde_json::json;
@@ -40,11 +41,9 @@ impl Put<'_> {
             return Err(CliError::Usage(why));
         }
         let value = transfer::read(self.file, largest)?;
-        let opts = PutOptions {
-            preferred_rank: self.rank,
-            page_bytes: self.page_bytes.unwrap_or(0),
-            ..PutOptions::default()
-        };
+        let opts = PutOptions::default()
+            .preferred_rank(self.rank)
+            .page_bytes(self.page_bytes.unwrap_or(0));
         let key = self.key;
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
@@ -146,7 +145,7 @@ pub(crate) fn rm(
     for (key, result) in keys.iter().zip(handle.remove_many(&bytes)) {
         let state = match result {
             Ok(()) => "removed",
-            Err(e) if e.kind == ErrorKind::NotFound => {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
                 answer = CommandOutcome::Absent;
                 "absent"
             }

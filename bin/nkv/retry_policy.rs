@@ -46,11 +46,11 @@ impl RetryPolicy {
 /// True if nothing listens yet, or not all ranks have joined yet; false for a key that is being
 /// written.
 pub(crate) fn is_starting(error: &Error) -> bool {
-    match error.kind {
-        ErrorKind::NotReady => error.message.starts_with("the cluster is starting"),
+    match error.kind() {
+        ErrorKind::NotReady => error.message().starts_with("the cluster is starting"),
         ErrorKind::Disconnected => {
-            error.message.starts_with("cannot connect to")
-                && error.message.contains("Connection refused")
+            error.message().starts_with("cannot connect to")
+                && error.message().contains("Connection refused")
         }
         _ => false,
     }

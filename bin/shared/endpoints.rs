@@ -82,7 +82,7 @@ pub struct NoneServes(pub Vec<(Address, Error)>);
 impl NoneServes {
     /// One kind for all errors: a refusal is final, whatever the other nodes answered.
     pub fn kind(&self) -> ErrorKind {
-        let mut kinds = self.0.iter().map(|(_, error)| error.kind);
+        let mut kinds = self.0.iter().map(|(_, error)| error.kind());
         let refused = kinds.clone().find(|kind| *kind == ErrorKind::InvalidArgument);
         refused.or_else(|| kinds.next_back()).unwrap_or(ErrorKind::Disconnected)
     }
@@ -105,13 +105,15 @@ impl fmt::Display for NoneServes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_slice() {
             // The message names the node and says what to do.
-            [(_, error)] if error.kind == ErrorKind::InvalidArgument => f.write_str(&error.message),
+            [(_, error)] if error.kind() == ErrorKind::InvalidArgument => {
+                f.write_str(error.message())
+            }
             [(node, error)] => {
-                write!(f, "cannot use a cluster: {}", of_node(node, &error.message))
+                write!(f, "cannot use a cluster: {}", of_node(node, error.message()))
             }
             all => {
                 write!(f, "none of {} nodes reaches the master", all.len())?;
-                let text = |(node, error): &(Address, Error)| of_node(node, &error.message);
+                let text = |(node, error): &(Address, Error)| of_node(node, error.message());
                 all.iter().try_for_each(|answer| write!(f, "; {}", text(answer)))
             }
         }
@@ -229,7 +231,7 @@ mod tests {
         let config = ClientConfig { secret, call_timeout_ms: 400, ..ClientConfig::default() };
         let nodes = [silent.parse().unwrap(), nobody.to_string().parse().unwrap()];
         let NoneServes(answers) = connect(&nodes, &config).await.unwrap_err();
-        let kinds: Vec<_> = answers.iter().map(|(_, e)| e.kind).collect();
+        let kinds: Vec<_> = answers.iter().map(|(_, e)| e.kind()).collect();
         assert_eq!(kinds, [ErrorKind::Timeout, ErrorKind::Disconnected], "{answers:?}");
     }
 }

@@ -39,11 +39,12 @@ pub fn of(kind: ErrorKind) -> u8 {
         ErrorKind::AlreadyExists => EXISTS,
         ErrorKind::OutOfMemory => NO_ROOM,
         ErrorKind::Unsupported => LOCAL,
-        ErrorKind::Corrupt | ErrorKind::Internal => BROKEN,
         ErrorKind::Disconnected
         | ErrorKind::NotReady
         | ErrorKind::Timeout
         | ErrorKind::Reclaimed => UNREACHED,
+        // Corrupt, Internal, and what this program does not know.
+        _ => BROKEN,
     }
 }
 

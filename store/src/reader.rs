@@ -7,7 +7,7 @@ use crate::index::{self, BUCKET_BYTES};
 use crate::key::KeyId;
 use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use crate::memory::{HostMemory, HostRegion};
-use crate::object::{Expect, Unreadable, header_at, settled_header, unchanged, validate};
+use crate::object::{Expect, header_at, settled_header, unchanged, validate};
 use crate::op::Op;
 use crate::segment_layout::SegmentLayout;
 use crate::stripes::Stripes;
@@ -35,6 +35,20 @@ pub struct Hit {
 }
 
 impl Hit {
+    /// The object that a consistent snapshot of a slot's header describes, if it has this key and
+    /// is readable [I2] [I16]. Every lookup accepts by this rule, however it fetched the header.
+    #[inline]
+    pub fn of(layout: &SegmentLayout, slot: u32, header: ObjHeader, key: KeyId) -> Option<Hit> {
+        let expect = Expect {
+            key: Some(key),
+            epoch: None,
+            payload_base: header.payload_base,
+            bytes_total: header.bytes_total,
+        };
+        validate(&header, &expect, &layout.payloads()).ok()?;
+        Some(Hit { slot, header })
+    }
+
     /// The epoch that was found.
     pub fn epoch(&self) -> u32 {
         epoch_of(self.header.owner)
@@ -50,14 +64,7 @@ pub fn read_slot<W: Words + ?Sized>(
     key: KeyId,
 ) -> Option<Hit> {
     let header = settled_header(words, layout.header_off(slot)).ok()??;
-    let expect = Expect {
-        key: Some(key),
-        epoch: None,
-        payload_base: header.payload_base,
-        bytes_total: header.bytes_total,
-    };
-    validate(&header, &expect, &layout.payloads()).ok()?;
-    Some(Hit { slot, header })
+    Hit::of(layout, slot, header, key)
 }
 
 /// Finds a key through the index of a segment.
@@ -85,27 +92,15 @@ pub fn copy<W: Words + ?Sized>(
     dst: &mut [u8],
 ) -> bool {
     debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "dst of another length");
-    let at = layout.header_off(hit.slot);
     let copied = words::read(words, hit.header.payload_base, dst).is_ok();
-    copied && header_at(words, at).is_ok_and(|after| unchanged(&hit.header, &after))
+    copied && still(words, layout, hit)
 }
 
-/// Whether an object is unchanged since it was found: the second header check of a pin [I9].
-pub fn still<W: Words + ?Sized>(
-    words: &W,
-    layout: &SegmentLayout,
-    hit: &Hit,
-) -> Result<(), Unreadable> {
-    let at = layout.header_off(hit.slot);
-    let now = header_at(words, at).map_err(|_| Unreadable::BadExtent)?;
-    let expect = Expect {
-        key: None,
-        epoch: Some(hit.epoch()),
-        payload_base: hit.header.payload_base,
-        bytes_total: hit.header.bytes_total,
-    };
-    validate(&now, &expect, &layout.payloads())?;
-    if unchanged(&hit.header, &now) { Ok(()) } else { Err(Unreadable::Gone) }
+/// Whether an object is unchanged since it was found, so still readable: the second header check of
+/// a pin [I9].
+pub fn still<W: Words + ?Sized>(words: &W, layout: &SegmentLayout, hit: &Hit) -> bool {
+    let now = header_at(words, layout.header_off(hit.slot));
+    now.is_ok_and(|now| unchanged(&hit.header, &now))
 }
 
 impl Reader {
@@ -193,14 +188,11 @@ impl Reader {
     #[cold]
     fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
         let mut all = Op::Read { offset: hit.header.payload_base, dst };
-        let copied = all.run_striped(self.memory.memory().as_ref(), n);
-        let at = self.layout.header_off(hit.slot);
-        let after = || header_at(self.words(), at);
-        copied.is_ok() && after().is_ok_and(|after| unchanged(&hit.header, &after))
+        all.run_striped(self.memory.memory().as_ref(), n).is_ok() && self.still(hit)
     }
 
     /// See [`still`].
-    pub fn still(&self, hit: &Hit) -> Result<(), Unreadable> {
+    pub fn still(&self, hit: &Hit) -> bool {
         still(self.words(), &self.layout, hit)
     }
 }

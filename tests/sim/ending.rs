@@ -182,7 +182,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
             let mut read = handle.get(&cluster.ledger.key_name(key)).await;
             // A rank that was stopped may be declared gone between the lookup and the read.
             for _ in 0..READ_AGAIN {
-                let gone = |e: &nkv::Error| e.kind == nkv::ErrorKind::Disconnected;
+                let gone = |e: &nkv::Error| e.kind() == nkv::ErrorKind::Disconnected;
                 if !read.as_ref().is_err_and(gone) {
                     break;
                 }
@@ -190,7 +190,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
             }
             match read {
                 Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
-                Err(e) if e.kind == nkv::ErrorKind::NotFound => {
+                Err(e) if e.kind() == nkv::ErrorKind::NotFound => {
                     let roster = cluster.roster(u64::MAX);
                     cluster.ledger.check_absence((key, began), KnownBy::ByAll, &roster);
                 }

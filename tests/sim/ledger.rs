@@ -54,7 +54,7 @@ impl Outcome {
     pub fn of<T>(result: &nkv::Result<T>) -> Self {
         match result {
             Ok(_) => Self::Done,
-            Err(e) => Self::Failed(e.kind),
+            Err(e) => Self::Failed(e.kind()),
         }
     }
 }

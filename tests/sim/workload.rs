@@ -11,7 +11,8 @@ use crate::dice::Dice;
 use crate::ledger::Outcome;
 use crate::process::Pid;
 use crate::stack::StackfulFuture;
-use nkv::message::{MasterCounters, ObjMeta, PutOptions};
+use nkv::PutOptions;
+use nkv::message::{MasterCounters, ObjMeta};
 use nkv::{Client, ErrorKind};
 use std::rc::Rc;
 use std::time::Duration;
@@ -118,7 +119,10 @@ impl Worker {
         let preferred_rank = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
         let page_bytes = *self.dice.pick(&[0, 512, 1024, 4096]);
         let log = self.dice.permille(self.cluster.plan.log_permille);
-        PutOptions { preferred_rank, page_bytes, device_alloc: log.then_some(true) }
+        PutOptions::default()
+            .preferred_rank(preferred_rank)
+            .page_bytes(page_bytes)
+            .device_alloc(log.then_some(true))
     }
 
     fn report(&self, what: &'static str, key: usize, outcome: Outcome) {
@@ -178,5 +182,5 @@ pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 9] {
 
 /// True if the answer is that there is no such key.
 fn is_absent<T>(result: &nkv::Result<T>) -> bool {
-    matches!(result, Err(e) if e.kind == ErrorKind::NotFound)
+    matches!(result, Err(e) if e.kind() == ErrorKind::NotFound)
 }

@@ -3,10 +3,9 @@
 
 use super::put_log::TryPut;
 use super::{Client, ClientConfig, ObjectView, PublishError, WritePlan, spread};
+use crate::client::PutOptions;
 use crate::error::{Error, Result};
-use crate::message::{
-    ClusterStats, EvictReport, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View,
-};
+use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
 use bytes::Bytes;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::Address;

@@ -108,12 +108,12 @@ fn nobody_listens(kind: io::ErrorKind) -> bool {
 /// Names the master in an error of the master, so that the node that was asked first is not blamed.
 fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
     let Some(master) = master else { return error };
-    let Error { kind, message: why } = error;
+    let why = error.message();
     let message = format!(
         "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it \
          again, else see that its address can be reached from here"
     );
-    Error { kind, message }
+    error.with_message(message)
 }
 
 #[cfg(test)]
@@ -129,16 +129,20 @@ mod tests {
     #[test]
     fn a_node_that_does_not_answer_is_named_with_the_remedy_for_just_that() {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), refused)).message;
+        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), refused));
+        let error = error.message();
         assert!(error.starts_with("cannot connect to tcp://h:1: "), "{error}");
         assert!(error.contains("; start that node, or connect through another one"), "{error}");
         let foreign = io::Error::new(io::ErrorKind::PermissionDenied, "user 7 listens there");
-        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), foreign)).message;
+        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), foreign));
+        let error = error.message();
         assert!(!error.contains("start that node"), "{error}");
         let data = AuthError::Channel("this is a data port, not a control port".into());
-        let error = unanswered(&at(1), None, HelloError::OtherPort(at(1), data)).message;
+        let error = unanswered(&at(1), None, HelloError::OtherPort(at(1), data));
+        let error = error.message();
         assert!(error.ends_with("not a control port; use control= of the ready line"), "{error}");
-        let error = unanswered(&at(1), None, HelloError::Broke(at(1), "closed".into())).message;
+        let error = unanswered(&at(1), None, HelloError::Broke(at(1), "closed".into()));
+        let error = error.message();
         assert!(error.contains("is just ending") && error.contains("control="), "{error}");
     }
 
@@ -146,21 +150,21 @@ mod tests {
     fn a_master_that_does_not_answer_is_not_blamed_on_the_node_that_named_it() {
         let broke = HelloError::Broke(at(2), "closed".into());
         let error = unanswered(&at(1), Some(&at(2)), broke);
-        assert_eq!(error.kind, ErrorKind::Disconnected);
-        assert!(error.message.contains("answers, but not the master tcp://h:2"), "{error}");
-        assert!(error.message.contains("if rank 0 is down start it again"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Disconnected);
+        assert!(error.message().contains("answers, but not the master tcp://h:2"), "{error}");
+        assert!(error.message().contains("if rank 0 is down start it again"), "{error}");
     }
 
     #[test]
     fn a_refusal_names_the_flag_to_change() {
         let why = Refusal::Job { ours: "theirs".into(), theirs: "mine".into() };
         let error = refused(&at(1), &why);
-        assert_eq!(error.kind, ErrorKind::InvalidArgument);
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(
-            error.message.contains("serves job 'theirs', not 'mine': give --job theirs"),
+            error.message().contains("serves job 'theirs', not 'mine': give --job theirs"),
             "{error}"
         );
         let error = refused(&at(1), &Refusal::Version { ours: 1, theirs: 2 });
-        assert!(error.message.starts_with("tcp://h:1 refused: this node speaks"), "{error}");
+        assert!(error.message().starts_with("tcp://h:1 refused: this node speaks"), "{error}");
     }
 }

@@ -166,7 +166,7 @@ impl ControlPool {
         match master.call(Ask { producer, request }, limit).await {
             // A panic in another call dropped this call's parked reply: ask the restarted actor.
             Err(e)
-                if e.kind == ErrorKind::Internal
+                if e.kind() == ErrorKind::Internal
                     && let Some(request) = again =>
             {
                 self.slow_path.asked_again.one();
@@ -180,11 +180,13 @@ impl ControlPool {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(conn) = idle {
             match self.exchange(conn, request).await {
-                Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                Ok(Response::Failed(e))
+                    if e.kind() == ErrorKind::Internal && repeatable(request) =>
+                {
                     self.slow_path.asked_again.one();
                 }
                 Ok(r) => return Ok(r),
-                Err(e) if !repeatable(request) || e.kind == ErrorKind::InvalidArgument => {
+                Err(e) if !repeatable(request) || e.kind() == ErrorKind::InvalidArgument => {
                     return Err(e);
                 }
                 // The master may have restarted since: try a fresh connection.
@@ -194,7 +196,7 @@ impl ControlPool {
         let conn = self.connect().await?;
         match self.exchange(conn, request).await {
             // A panic in another call dropped this call's parked reply: ask the restarted actor.
-            Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+            Ok(Response::Failed(e)) if e.kind() == ErrorKind::Internal && repeatable(request) => {
                 self.slow_path.asked_again.one();
                 let conn = self.connect().await?;
                 self.exchange(conn, request).await

@@ -10,8 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::ObjectDesc;
 use crate::message::{MAX_PLACES, ObjMeta, Request, Response, SlotRef, Via};
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
-use nkv_store::layout::{HEADER_BYTES, ObjHeader, epoch_of};
-use nkv_store::object::{Expect, validate};
+use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
@@ -69,7 +68,7 @@ impl SearchState {
 
     /// The error to return when there is no further location.
     pub(super) fn failed(&self, key: &[u8], e: Error) -> Error {
-        match e.kind {
+        match e.kind() {
             ErrorKind::NotFound if self.found_any_gone() => Error::not_found(format!(
                 "key {} was evicted or removed while it was read",
                 shown(key)
@@ -132,7 +131,7 @@ impl Client {
     fn metas_mapped(&self, ids: &[KeyId]) -> Vec<Option<ObjMeta>> {
         let mapped = self.find_mapped(ids).into_iter().zip(ids);
         let meta = |(found, id): (Option<(Arc<Peer>, Hit)>, &KeyId)| {
-            found.map(|(peer, hit)| meta_of(&peer, *id, hit.slot, &hit.header))
+            found.map(|(peer, hit)| meta_of(&peer, *id, &hit))
         };
         mapped.map(meta).collect()
     }
@@ -207,7 +206,7 @@ impl Client {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("GetLocation", &other)),
             Err(e) => {
-                if locations::unknown(e.kind) {
+                if locations::unknown(e.kind()) {
                     kept.mark_master_unresponsive(self.shared.env.clock.now_ns());
                 }
                 spread(keys.len(), e)
@@ -220,7 +219,7 @@ impl Client {
                 kept.keep(key, &meta);
                 Ok(meta)
             }
-            Err(e) if locations::unknown(e.kind) => match kept.known(key) {
+            Err(e) if locations::unknown(e.kind()) => match kept.known(key) {
                 Some(meta) => {
                     Reads::count(&self.shared.reads.stood_in, 1);
                     Ok(meta)
@@ -262,13 +261,13 @@ pub(super) fn shown(key: &[u8]) -> String {
 }
 
 /// The location of an object whose header was read.
-fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
+fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
     ObjMeta {
         key,
         rank: peer.rank,
-        at: SlotRef { incarnation: peer.incarnation, slot, epoch: epoch_of(header.owner) },
-        header_off: peer.layout.header_off(slot),
-        object: ObjectDesc::of_header(header),
+        at: SlotRef { incarnation: peer.incarnation, slot: hit.slot, epoch: hit.epoch() },
+        header_off: peer.layout.header_off(hit.slot),
+        object: ObjectDesc::of_header(&hit.header),
     }
 }
 
@@ -315,18 +314,11 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
     for (i, entry, header, again) in &probes {
-        let expect = Expect {
-            key: Some(keys[*i]),
-            epoch: None,
-            payload_base: header.payload_base,
-            bytes_total: header.bytes_total,
-        };
-        let there = header.publish == again.publish
-            && header.owner == again.owner
-            && entry.is_about(epoch_of(header.owner))
-            && validate(header, &expect, &peer.layout.payloads()).is_ok();
-        if there && found[*i].is_none() {
-            found[*i] = Some(meta_of(peer, keys[*i], entry.slot, header));
+        let settled = header.publish == again.publish && header.owner == again.owner;
+        let hit = Hit::of(&peer.layout, entry.slot, *header, keys[*i]);
+        let hit = hit.filter(|hit| settled && entry.is_about(hit.epoch()));
+        if let (Some(hit), None) = (hit, &found[*i]) {
+            found[*i] = Some(meta_of(peer, keys[*i], &hit));
         }
     }
     Ok(found)

@@ -2,7 +2,7 @@
 //! rounds, one round trip each, so that neither the size of the cluster nor a slow pattern exceeds
 //! the limit of a call.
 
-use super::{Client, key_bytes, one, spread};
+use super::{Client, about_keys, key_bytes, one, spread};
 use crate::error::{Error, Result};
 use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept};
 use nkv_store::KeyId;
@@ -16,11 +16,12 @@ impl Client {
     /// Removes keys; one result per key, in order.
     pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         keys.iter().for_each(|k| self.shared.locations.forget(k));
-        match self.call(Request::Remove(key_bytes(keys))).await {
+        let removed = match self.call(Request::Remove(key_bytes(keys))).await {
             Ok(Response::Done(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("Remove", &other)),
             Err(e) => spread(keys.len(), e),
-        }
+        };
+        about_keys(removed, keys)
     }
 
     /// The first `limit` keys after `after`, in the order of their bytes: those in which the
@@ -129,6 +130,6 @@ fn stopped(removed: u64, unconfirmed: u64, why: &Error) -> Error {
         n => format!(", {n} more not confirmed"),
     };
     let text =
-        format!("{} ({removed} keys were removed{open}; a repeat takes the rest)", why.message);
-    Error::new(why.kind, text)
+        format!("{} ({removed} keys were removed{open}; a repeat takes the rest)", why.message());
+    Error::new(why.kind(), text)
 }

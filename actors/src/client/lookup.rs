@@ -61,7 +61,7 @@ impl Client {
                 }
                 Ok(other) => return Err(self.pool.unexpected("MatchPrefix", &other)),
                 // A shorter run is a correct answer, too.
-                Err(e) if locations::unknown(e.kind) && !run.is_empty() => break,
+                Err(e) if locations::unknown(e.kind()) && !run.is_empty() => break,
                 Err(e) => return Err(e),
             }
         }
@@ -82,6 +82,10 @@ impl Client {
 
     /// The location of a key. NotFound if it is not there.
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
+        self.locate_one(key).await.map_err(|e| e.about(key))
+    }
+
+    async fn locate_one(&self, key: &[u8]) -> Result<ObjMeta> {
         self.check_usable()?;
         check_keys(&[key])?;
         if let Some(Some(meta)) = self.find_by_index(&[key]).pop() {
@@ -92,7 +96,7 @@ impl Client {
             Ok(Response::Locations(list)) => one(list),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // The master does not answer: return the last known location, if any.
-            Err(e) if locations::unknown(e.kind) => self.shared.locations.known(key).ok_or(e),
+            Err(e) if locations::unknown(e.kind()) => self.shared.locations.known(key).ok_or(e),
             Err(e) => Err(e),
         }
     }

@@ -147,7 +147,7 @@ impl Peer {
     pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
         let checked = meta.check(&self.layout);
         checked
-            .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
+            .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message())))
     }
 
     /// Records that its index could not be read: lookups skip it for a while.

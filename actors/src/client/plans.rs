@@ -429,7 +429,7 @@ mod tests {
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         plans.obey(&obeyed, new);
         let e = plans.register(granted(old, &peer)).unwrap_err();
-        assert_eq!(e.kind, crate::ErrorKind::Reclaimed, "{e}");
+        assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
         plans.register(granted(new, &peer)).unwrap();
     }
 
@@ -442,7 +442,7 @@ mod tests {
         plans.obey(&devices, new);
         assert!(plans.obeys(&devices, new));
         let e = plans.register(granted(old, &peer)).unwrap_err();
-        assert_eq!(e.kind, crate::ErrorKind::Reclaimed, "{e}");
+        assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
         let other = Peer::nowhere(plans.obeyed(OWNER + 1, None));
         plans.register(granted(old, &other)).unwrap();
     }

@@ -7,8 +7,9 @@ use super::Client;
 use super::counters::Writes;
 use super::peer::Peer;
 use super::peer_log::{InFlight, PeerLog};
+use crate::client::PutOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Abandoned, ClientToOwner, PutOptions};
+use crate::message::{Abandoned, ClientToOwner};
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::{Key, KeyId};
@@ -99,7 +100,7 @@ impl Client {
                 TryPut::Done(Ok(()))
             }
             // Too many claims are open, or the owner revoked the token: puts use plans for a while.
-            Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
+            Err(e) if e.kind() == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans for a while");
                 log.was_refused(clock);
                 TryPut::NeedsPlan

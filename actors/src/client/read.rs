@@ -7,7 +7,7 @@ use super::counters::Reads;
 use super::find::{SearchState, moves_on};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
-use super::{Client, one, spread};
+use super::{Client, about_keys, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
@@ -50,6 +50,10 @@ impl Client {
 
     /// Gets an object that the mapped indexes do not resolve.
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
+        self.get_located(key).await.map_err(|e| e.about(key))
+    }
+
+    async fn get_located(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         for _ in 0..=MAX_PLACES {
             let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
@@ -82,7 +86,7 @@ impl Client {
 
     /// Counts an object that had changed and was found nowhere else.
     fn count_lost(&self, tried: &SearchState, e: &Error) {
-        let lost = e.kind == ErrorKind::NotFound && tried.found_any_gone();
+        let lost = e.kind() == ErrorKind::NotFound && tried.found_any_gone();
         Reads::count(&self.shared.reads.lost, u64::from(lost));
     }
 
@@ -130,6 +134,14 @@ impl Client {
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
+        about_keys(self.read_located(&keys, items).await, &keys)
+    }
+
+    async fn read_located(
+        &self,
+        keys: &[&[u8]],
+        items: &mut [(&[u8], &mut [u8])],
+    ) -> Vec<Result<usize>> {
         let mut results: Vec<Result<usize>> =
             (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
         let mut todo: Vec<(usize, SearchState)> =
@@ -263,7 +275,7 @@ impl Client {
             for s in now.iter() {
                 results[s.index] = match &outcome {
                     Ok(()) => judge(peer, s),
-                    Err(e) => Err(unreached(s.via, e)),
+                    Err(e) => Err(unreached(s.via, &e.clone().at_rank(peer.rank))),
                 };
                 let reads = &self.shared.reads;
                 match &results[s.index] {
@@ -310,7 +322,7 @@ impl Client {
 /// An owner could not be read. If the location did not come from the master, the master is asked
 /// next: the object may be elsewhere by now, or removed.
 fn unreached(via: Via, e: &Error) -> Miss {
-    match e.kind {
+    match e.kind() {
         ErrorKind::Disconnected if via != Via::Master => Miss::Unreached(e.clone()),
         _ => Miss::Fatal(e.clone()),
     }

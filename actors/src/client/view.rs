@@ -42,6 +42,10 @@ impl Client {
     /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
     /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
+        self.view_located(key).await.map_err(|e| e.about(key))
+    }
+
+    async fn view_located(&self, key: &[u8]) -> Result<ObjectView> {
         self.check_usable()?;
         check_keys(&[key])?;
         if let Some(view) = self.view_now(key) {
@@ -91,7 +95,7 @@ impl Client {
         };
         let (header, object) = (&hit.header, (hit.slot, hit.epoch()));
         let place = (header.payload_base, header.bytes_total);
-        match pins.pin(object, place, || reader.still(hit).is_ok()) {
+        match pins.pin(object, place, || reader.still(hit)) {
             // Checked last: the memory of an owner that is gone may hold anything.
             Ok(bytes) if peer.is_alive() => {
                 let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };

@@ -10,11 +10,12 @@ mod write_plan;
 use super::counters::Writes;
 use super::peer::Peer;
 use super::put_log::TryPut;
-use super::{Client, one, spread};
+use super::{Client, about_keys, one, spread};
+use crate::client::PutOptions;
 use crate::client::plans::PlanState;
 use crate::client::producer::Abandon;
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
+use crate::message::{OpenItem, PlanDesc, PlanRef, Request, Response};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
@@ -132,10 +133,11 @@ impl Client {
         if self.wants_log(opts) {
             // As with a put through a log: Ok where the key has an object already.
             let there =
-                |r: &&mut Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::AlreadyExists);
+                |r: &&mut Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::AlreadyExists);
             results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
         }
-        results
+        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+        about_keys(results, &keys)
     }
 
     /// Opens a plan to write one object page by page, directly into its owner's memory.
@@ -145,7 +147,8 @@ impl Client {
         bytes_total: u64,
         opts: &PutOptions,
     ) -> Result<WritePlan> {
-        let plan = one(self.open_many(&[(key, bytes_total)], opts).await)?;
+        let plan = one(self.open_many(&[(key, bytes_total)], opts).await);
+        let plan = plan.map_err(|e| e.about(key))?;
         Ok(WritePlan::new(self.clone(), plan))
     }
 
@@ -177,7 +180,8 @@ impl Client {
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
-            opts: opts.clone(),
+            preferred_rank: opts.preferred_rank,
+            page_bytes: opts.page_bytes,
         });
         let mut asked = Asked { client: self, request: Some(self.next_request()) };
         let request = Request::OpenForWrite {
@@ -292,7 +296,7 @@ impl Client {
         // checking a plan past its deadline.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
-                .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
+                .filter(|i| matches!(&results[*i], Err(e) if e.kind() == ErrorKind::NotReady))
                 .collect();
             if unsure.is_empty() || self.shared.env.clock.now_ns() >= until_ns {
                 break;
@@ -309,7 +313,7 @@ impl Client {
         // A plan without a final answer is given up, so that its object cannot become readable
         // after its put failed. If the commit was accepted after all, giving up has no effect: the
         // plan has ended.
-        let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind != ErrorKind::Reclaimed);
+        let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind() != ErrorKind::Reclaimed);
         let failed: Vec<_> = plans
             .iter()
             .zip(&results)
@@ -325,7 +329,7 @@ impl Client {
     /// master's answer before the put fails: a message still in flight could be lost with this
     /// process, and the object would be kept.
     async fn give_up(&self, plans: &[Arc<PlanState>], results: &[Result<()>]) {
-        let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
+        let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::NotReady);
         let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();
         if !list.is_empty() && results.iter().any(unsure) {
             let abort = Request::Abort(list);

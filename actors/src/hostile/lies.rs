@@ -297,8 +297,12 @@ fn answers(all: &mut Vec<Lie>) {
 }
 
 fn requests(all: &mut Vec<Lie>) {
-    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 4096, device_alloc: None };
-    let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: UNIT, opts };
+    let item = OpenItem {
+        key: b"layer/1".to_vec(),
+        bytes_total: UNIT,
+        preferred_rank: Some(1),
+        page_bytes: 4096,
+    };
     let items: [Change<OpenItem>; 4] = [
         |i| i.bytes_total = u64::MAX,
         |i| i.bytes_total = (SLOTS as u64 + 1) * UNIT,

@@ -5,8 +5,8 @@ use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterDurable, MasterTick, Members};
 use crate::message::{
-    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, PutOptions, RankInfo,
-    Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
+    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo, Request,
+    Response, SeenView, SegmentId, Settings, SlotEntry, Term,
 };
 use crate::owner::log::{GiveUp, KeyReports};
 use crate::owner::tables::OwnerTables;
@@ -367,9 +367,8 @@ impl TestCluster {
             self.honest_reports().await;
         }
         self.requests += 1;
-        let opts = PutOptions { preferred_rank: Some(0), ..PutOptions::default() };
         let key = b"of somebody else entirely".to_vec();
-        let items = vec![OpenItem { key, bytes_total: 1, opts }];
+        let items = vec![OpenItem { key, bytes_total: 1, preferred_rank: Some(0), page_bytes: 0 }];
         let request =
             Request::OpenForWrite { request: u64::MAX - self.requests, wait_ms: 0, items };
         let ask = Ask { producer: PRODUCER + 1, request };

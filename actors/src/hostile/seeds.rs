@@ -6,8 +6,8 @@ use crate::message::ObjectDesc;
 use crate::message::{
     Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
     MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, PutOptions, ReadCounts, Request, Response, SeenView, Selection, SlotContent,
-    SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    PlanRef, Purpose, ReadCounts, Request, Response, SeenView, Selection, SlotContent, SlotEntry,
+    SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -101,8 +101,12 @@ fn ups() -> Vec<OwnerToMaster> {
 }
 
 fn requests() -> Vec<Request> {
-    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 4096, device_alloc: None };
-    let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: 4096, opts };
+    let item = OpenItem {
+        key: b"layer/1".to_vec(),
+        bytes_total: 4096,
+        preferred_rank: Some(1),
+        page_bytes: 4096,
+    };
     let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
     let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };
     vec![

@@ -31,8 +31,7 @@ pub(super) struct Whole {
 }
 
 fn item(key: &[u8], rank: u32) -> OpenItem {
-    let opts = PutOptions { preferred_rank: Some(rank), page_bytes: 4096, device_alloc: None };
-    OpenItem { key: key.to_vec(), bytes_total: UNIT, opts }
+    OpenItem { key: key.to_vec(), bytes_total: UNIT, preferred_rank: Some(rank), page_bytes: 4096 }
 }
 
 fn key(text: &str) -> KeyBytes {

@@ -118,7 +118,7 @@ fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<KeyId>, u64)) 
         match result {
             Ok(()) => swept.removed += 1,
             // It was removed between the listing and this removal.
-            Err(e) if e.kind == ErrorKind::NotFound => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => {
                 swept.unconfirmed += 1;
                 swept.why.get_or_insert(e);

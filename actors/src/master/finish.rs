@@ -98,7 +98,7 @@ impl Master {
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
-                Err(e) if e.kind == ErrorKind::NotFound && in_logs.contains(&self.id_of(key)) => {
+                Err(e) if e.kind() == ErrorKind::NotFound && in_logs.contains(&self.id_of(key)) => {
                     self.counters.removed += 1;
                     self.complete_remove(batch, item, Ok(()));
                 }

@@ -276,7 +276,7 @@ impl Master {
         let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
             for found in list {
-                if found.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound) {
+                if found.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
                     *found = Err(unknown());
                 }
             }

@@ -312,8 +312,8 @@ mod tests {
             [("a(", "unclosed group"), (r"\w{100000}", "size limit"), (&long, "at most 4096 bytes")]
         {
             let e = compile(pattern).unwrap_err();
-            assert_eq!(e.kind, ErrorKind::InvalidArgument);
-            assert!(e.message.contains(expected), "{e}");
+            assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+            assert!(e.message().contains(expected), "{e}");
         }
     }
 

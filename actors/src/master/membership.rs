@@ -168,7 +168,7 @@ impl Master {
             if let Some(before) = self.refused_lines.next(self.now_ms()) {
                 tracing::warn!(%segment_id, error = %e, before, "refused: an impossible hello");
             }
-            return Err(Refusal::Invalid(e.message));
+            return Err(Refusal::Invalid(e.message().to_string()));
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Master {
             tracing::warn!(%segment_id, %error, before, "an invalid frame of an owner: its link \
                                                          is cut");
         }
-        let why = &error.message;
+        let why = &error.message();
         let why = &why[..why.floor_char_boundary(MAX_TEXT_BYTES)];
         members.send(segment_id, MasterToOwner::Refused(why.to_string()));
         members.cut(segment_id);

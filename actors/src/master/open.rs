@@ -168,7 +168,7 @@ impl Master {
             }
             self.durable.members.supersede(id);
         }
-        let page_bytes = match open.opts.page_bytes {
+        let page_bytes = match open.page_bytes {
             0 => self.durable.settings.page_bytes,
             n => n,
         };

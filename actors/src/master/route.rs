@@ -14,7 +14,7 @@ impl Master {
     /// segment is usable.
     pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<Vec<SegmentId>> {
         let world = self.durable.world_size;
-        let wanted = match open.opts.preferred_rank {
+        let wanted = match open.preferred_rank {
             Some(rank) if rank >= world => {
                 return Err(Error::invalid(format!(
                     "preferred_rank {rank} does not exist; ranks are 0 to {}",
@@ -32,7 +32,7 @@ impl Master {
             return Ok(segment_ids);
         }
         let usable = || self.allocators.keys().copied().filter(|s| self.usable(*s));
-        let preferred = open.opts.preferred_rank.is_some();
+        let preferred = open.preferred_rank.is_some();
         // The largest segment of the preferred rank, so that the caller's size error names it.
         let named = usable().filter(|s| preferred && s.rank == wanted);
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);

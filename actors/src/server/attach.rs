@@ -187,7 +187,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
     {
         if let Err(e) = m.check(endpoint.tables.layout()) {
             // The client gets the reason, and the frame has no effect [I19].
-            let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
+            let _ = tx.try_send(OwnerToClient::Refused(e.message().to_string()));
             return Err(unsound(&e));
         }
         let handled = match m {
@@ -246,7 +246,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
 
 /// The error for an impossible frame from an attached client.
 fn unsound(error: &Error) -> WireError {
-    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message.clone()))
+    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message().to_string()))
 }
 
 async fn write_to_client<W: AsyncWrite + Unpin>(

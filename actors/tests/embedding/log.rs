@@ -1,7 +1,8 @@
 //! Shared by tests of the device log.
 
 use super::{client_by, config, eventually};
-use nkv_actors::message::{OwnerGauges, PutOptions};
+use nkv_actors::PutOptions;
+use nkv_actors::message::OwnerGauges;
 use nkv_actors::{Client, Cluster, NodeConfig, TransportChoice};
 
 pub const LOG: u64 = 4 << 20;
@@ -11,7 +12,7 @@ pub fn with_log(job: &str) -> NodeConfig {
 }
 
 pub fn logged(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank).device_alloc(true)
 }
 
 pub fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {

@@ -4,7 +4,7 @@
 
 pub mod log;
 
-use nkv_actors::message::PutOptions;
+use nkv_actors::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
 use nkv_pace::{HANGS, HANGS_MS};
 use nkv_store::clock::{BootClock, Clock};
@@ -21,7 +21,7 @@ pub fn config(job: &str) -> NodeConfig {
 }
 
 pub fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 pub fn bytes(n: usize, seed: u8) -> Vec<u8> {

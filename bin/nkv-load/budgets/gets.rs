@@ -54,7 +54,7 @@ pub(super) fn measure(
         for (key, outcome) in names.iter().zip(handle.remove_many(names)) {
             // An absent key was evicted: a producer that finds the log full fills the heap.
             if let Err(error) = outcome
-                && error.kind != ErrorKind::NotFound
+                && error.kind() != ErrorKind::NotFound
             {
                 report.tally.failed("remove", key, &error);
             }

@@ -135,7 +135,7 @@ impl Puts<'_> {
             for (key, outcome) in names.iter().zip(self.handle.remove_many(&names)) {
                 // An absent key was evicted: puts that found the log full may fill the heap.
                 if let Err(error) = outcome
-                    && error.kind != ErrorKind::NotFound
+                    && error.kind() != ErrorKind::NotFound
                 {
                     self.report.tally.failed("remove", key, &error);
                 }

@@ -11,7 +11,7 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
 use nkv::Blocking;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use std::time::Duration;

@@ -9,7 +9,8 @@ use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::ErrorTally;
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Blocking, Error, ErrorKind};
 use nkv_store::Buffer;
 use std::sync::Arc;
@@ -216,7 +217,7 @@ impl Client {
                 let verdict = stream.verify(&self.buffer, read, self.plan.size);
                 self.outcome.tally.compared(&key, verdict);
             }
-            Err(error) if error.kind == ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.outcome.asked += 1;
                 self.slots[slot].stored = None;
             }
@@ -263,7 +264,7 @@ impl Client {
         let (outcome, ns) = timed(|| self.handle.remove(&key));
         match outcome {
             Ok(()) => self.outcome.removes.record(ns),
-            Err(error) if error.kind == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
                 self.failed("remove", slot, &key, &error);
                 return false;
@@ -283,7 +284,7 @@ impl Client {
         for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
             match outcome {
                 Ok(()) => {}
-                Err(error) if error.kind == ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => self.outcome.tally.failed("remove", key, &error),
             }
         }

@@ -6,7 +6,8 @@ use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
-use nkv::message::{ObjMeta, PutOptions};
+use nkv::PutOptions;
+use nkv::message::ObjMeta;
 use nkv::{Blocking, ErrorKind};
 use nkv_store::Buffer;
 use std::collections::HashSet;
@@ -168,7 +169,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
                     self.report.tally.compared(names[at], verdict);
                     Fate::Read
                 }
-                Err(error) if error.kind == ErrorKind::NotFound => Fate::Lost,
+                Err(error) if error.kind() == ErrorKind::NotFound => Fate::Lost,
                 Err(error) => {
                     self.report.tally.failed("get", names[at], error);
                     Fate::Failed
@@ -203,7 +204,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         for (name, outcome) in names.iter().zip(&outcomes) {
             match outcome {
                 Ok(()) => put += 1,
-                Err(error) if error.kind == ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => self.report.tally.failed("put", name, error),
             }
         }

@@ -6,7 +6,7 @@ mod refusing;
 mod streams;
 
 use crate::cluster_process::{Ended, ProcessCluster, Terminal, clean_command, run_to_end, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -187,7 +187,7 @@ fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     let handle = cluster.connect(0);
     for n in 0..30u32 {
         let rank = Some(n % 3);
-        let to = PutOptions { preferred_rank: rank, ..PutOptions::default() };
+        let to = PutOptions::default().preferred_rank(rank);
         handle.put(&n.to_le_bytes(), &[7; 1 << 20], &to).unwrap();
     }
     let objects = |rank: usize, cluster: &ProcessCluster| {

@@ -2,7 +2,8 @@
 //! once, and the HTTP endpoints show each phase.
 
 use crate::cluster_process::{EXIT_LIMIT, ProcessCluster, READY_LIMIT, until};
-use nkv::message::{PutOptions, RankState};
+use nkv::PutOptions;
+use nkv::message::RankState;
 use nkv::{Blocking, WritePlan};
 use nkv_pace::{HANGS, timed};
 use rustix::process::Signal;
@@ -15,7 +16,7 @@ const SOON_MS: u64 = 5_000;
 const VALUE: &[u8] = &[7; 10_000];
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 /// A plan in the heap of rank 1 that is written but not published.

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "a fork is what is tested")]
 
 use crate::cluster_process::ProcessCluster;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, Node, NodeConfig, TransportChoice};
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn in_child(work: impl FnOnce() -> Option<Error>) -> String {
     // fork (that is what is tested), writes one line and ends by _exit.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let text = work().map_or("no error".to_string(), |e| format!("{:?}: {e}", e.kind));
+        let text = work().map_or("no error".to_string(), |e| format!("{:?}: {e}", e.kind()));
         let _ = rustix::io::write(&write, text.as_bytes());
         // SAFETY: ends this process without running anything of the parent's.
         unsafe { libc::_exit(0) };

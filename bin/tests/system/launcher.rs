@@ -6,7 +6,7 @@ use crate::cluster_process::{
     Ended, Process, ProcessCluster, clean_command, left_in_shm, new_job, node_command, run_to_end,
     until,
 };
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv_pace::{HANGS, timed};
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -157,7 +157,7 @@ fn a_rank_killed_with_sigkill_and_restarted_joins_at_once() {
     assert_ne!(cluster.node(1).segment(), before);
     assert!(!cluster.left_in_shm().contains(&before), "its old segment was removed");
     let handle = cluster.connect(0);
-    let on_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let on_1 = PutOptions::default().preferred_rank(1);
     handle.put(b"k", b"after", &on_1).unwrap();
     assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);
 }
@@ -181,7 +181,7 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
     assert_eq!(text.matches("declared gone; starting afresh").count(), 1, "{text}");
     assert!(cluster.left_in_shm().iter().all(|name| !name.starts_with(&before)));
     let handle = cluster.connect(0);
-    let on_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let on_1 = PutOptions::default().preferred_rank(1);
     handle.put(b"k", b"after", &on_1).unwrap();
     assert_eq!(handle.get_location(b"k").unwrap().rank, 1);
     assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);

@@ -3,7 +3,7 @@
 //! read by then.
 
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, Error, ErrorKind};
 use nkv_store::clock::{BootClock, Clock};
 use rustix::process::Signal;
@@ -27,7 +27,7 @@ fn key(n: u64) -> Vec<u8> {
 }
 
 fn owner() -> PutOptions {
-    PutOptions { preferred_rank: Some(1), page_bytes: 4096, ..PutOptions::default() }
+    PutOptions::default().preferred_rank(1).page_bytes(4096)
 }
 
 /// Puts one batch; returns the keys that were acknowledged, and whether all were.
@@ -41,7 +41,7 @@ fn put(handle: &Blocking, batch: u64) -> (Vec<Vec<u8>>, bool) {
 }
 
 fn is_away(e: &Error) -> bool {
-    matches!(e.kind, ErrorKind::NotReady | ErrorKind::Disconnected | ErrorKind::Timeout)
+    matches!(e.kind(), ErrorKind::NotReady | ErrorKind::Disconnected | ErrorKind::Timeout)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! may rely on, and the effect of a stopped or dead rank.
 
 use crate::cluster_process::{Ended, ProcessCluster, run_to_end, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, ErrorKind};
 use nkv_pace::{HANGS, timed};
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
 }
 
 fn put(handle: &Blocking, key: &[u8], value: &[u8], rank: u32) {
-    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(rank);
     handle.put(key, value, &opts).expect("a put");
 }
 
@@ -161,7 +161,7 @@ fn i6_a_rank_that_stands_still_fails_a_removal_in_time_and_cannot_bring_a_key_ba
     until(LIMIT, "the rank does what it was told", || nkv(&cluster, 1, &["ls"]).stdout.is_empty());
     for i in 0..30 {
         let gone = handle.get(format!("k{i:04}").as_bytes()).expect_err("removed");
-        assert_eq!(gone.kind, ErrorKind::NotFound, "{gone}");
+        assert_eq!(gone.kind(), ErrorKind::NotFound, "{gone}");
     }
     assert_eq!(nkv(&cluster, 0, &["rm", "--matching", "^k"]).code, 1);
 }
@@ -187,11 +187,7 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
         command.args(["--ttl-ms", "4000", "--log-bytes", "16MiB"]);
     });
     let handle = cluster.connect(0);
-    let by_log = |rank| PutOptions {
-        preferred_rank: Some(rank),
-        device_alloc: Some(true),
-        ..PutOptions::default()
-    };
+    let by_log = |rank| PutOptions::default().preferred_rank(rank).device_alloc(true);
     handle.put(b"there", b"value", &by_log(0)).expect("room");
     handle.put(b"lost", b"value", &by_log(1)).expect("room");
     handle.put(b"listed", b"value", &PutOptions::default()).expect("room");
@@ -208,9 +204,9 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
     }
     assert_eq!(handle.get(b"there").expect("not removed"), b"value"[..]);
     until(LIMIT, "the rank is gone", || nkv(&cluster, 0, &["rm", "there"]).code == 0);
-    assert_eq!(handle.get(b"there").expect_err("removed").kind, ErrorKind::NotFound);
+    assert_eq!(handle.get(b"there").expect_err("removed").kind(), ErrorKind::NotFound);
     assert_eq!(nkv(&cluster, 0, &["rm", "--all", "--yes"]).code, 0);
-    assert_eq!(handle.get(b"lost").expect_err("gone").kind, ErrorKind::NotFound);
+    assert_eq!(handle.get(b"lost").expect_err("gone").kind(), ErrorKind::NotFound);
 }
 
 #[test]

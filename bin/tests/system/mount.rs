@@ -3,7 +3,7 @@
 //! rank is killed.
 
 use crate::cluster_process::{Ended, ProcessCluster, left_in_shm, run_to_end, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn value(n: usize) -> Vec<u8> {
 
 /// Puts `n` values on rank 1.
 fn fill(handle: &Blocking, n: usize) {
-    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(1);
     for i in 0..n {
         handle.put(format!("k{i}").as_bytes(), &value(i), &opts).unwrap();
     }
@@ -79,11 +79,11 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
         assert_eq!(left_in_shm(cluster.job()).len(), files);
         for handle in &readers {
             let e = handle.read_into(&old, &mut vec![0; LEN]).unwrap_err();
-            assert!(matches!(e.kind, ErrorKind::NotFound | ErrorKind::Disconnected), "{e}");
+            assert!(matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Disconnected), "{e}");
             for i in 0..40 {
                 match handle.get(format!("k{i}").as_bytes()) {
                     Ok(got) => assert!(!there.contains(&i) && got == value(i), "k{i}"),
-                    Err(e) => assert!(there.contains(&i) && e.kind == ErrorKind::NotFound, "{e}"),
+                    Err(e) => assert!(there.contains(&i) && e.kind() == ErrorKind::NotFound, "{e}"),
                 }
             }
         }
@@ -173,7 +173,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
     // Its objects are gone on all its segments, without waiting for a TTL.
     for i in 0..40 {
         let e = handle.get(format!("k{i}").as_bytes()).unwrap_err();
-        assert_eq!(e.kind, ErrorKind::NotFound, "k{i}: {e}");
+        assert_eq!(e.kind(), ErrorKind::NotFound, "k{i}: {e}");
     }
     assert_eq!(left_in_shm(cluster.job()).len(), files);
     assert!(mounted(&handle).is_empty());
@@ -181,13 +181,13 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
 
     // A second signal ends it at once, and it unlinks mounted segments too.
     assert_eq!(nkv(&cluster, &["mount", "64MiB", "--rank", "1"]).code, 0);
-    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(1);
     let plan = handle.open_for_write(b"open", 4096, &opts).unwrap();
     assert_eq!(plan.desc().unwrap().meta.at.incarnation, mounted(&handle)[0]);
     cluster.term(1);
     until(LIMIT, "it drains", || cluster.get(1, "/status").1.contains("\"draining\":true"));
     let e = handle.mount_segment(1, 1 << 20).unwrap_err();
-    assert!(e.message.contains("shutting down"), "{e}");
+    assert!(e.message().contains("shutting down"), "{e}");
     let ended = cluster.end_at_once(1, rustix::process::Signal::TERM);
     assert_eq!(ended.code, 128 + 15, "{}", ended.stderr);
     assert_eq!(left_in_shm(cluster.job()).len(), files / 2);

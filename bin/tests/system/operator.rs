@@ -194,7 +194,7 @@ fn about(line: &str) -> &str {
 fn scrapes_have_one_order_and_every_metric_its_help_type_and_a_name_by_the_rules() {
     let cluster = ProcessCluster::start(1, |_| {});
     let handle = cluster.connect(0);
-    handle.put(b"k", b"value", &nkv::message::PutOptions::default()).unwrap();
+    handle.put(b"k", b"value", &nkv::PutOptions::default()).unwrap();
     let first = cluster.get(0, "/metrics").1;
     let second = cluster.get(0, "/metrics").1;
     let mut later = second.lines().map(about);

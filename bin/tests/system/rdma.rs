@@ -4,7 +4,8 @@
 mod deaths;
 
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use nkv_pace::{HANGS, timed};
 use nkv_store::Buffer;
@@ -21,7 +22,7 @@ fn bytes(seed: u32, len: usize) -> Vec<u8> {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 fn by_devices(cluster: &ProcessCluster) -> Blocking {
@@ -43,7 +44,7 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
         writer.put(key.as_bytes(), &value, &on(i as u32 % 3)).unwrap();
         assert!(reader.get(key.as_bytes()).unwrap() == value, "{size} bytes");
         let e = writer.put(key.as_bytes(), b"another", &on(0)).unwrap_err();
-        assert_eq!(e.kind, ErrorKind::AlreadyExists);
+        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     }
     let keys: Vec<String> = (0..sizes.len()).map(|i| format!("k{i}")).collect();
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
@@ -57,7 +58,7 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
         assert!(reader.get(name).unwrap() == value, "{}", String::from_utf8_lossy(name));
     }
     writer.remove(b"k3").unwrap();
-    assert_eq!(reader.get(b"k3").unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(reader.get(b"k3").unwrap_err().kind(), ErrorKind::NotFound);
     let registered = |len| writer.client().register(Buffer::new(len).unwrap()).unwrap();
     // Read into it at odd addresses.
     let (mut from, mut into) = (registered(3 << 20), registered((3 << 20) + 1));
@@ -92,7 +93,7 @@ fn i1_claims_of_hosts_and_of_this_one_are_counted_by_the_device_and_those_by_tcp
     let far = [by_devices(&cluster), by_devices(&cluster)];
     let (near, by_tcp) =
         (cluster.connect_by(0, TransportChoice::Shm), cluster.connect_by(0, TransportChoice::Tcp));
-    let by_log = |rank| PutOptions { device_alloc: Some(true), ..on(rank) };
+    let by_log = |rank| on(rank).device_alloc(true);
     for i in 0..60u32 {
         let (key, value) = (format!("log{i}"), bytes(i, 1 + i as usize * 700));
         let writer = [&far[0], &far[1], &near][i as usize % 3];
@@ -125,7 +126,7 @@ fn i10_a_plan_past_its_deadline_is_dropped_by_its_handle_and_takes_no_late_byte(
     // empty.
     until(SOON, "the plan ended", || owner(&cluster, 1)["owner"]["plans_open"] == 0);
     let late = plan.write_from(2048, &[2; 2048]).unwrap_err();
-    assert_eq!(late.kind, ErrorKind::Reclaimed, "{late}");
+    assert_eq!(late.kind(), ErrorKind::Reclaimed, "{late}");
     producer.put(b"late", b"again", &on(1)).unwrap();
     assert_eq!(producer.get(b"late").unwrap(), b"again"[..]);
 }

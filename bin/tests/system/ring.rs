@@ -2,7 +2,8 @@
 //! and that neither end waits for the other for ever, whatever becomes of it and whenever.
 
 use crate::cluster_process::{ProcessCluster, clean_command, until};
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, TransportChoice};
 use nkv_pace::{HANGS, Took, timed};
 use nkv_store::threads::spawn_named;
@@ -100,7 +101,7 @@ fn i18_a_node_killed_at_any_moment_ends_its_clients_calls_with_disconnected() {
         std::thread::sleep(Duration::from_micros(20_000 + 317 * round));
         cluster.kill9(0);
         let (error, took) = client.unwrap().join().unwrap();
-        assert_eq!(error.kind, ErrorKind::Disconnected, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         assert!(took.within(CALL_MS + SLACK_MS), "{took} in round {round}");
     }
 }
@@ -120,7 +121,7 @@ fn i18_a_stopped_node_ends_a_call_with_timeout_and_serves_the_next_one_when_it_g
         cluster.node(0).stop();
         let (ended, took) = timed(call);
         cluster.node(0).signal(Signal::CONT);
-        assert_eq!(ended.unwrap_err().kind, ErrorKind::Timeout);
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::Timeout);
         assert!(took.ms >= CALL_MS && took.within(CALL_MS + SLACK_MS), "{took}");
         until(LIMIT, "served again", || call().is_ok());
     }

@@ -5,8 +5,8 @@
 #![expect(unsafe_code, reason = "threads with descriptor tables of their own")]
 
 use crate::cluster_process::{ProcessCluster, until};
+use nkv::PutOptions;
 use nkv::TransportChoice;
-use nkv::message::PutOptions;
 use nkv_pace::{HANGS, Stopwatch, Took, timed};
 use nkv_store::threads::spawn_named;
 use std::collections::VecDeque;
@@ -93,7 +93,7 @@ fn i20_thousands_of_silent_connections_keep_neither_clients_nor_probes_nor_ranks
         for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
             let client = cluster.connect_by(0, transport);
             let (key, on) = (calls.to_le_bytes(), PutOptions::default());
-            client.put(&key, &[7; 4096], &PutOptions { preferred_rank: Some(0), ..on }).unwrap();
+            client.put(&key, &[7; 4096], &on.preferred_rank(0)).unwrap();
             assert_eq!(client.get(&key).unwrap(), &[7; 4096][..]);
             client.remove(&key).unwrap();
             client.close();

@@ -2,7 +2,7 @@
 //! overwritten while nodes and clients use it. Nobody dies, and every value is right [I19].
 
 use crate::cluster_process::{ProcessCluster, left_in_shm};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, TransportChoice};
 use nkv_store::shm::SHM_DIR;
 use nkv_store::threads::spawn_named;
@@ -54,7 +54,7 @@ fn use_it(handle: &Blocking, round: u64) {
     for key in 0..KEYS {
         let name = format!("k{key}");
         let rank = Some((key % 2) as u32);
-        let on = PutOptions { preferred_rank: rank, ..PutOptions::default() };
+        let on = PutOptions::default().preferred_rank(rank);
         handle.put(name.as_bytes(), &value(key, round), &on).unwrap();
     }
     for key in 0..KEYS {

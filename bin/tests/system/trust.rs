@@ -5,7 +5,7 @@ use crate::cluster_process::{
     EXIT_LIMIT, Ended, ProcessCluster, clean_command, cookie, new_job, node_command, run_to_end,
     until,
 };
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Address, Blocking, ClientConfig, Secret, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;

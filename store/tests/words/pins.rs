@@ -23,7 +23,7 @@ fn view(heap: &Heap) -> Option<Vec<u8>> {
     let hit = read_slot(words, g, 0, key())?;
     let table = Table::of(&g.pins, 0).unwrap();
     table.set(words, 0, hit.slot, hit.epoch()).unwrap();
-    let bytes = still(words, g, &hit).is_ok().then(|| {
+    let bytes = still(words, g, &hit).then(|| {
         let mut bytes = payload(0);
         heap.memory().read(hit.header.payload_base, &mut bytes).unwrap();
         (bytes, hit.epoch())

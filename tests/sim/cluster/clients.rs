@@ -72,7 +72,7 @@ impl Cluster {
             let env = self.environment(process, false);
             match Client::connect_in(env, &at, config).await {
                 Ok(client) => return client,
-                Err(e) => self.trace.note("connect", e.kind),
+                Err(e) => self.trace.note("connect", e.kind()),
             }
             tokio::time::sleep(CONNECT_AGAIN).await;
         }

@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::content::PutId;
 use crate::ledger::{Ledger, Outcome};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{ErrorKind, WritePlan};
 use std::sync::Arc;
 
@@ -41,8 +41,9 @@ impl Worker {
     }
 
     fn begin(&mut self, key: usize, opts: &PutOptions) -> (Putting, Vec<u8>) {
+        let by_log = *opts == opts.clone().device_alloc(true);
         let ledger = self.cluster.ledger.clone();
-        let (put, value) = ledger.begin_put(key, self.size(), opts.device_alloc == Some(true));
+        let (put, value) = ledger.begin_put(key, self.size(), by_log);
         (Putting { ledger, put }, value)
     }
 
@@ -69,7 +70,7 @@ impl Worker {
 
     pub(super) async fn put_by_pages(&mut self) {
         // A put page by page needs a plan.
-        let (key, opts) = (self.key(), PutOptions { device_alloc: None, ..self.options() });
+        let (key, opts) = (self.key(), self.options().device_alloc(None));
         let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);
         let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;

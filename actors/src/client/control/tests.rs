@@ -87,7 +87,7 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
     }
     node.stop().await;
     let gone = pool.call(Request::View, LIMIT).await;
-    assert_eq!(gone.unwrap_err().kind, ErrorKind::Disconnected);
+    assert_eq!(gone.unwrap_err().kind(), ErrorKind::Disconnected);
     let node = Node::start(config).await.unwrap();
     if let MasterPath::Remote(addresses) = &pool.path {
         *addresses.lock().unwrap() = vec![node.info().local.clone().unwrap()];
@@ -101,9 +101,9 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
 async fn an_answer_to_something_else_is_disconnected_and_names_the_master_and_its_address() {
     let (node, pool) = node("other-answer").await;
     let error = pool.unexpected("Exists", &Response::Done(vec![Ok(()), Ok(())]));
-    assert_eq!(error.kind, ErrorKind::Disconnected);
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
     let at = node.info().local.clone().unwrap();
     let begins = format!("the master (rank 0 at {at}) answered Exists with 2 results");
-    assert!(error.message.starts_with(&begins), "{error}");
+    assert!(error.message().starts_with(&begins), "{error}");
     node.stop().await;
 }

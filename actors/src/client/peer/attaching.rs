@@ -139,7 +139,7 @@ impl Attaching {
             Ok(None) => passed_over.push("shm: other host or private heap".to_string()),
             // The node does not answer: it would not over tcp either, and the call's limit is
             // almost over.
-            Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+            Err(e) if e.kind() == ErrorKind::Timeout => return Err(e),
             Err(e) if self.choice == TransportChoice::Shm => return Err(e),
             Err(error) => passed_over.push(format!("shm: {error}")),
         }
@@ -150,7 +150,7 @@ impl Attaching {
         }
         match self.devices(AttachmentUse::Everything, passed_over.clone()).await {
             Ok(peer) => return Ok(peer),
-            Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+            Err(e) if e.kind() == ErrorKind::Timeout => return Err(e),
             Err(error) => passed_over.push(format!("rdma: {error}")),
         }
         self.tcp(passed_over).await

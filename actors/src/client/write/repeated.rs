@@ -8,7 +8,7 @@ use nkv_store::Key;
 /// Items that were refused because an earlier item of the same batch has their key: sets their
 /// error to InvalidArgument with both positions. `at` holds the positions in the caller's batch.
 pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)], at: &[usize]) {
-    let refused = |r: &Result<T>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
+    let refused = |r: &Result<T>| matches!(r, Err(e) if e.kind() == ErrorKind::NotReady);
     // The usual case: nothing was refused.
     if !opened.iter().any(refused) {
         return;
@@ -43,9 +43,9 @@ mod tests {
         name_repeated(&mut opened, &items, &[3, 5, 7, 9]);
         assert_eq!(opened[1], wait(), "another put has it");
         let error = opened[2].clone().unwrap_err();
-        assert_eq!(error.kind, ErrorKind::InvalidArgument);
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(
-            error.message.starts_with("key a stands twice in this batch, at 3 and 7 "),
+            error.message().starts_with("key a stands twice in this batch, at 3 and 7 "),
             "{error}"
         );
         assert_eq!(opened[3], wait());

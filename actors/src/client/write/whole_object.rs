@@ -52,7 +52,7 @@ impl Client {
         let mut placed = placed
             .map(|(((posted, refused), ops), ((plan, _), object))| {
                 refused.map_or(Ok(()), Err)?;
-                posted?;
+                posted.map_err(|e| Error::from(e).at_rank(plan.peer.rank))?;
                 published(object, ops, plan)
             })
             .collect::<Vec<_>>()

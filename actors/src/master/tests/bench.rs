@@ -6,9 +6,9 @@ use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::ObjectDesc;
 use crate::message::{
-    ExportedMemory, KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef,
-    PutOptions, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent,
-    SlotEntry, SlotRef, Term,
+    ExportedMemory, KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef, RankInfo,
+    Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent, SlotEntry, SlotRef,
+    Term,
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
@@ -264,8 +264,8 @@ impl Bench {
 
     pub(super) async fn found(&self, k: &str) -> std::result::Result<SlotRef, ErrorKind> {
         match self.ask(Request::GetLocation { keys: vec![key(k)], gone: Vec::new() }).await {
-            Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind),
-            Response::Failed(e) => Err(e.kind),
+            Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind()),
+            Response::Failed(e) => Err(e.kind()),
             other => panic!("{other:?}"),
         }
     }
@@ -331,8 +331,12 @@ pub(super) fn done(response: Response) -> Result<()> {
 }
 
 pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
-    let opts = PutOptions { preferred_rank: Some(rank), page_bytes: 4096, ..PutOptions::default() };
-    let item = OpenItem { key: k.as_bytes().to_vec(), bytes_total: UNIT, opts };
+    let item = OpenItem {
+        key: k.as_bytes().to_vec(),
+        bytes_total: UNIT,
+        preferred_rank: Some(rank),
+        page_bytes: 4096,
+    };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }
 

@@ -96,12 +96,12 @@ async fn i12_a_commit_that_no_owner_confirms_is_not_ready_and_given_up_it_leaves
     let waits = commits(&bench, &[&plan]).await;
     bench.clock.advance_ms(LONGER_MS);
     let e = done(waits.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     // A repeated commit waits again, since the plan is still not recorded.
     let again = commits(&bench, &[&plan]).await;
     bench.done(Request::Abort(vec![plan_ref(&plan)])).await.unwrap();
     records(&ranks[0], plan.plan).await;
-    assert_eq!(done(again.await.unwrap()).unwrap_err().kind, ErrorKind::Reclaimed);
+    assert_eq!(done(again.await.unwrap()).unwrap_err().kind(), ErrorKind::Reclaimed);
     assert_eq!(ranks[0].receives(ended).await, EndCause::Aborted);
     // READY was written; the owner saw it before it received the end of the plan.
     ranks[0].sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
@@ -125,7 +125,7 @@ async fn an_embedded_handle_at_the_master_waits_for_owners_of_other_processes_as
     eventually("the commit waits", async || waited(&bench), |n| *n == 1).await;
     bench.clock.advance_ms(LONGER_MS);
     let Ok(Response::Done(list)) = waits.await.unwrap() else { panic!("no answer") };
-    assert_eq!(list[0].as_ref().unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(list[0].as_ref().unwrap_err().kind(), ErrorKind::NotReady);
     records(&ranks[0], plan.plan).await;
     assert_eq!(commit().await.unwrap(), Ok(Response::Done(vec![Ok(())])));
 }
@@ -136,7 +136,7 @@ async fn a_commit_whose_owners_link_breaks_is_disconnected_and_nothing_is_stored
     let plan = bench.open(1, "k", 1).await.unwrap();
     let waits = commits(&bench, &[&plan]).await;
     ranks.pop().unwrap().hangs_up().await;
-    assert_eq!(done(waits.await.unwrap()).unwrap_err().kind, ErrorKind::Disconnected);
+    assert_eq!(done(waits.await.unwrap()).unwrap_err().kind(), ErrorKind::Disconnected);
     assert!(bench.found("k").await.is_err());
 }
 

@@ -103,7 +103,7 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
         .await;
     ranks[1].sends(OwnerToMaster::ViewSeen { number }).await;
     let e = done(removal.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
+    assert_eq!(e.kind(), ErrorKind::NotFound, "it went with its rank: {e}");
 }
 
 /// If only a minority, partitioned together with the master, knows of the loss, the ranks on the
@@ -124,8 +124,8 @@ async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_o
         ranks[0].drain().await;
     }
     let e = done(waits.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("only 1 of 3 ranks"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
+    assert!(e.message().contains("only 1 of 3 ranks"), "{e}");
 }
 
 #[tokio::test]
@@ -144,7 +144,7 @@ async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
         r.sends(OwnerToMaster::Retired(Vec::new())).await;
     }
     let e = done(waits.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has(
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "the unreported rank's object can be read");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "the unreported rank's object can be read");
     let mut unreported = bench
         .join_from(1, 101, bench.members.term(), view(bench.members.term(), 9, &[100, 101]))
         .await
@@ -233,7 +233,7 @@ async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_rep
     first.drain().await;
     unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "the unreported rank's object can be read");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "the unreported rank's object can be read");
     let now = bench.members.term();
     let mut unreported = bench.join_from(1, 101, now, view(now, 9, &[100, 101])).await.unwrap();
     unreported.reports(vec![live(0, 1, "k")]).await;

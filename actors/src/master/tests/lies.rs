@@ -226,7 +226,7 @@ async fn a_slot_that_had_its_last_epoch_is_placed_no_more() {
     }
     match full.await.unwrap() {
         Response::Plans(list) => {
-            assert_eq!(list[0].as_ref().unwrap_err().kind, ErrorKind::OutOfMemory);
+            assert_eq!(list[0].as_ref().unwrap_err().kind(), ErrorKind::OutOfMemory);
         }
         other => panic!("{other:?}"),
     }
@@ -251,5 +251,5 @@ async fn i6_a_view_that_was_not_sent_yet_cannot_be_acknowledged() {
         .await;
     assert!(!removal.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
     ranks[1].sends(OwnerToMaster::ViewSeen { number }).await;
-    assert_eq!(done(removal.await.unwrap()).unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(done(removal.await.unwrap()).unwrap_err().kind(), ErrorKind::NotFound);
 }

@@ -21,7 +21,7 @@ fn swept(response: Response) -> Result<Swept, ErrorKind> {
             assert!(s.next.is_none(), "so few keys are one round");
             Ok(s)
         }
-        Response::Failed(e) => Err(e.kind),
+        Response::Failed(e) => Err(e.kind()),
         other => panic!("{other:?}"),
     }
 }
@@ -33,7 +33,7 @@ async fn listed(bench: &Bench) -> Result<Vec<(String, KeyState)>, ErrorKind> {
                 |l: crate::message::Listed| (String::from_utf8(l.key.into()).unwrap(), l.state);
             Ok(keys.into_iter().map(row).collect())
         }
-        Response::Failed(e) => Err(e.kind),
+        Response::Failed(e) => Err(e.kind()),
         other => panic!("{other:?}"),
     }
 }
@@ -88,8 +88,8 @@ async fn i6_a_removal_whose_owner_is_silent_counts_what_was_confirmed() {
     let s = swept(waits.await.unwrap()).unwrap();
     assert_eq!((s.removed, s.unconfirmed), (1, 1));
     let why = s.why.unwrap();
-    assert_eq!(why.kind, ErrorKind::Disconnected, "{why}");
-    assert!(why.message.contains("rank 1"), "{why}");
+    assert_eq!(why.kind(), ErrorKind::Disconnected, "{why}");
+    assert!(why.message().contains("rank 1"), "{why}");
     assert_eq!(listed(&bench).await, Ok(vec![("b".to_string(), KeyState::Removing)]));
     ranks[1].sends(OwnerToMaster::Retired(silent)).await;
     assert_eq!(listed(&bench).await, Ok(Vec::new()), "it stays removed");

@@ -43,8 +43,8 @@ async fn is_asked(rank: &mut Rank) -> (u64, LogQuestion) {
 
 async fn outcome(asked: tokio::task::JoinHandle<Response>) -> Result<(), ErrorKind> {
     match tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap() {
-        Response::Locations(mut list) => list.remove(0).map(drop).map_err(|e| e.kind),
-        Response::Done(mut list) => list.remove(0).map_err(|e| e.kind),
+        Response::Locations(mut list) => list.remove(0).map(drop).map_err(|e| e.kind()),
+        Response::Done(mut list) => list.remove(0).map_err(|e| e.kind()),
         other => panic!("{other:?}"),
     }
 }
@@ -139,7 +139,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     assert!(matches!(question, LogQuestion::Find(keys) if keys == [listed]));
     answers(&logs, again, Vec::new()).await;
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
-    let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind)).collect();
+    let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind())).collect();
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
 
@@ -173,7 +173,7 @@ fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<R
 
 async fn led_to(asked: tokio::task::JoinHandle<Response>) -> Result<SlotRef, ErrorKind> {
     match tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap() {
-        Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind),
+        Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind()),
         other => panic!("{other:?}"),
     }
 }
@@ -289,6 +289,6 @@ async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
         // The log does not answer: a remove that asked it would wait.
         let refused = tokio::time::timeout(LIMIT, bench.asks(remove)).await.expect("it waits");
         let Response::Failed(e) = refused.unwrap() else { panic!("not refused") };
-        assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+        assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     }
 }

@@ -81,7 +81,7 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     let found = async || bench.found("k").await;
     eventually("its link is down", found, |f| *f == Err(ErrorKind::Disconnected)).await;
     let e = bench.done(Request::Remove(vec![key("k")])).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it is gone all the same");
     let obeyed = bench.members.term();
     let mut r = bench.join_from(1, 101, obeyed, SeenView::default()).await.unwrap();
@@ -130,7 +130,7 @@ async fn i6_a_removal_where_a_link_is_down_or_breaks_fails_at_once_and_so_does_a
         };
         ranks[0].retires().await;
         let Response::Done(list) = removal.await.unwrap() else { panic!("no list") };
-        let kinds: Vec<_> = list.into_iter().map(|r| r.map_err(|e| e.kind)).collect();
+        let kinds: Vec<_> = list.into_iter().map(|r| r.map_err(|e| e.kind())).collect();
         let lost = Err(ErrorKind::Disconnected);
         assert_eq!(kinds, [lost, lost, Ok(()), lost], "it breaks first: {breaks_first}");
     }
@@ -161,7 +161,7 @@ async fn model_onlyowner_i10_the_masters_clock_ends_no_plan() {
         bench.ticks().await;
     }
     let e = bench.open(2, "k", 0).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "its owner said nothing yet: {e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "its owner said nothing yet: {e}");
     bench.commit(&plan).await.unwrap();
 }
 
@@ -173,7 +173,7 @@ async fn model_repairplan_i6_a_remove_ends_the_open_plan_of_its_key_and_its_comm
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     assert_eq!(r.receives(ended).await, EndCause::Removed);
     let e = bench.commit(&plan).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Reclaimed, "{e}");
     assert!(!removal.is_finished(), "LIVE is not gone yet");
     r.sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
     done(removal.await.unwrap()).unwrap();
@@ -187,7 +187,7 @@ async fn i11_a_replayed_open_gets_the_same_plan_and_another_producers_does_not()
     assert_eq!(first, again);
     let heard = ranks[0].drain().await;
     assert_eq!(heard.iter().filter_map(opened).count(), 1);
-    assert_eq!(bench.open(2, "k", 0).await.unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(bench.open(2, "k", 0).await.unwrap_err().kind(), ErrorKind::NotReady);
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn i11_a_commit_of_an_expired_plan_is_reclaimed() {
     let (bench, ranks) = Bench::whole(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
     ranks[0].sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
-    assert_eq!(bench.commit(&plan).await.unwrap_err().kind, ErrorKind::Reclaimed);
+    assert_eq!(bench.commit(&plan).await.unwrap_err().kind(), ErrorKind::Reclaimed);
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() 
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let Response::Plans(mut late) = late.await.unwrap() else { panic!("no plans") };
-    assert_eq!(late.remove(0).unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(late.remove(0).unwrap_err().kind(), ErrorKind::NotReady);
     // The owner empties its queue while an open waits.
     let waits = bench.asks(opening(2, "waits", 0));
     assert!(ranks[0].drain().await.len() >= 5_000, "the link is up");
@@ -259,11 +259,11 @@ async fn what_is_no_key_is_refused_and_not_said_to_be_absent() {
         let keys = || vec![key("k"), key(&bad)];
         for asked in [Request::Exists(keys()), Request::MatchPrefix(keys())] {
             let Response::Failed(e) = bench.ask(asked).await else { panic!() };
-            assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
+            assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
         }
         let located = Request::GetLocation { keys: keys(), gone: Vec::new() };
         let Response::Locations(list) = bench.ask(located).await else { panic!() };
-        let kinds: Vec<_> = list.iter().map(|r| r.as_ref().unwrap_err().kind).collect();
+        let kinds: Vec<_> = list.iter().map(|r| r.as_ref().unwrap_err().kind()).collect();
         assert_eq!(kinds, [ErrorKind::NotFound, ErrorKind::InvalidArgument]);
     }
 }

@@ -6,8 +6,8 @@ use super::bench::{
 };
 use crate::ErrorKind;
 use crate::message::{
-    MAX_SEGMENTS, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PutOptions, RankInfo,
-    RankState, Refusal, Request, Response, SeenView, SegmentId,
+    MAX_SEGMENTS, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, RankInfo, RankState, Refusal,
+    Request, Response, SeenView, SegmentId,
 };
 use std::collections::BTreeMap;
 
@@ -21,8 +21,12 @@ async fn mounted(bench: &Bench, segment_id: SegmentId, incarnation: u64) -> Rank
 }
 
 fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
-    let opts = PutOptions { preferred_rank: Some(0), page_bytes: 4096, ..PutOptions::default() };
-    let items = vec![OpenItem { key: k.as_bytes().to_vec(), bytes_total, opts }];
+    let items = vec![OpenItem {
+        key: k.as_bytes().to_vec(),
+        bytes_total,
+        preferred_rank: Some(0),
+        page_bytes: 4096,
+    }];
     Request::OpenForWrite { request, wait_ms: 100, items }
 }
 
@@ -101,8 +105,8 @@ async fn a_mounted_segment_does_not_stand_for_a_rank_that_is_missing() {
     let _second = mounted(&bench, SECOND, 200).await;
     assert_eq!(bench.members.ready_ranks(), 1);
     let e = bench.open(1, "k", 0).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
-    assert!(e.message.contains("ranks [1] of 2"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
+    assert!(e.message().contains("ranks [1] of 2"), "{e}");
 }
 
 #[tokio::test]
@@ -118,13 +122,13 @@ async fn an_object_goes_to_the_segment_of_its_rank_with_most_room() {
     assert!(placed.iter().all(|m| m.rank == 0));
     // By hash, too: a rank's share does not grow with its segments.
     let (mut at, mut request) = (BTreeMap::<u32, u32>::new(), 100);
-    let opts = PutOptions::default();
     for k in 0..4 {
         let id = HASHER.id(format!("h{k}").as_bytes());
         let items = vec![OpenItem {
             key: format!("h{k}").into_bytes(),
             bytes_total: 1,
-            opts: opts.clone(),
+            preferred_rank: None,
+            page_bytes: 0,
         }];
         request += 1;
         let open = Request::OpenForWrite { request, wait_ms: 0, items };
@@ -151,8 +155,11 @@ async fn an_object_goes_where_it_fits_and_is_refused_where_it_never_can() {
     let small = open_of(&bench, 3, "small", 1).await;
     assert_eq!(small.meta.at.incarnation, 100);
     let e = granted(bench.ask(opening_of(4, "huge", 9 * UNIT)).await).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::InvalidArgument);
-    assert!(e.message.contains("larger than the heap of segment 1 of rank 0 (32768 bytes)"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        e.message().contains("larger than the heap of segment 1 of rank 0 (32768 bytes)"),
+        "{e}"
+    );
     waits.abort();
 }
 
@@ -274,7 +281,7 @@ async fn i17_a_segment_that_left_takes_its_objects_along_and_nobody_elses() {
     assert!(bench.found("first").await.is_ok());
     bench.commit(&open).await.unwrap();
     let e = bench.commit(&lost).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Reclaimed, "{e}");
     assert!(matches!(bench.mount(SECOND, 200).await, Err(Refusal::Gone { .. })));
     // The segment is free for another incarnation, and the key for another value.
     let _again = mounted(&bench, SECOND, 201).await;
@@ -307,8 +314,8 @@ async fn model_joinall_a_restarted_master_waits_for_the_segments_a_node_announce
     assert_eq!(bench.found("first").await, Err(ErrorKind::NotReady), "nothing is certain yet");
     assert_eq!(bench.found("second").await, Err(ErrorKind::NotReady), "it may lie there");
     let e = bench.open(1, "second", 0).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
-    assert!(e.message.contains("waits for segment 1 of rank 0 to join"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
+    assert!(e.message().contains("waits for segment 1 of rank 0 to join"), "{e}");
     let segment = RankInfo { segment_id: 1, ..info(0, 200, 1) };
     let mut second = bench.joins(segment, old, true, seen).await.unwrap();
     second.reports(vec![live(0, 1, "second")]).await;

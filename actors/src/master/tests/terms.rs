@@ -95,7 +95,7 @@ async fn a_plan_of_an_earlier_term_cannot_be_committed() {
     let mut r = bench.join_from(0, 100, term(4, 9), SeenView::default()).await.unwrap();
     r.reports(vec![held(plan.meta.at.slot, plan.meta.at.epoch)]).await;
     let e = bench.commit(&plan).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Reclaimed, "{e}");
     let again = bench.open(2, "k", 0).await.unwrap();
     assert_eq!(again.plan.term, term(5, 50));
     assert_ne!(again.meta.at.slot, plan.meta.at.slot, "[I8] held until Freed says otherwise");
@@ -108,7 +108,7 @@ async fn a_commit_across_a_restart_is_ok_if_the_owner_kept_the_object() {
     ranks.remove(0).hangs_up().await;
     let mut r = bench.join_from(0, 100, term(4, 9), SeenView::default()).await.unwrap();
     let early = bench.commit(&plan).await.unwrap_err();
-    assert_eq!(early.kind, ErrorKind::NotReady, "not known yet: {early}");
+    assert_eq!(early.kind(), ErrorKind::NotReady, "not known yet: {early}");
     r.reports(vec![live(plan.meta.at.slot, plan.meta.at.epoch, "k")]).await;
     bench.commit(&plan).await.unwrap();
 }
@@ -120,14 +120,14 @@ async fn model_joinall_nothing_is_said_not_to_exist_before_every_rank_was_met() 
     first.reports(Vec::new()).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotReady));
     let e = bench.open(1, "k", 0).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     let e = bench.done(Request::Remove(vec![key("k")])).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+    assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     let mut second = bench.join(1, 101).await.unwrap();
     second.reports(vec![live(0, 1, "k")]).await;
     assert_eq!(bench.found("k").await, Ok(second.at(0, 1)));
     let e = bench.open(2, "k", 0).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::AlreadyExists, "{e}");
+    assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}");
 }
 
 #[tokio::test]
@@ -157,8 +157,8 @@ async fn model_majority_a_master_that_few_ranks_obey_removes_nothing() {
     assert!(bench.found("k").await.is_ok(), "two of three obey");
     third.hangs_up().await;
     let e = bench.done(Request::Remove(vec![key("k")])).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("1 of 3"), "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
+    assert!(e.message().contains("1 of 3"), "{e}");
     let received = ranks[0].drain().await;
     assert!(!received.iter().any(|d| matches!(d, MasterToOwner::Retire(_))), "{received:?}");
 }
@@ -171,7 +171,7 @@ async fn model_majall_a_master_that_few_ranks_obey_neither_finds_nor_opens() {
     first.hangs_up().await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "half, without rank 0");
     let e = bench.open(2, "other", 1).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert_eq!(e.kind(), ErrorKind::Disconnected, "{e}");
     let mut first = bench.join_from(0, 100, term(1, 50), SeenView::default()).await.unwrap();
     first.reports(Vec::new()).await;
     assert!(bench.found("k").await.is_ok());
@@ -198,7 +198,7 @@ async fn an_open_in_flight_when_the_term_rises_is_told_to_try_again() {
     r.hangs_up().await;
     bench.join_from(0, 100, term(4, 9), SeenView::default()).await.unwrap();
     let crate::message::Response::Plans(list) = waits.await.unwrap() else { panic!() };
-    assert_eq!(list[0].as_ref().unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(list[0].as_ref().unwrap_err().kind(), ErrorKind::NotReady);
 }
 
 #[tokio::test]

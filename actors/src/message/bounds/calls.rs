@@ -80,8 +80,9 @@ impl Response {
             Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
             _ => Ok(()),
         };
-        checked
-            .map_err(|e| Error::internal(format!("the master's answer is invalid: {}", e.message)))
+        checked.map_err(|e| {
+            Error::internal(format!("the master's answer is invalid: {}", e.message()))
+        })
     }
 }
 

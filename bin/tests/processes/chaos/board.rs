@@ -70,7 +70,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// `Internal`, or return wrong bytes.
 pub fn is_expected_of_dead_rank(e: &Error) -> bool {
     matches!(
-        e.kind,
+        e.kind(),
         ErrorKind::Disconnected
             | ErrorKind::Timeout
             | ErrorKind::NotFound
@@ -82,7 +82,7 @@ pub fn is_expected_of_dead_rank(e: &Error) -> bool {
 /// True if a call that needs the master may end with this error while the master is away or has
 /// just restarted: as above, but not `NotFound` for an object of a living rank.
 pub fn is_expected_without_master(e: &Error) -> bool {
-    e.kind != ErrorKind::NotFound && is_expected_of_dead_rank(e)
+    e.kind() != ErrorKind::NotFound && is_expected_of_dead_rank(e)
 }
 
 impl Victim {
@@ -100,7 +100,7 @@ impl SharedState {
 
     /// Adds an object whose put failed: whole or absent, and absent if the error was Reclaimed.
     pub fn add_failed(&self, stored: Stored, e: &Error) {
-        let reclaimed = e.kind == ErrorKind::Reclaimed;
+        let reclaimed = e.kind() == ErrorKind::Reclaimed;
         self.add_unsure(stored, if reclaimed { Fate::Absent } else { Fate::Either });
     }
 
@@ -112,7 +112,7 @@ impl SharedState {
     /// True if a read may have failed with this error because a log made room; an evicted object is
     /// removed from the board.
     pub fn log_made_room(&self, s: &Stored, e: &Error) -> bool {
-        if e.kind != ErrorKind::NotFound || !self.passed(s) {
+        if e.kind() != ErrorKind::NotFound || !self.passed(s) {
             return false;
         }
         lock(&self.stored).retain(|other| other.key != s.key);

@@ -83,7 +83,7 @@ impl Calls {
         let result = tokio::time::timeout(HANGS, work)
             .await
             .unwrap_or_else(|_| Err(Error::internal(format!("{verb} {what} hung for {HANGS:?}"))));
-        let end = result.as_ref().map_or_else(|e| e.kind.to_string(), |_| "Ok".to_string());
+        let end = result.as_ref().map_or_else(|e| e.kind().to_string(), |_| "Ok".to_string());
         self.ended(verb, &end, what, watch.took());
         result
     }

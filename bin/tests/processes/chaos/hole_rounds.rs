@@ -85,7 +85,7 @@ pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
     assert_eq!(after.log_voided_bytes, hole.bytes, "what the living claimed is settled by them");
     let put = key(&victim.task.name, journal.objects.last().unwrap().number);
     let read = stage.rt.block_on(stage.observer.get(&put));
-    let end = read.map(|bytes| bytes.len()).map_err(|e| e.kind);
+    let end = read.map(|bytes| bytes.len()).map_err(|e| e.kind());
     assert_eq!(end, Err(ErrorKind::NotFound), "{} was never READY", shown(&put));
     check_victim(&stage, &victim.task.name, &journal);
     stage.check_unsure("after the hole");

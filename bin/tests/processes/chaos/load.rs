@@ -7,7 +7,8 @@ use super::board::{
 };
 use crate::content;
 use crate::random::Random;
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
 use nkv_store::key::key_hash;
 use std::sync::Arc;
@@ -208,11 +209,10 @@ impl Worker {
         let preferred =
             self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
         let bytes = content::bytes(&key, version, len);
-        let opts = PutOptions {
-            preferred_rank: preferred,
-            page_bytes: PAGE_BYTES,
-            device_alloc: Some(by_log),
-        };
+        let opts = PutOptions::default()
+            .preferred_rank(preferred)
+            .page_bytes(PAGE_BYTES)
+            .device_alloc(by_log);
         // In case the object's location is not known afterwards.
         let owner = preferred.unwrap_or((key_hash(&key) % u64::from(self.ranks)) as u32);
         let mark = self.board.logs.mark_now(owner).filter(|_| by_log);
@@ -269,7 +269,7 @@ impl Worker {
         let read = self.client.read_into(meta, &mut dst);
         match self.board.calls.make("read_into gone", &what, read).await {
             // Disconnected: its owner died since, in this round or an earlier one.
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Disconnected) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Disconnected) => {}
             Ok(_) => self.board.calls.fault(format!("{what} was removed and is read where it lay")),
             Err(e) => self.board.calls.fault(format!("{what}, removed, read where it lay: {e}")),
         }
@@ -305,7 +305,7 @@ impl Worker {
             return;
         }
         match self.board.calls.make("get removed", &what, self.client.get(&s.key)).await {
-            Err(e) if e.kind == ErrorKind::NotFound => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
             Ok(_) => self.board.calls.fault(format!("{what} was removed and is read")),
             Err(e) => {
                 let dooms = (before, self.board.doomed());

@@ -9,7 +9,8 @@ use super::producer::Task;
 use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use super::victim::{Phase, ProducerProcess, stored};
 use crate::random::{Random, rounds, seed};
-use nkv::message::{Existence, PutOptions};
+use nkv::PutOptions;
+use nkv::message::Existence;
 use nkv::{Error, ErrorKind, Result, TransportChoice};
 use nkv_pace::Stopwatch;
 use nkv_store::clock::{BootClock, Clock};
@@ -207,10 +208,10 @@ fn call_without_master(stage: &TestCluster, located: &[Arc<Stored>]) {
     if located.is_empty() {
         return calls.fault("no key on a living rank before the kill".to_string());
     }
-    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(1);
     let fresh = b"put without rank 0";
     let judge = |verb: &str, end: std::result::Result<(), Error>| match end {
-        Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::Timeout) => {}
+        Err(e) if matches!(e.kind(), ErrorKind::Disconnected | ErrorKind::Timeout) => {}
         other => calls.fault(format!("{verb} without rank 0: {other:?}")),
     };
     let end = rt.block_on(calls.make("get_location without", "", client.get_location(fresh)));
@@ -233,7 +234,7 @@ fn restart(stage: &mut TestCluster, seen: &mut Seen, number: u64) {
     let watch = Stopwatch::start();
     stage.cluster.restart(0);
     for rank in 0..RANKS {
-        let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
+        let opts = PutOptions::default().preferred_rank(rank);
         for tries in 0.. {
             let key = format!("returned/{number}/{rank}/{tries}").into_bytes();
             let (version, len) = (tries, 3_000);
@@ -305,7 +306,7 @@ fn check_removed(stage: &TestCluster, workers: &[Worker]) -> u64 {
         for s in &worker.gone {
             checked += 1;
             match stage.read(s) {
-                Some(e) if e.kind == ErrorKind::NotFound => {}
+                Some(e) if e.kind() == ErrorKind::NotFound => {}
                 other => calls.fault(format!("{} was removed: {other:?}", shown(&s.key))),
             }
         }

@@ -6,7 +6,7 @@ use super::load::shown;
 use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use crate::random::{Random, rounds, seed};
 use nkv::ErrorKind;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv_pace::{HANGS_MS, Stopwatch};
 use nkv_store::clock::{BootClock, Clock};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ pub fn doom(stage: &TestCluster, rank: u32) -> Victim {
 fn restart(stage: &mut TestCluster, seen: &mut Seen, rank: u32) {
     let (since, watch) = (BootClock.now_ms(), Stopwatch::start());
     stage.cluster.restart(rank);
-    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(rank);
     let mut tries = 0;
     loop {
         tries += 1;
@@ -174,7 +174,7 @@ fn restart(stage: &mut TestCluster, seen: &mut Seen, rank: u32) {
         let took = watch.took();
         let there = meta.as_ref().is_some_and(|m| m.rank == rank);
         if let Err(e) = put {
-            if e.kind != ErrorKind::NotReady {
+            if e.kind() != ErrorKind::NotReady {
                 stage.board.calls.fault(format!("a put to the successor of rank {rank}: {e}"));
             }
             stage.board.add_failed(Stored { key, version, len, meta: None, mark: None }, &e);
@@ -202,7 +202,7 @@ pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
     let calls = &stage.board.calls;
     for s in lost {
         match stage.read(s) {
-            Some(e) if e.kind == ErrorKind::NotFound => {}
+            Some(e) if e.kind() == ErrorKind::NotFound => {}
             other => {
                 let found = other.map_or("it is read".to_string(), |e| e.to_string());
                 calls.fault(format!("{} lay on the dead rank: {found}", shown(&s.key)));
@@ -212,7 +212,7 @@ pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
         let mut dst = vec![0; s.len];
         let read = calls.make("read_into lost", "", stage.observer.read_into(meta, &mut dst));
         match stage.rt.block_on(read) {
-            Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::NotFound) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::Disconnected | ErrorKind::NotFound) => {}
             Ok(_) => calls.fault(format!("{} is read from a dead incarnation", shown(&s.key))),
             Err(e) => calls.fault(format!("{} read where it lay: {e}", shown(&s.key))),
         }
@@ -223,7 +223,7 @@ pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
 /// host.
 fn check_successor(stage: &TestCluster, number: u64, rank: u32) {
     let calls = &stage.board.calls;
-    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions::default().preferred_rank(rank);
     for i in 0..NEW_KEYS {
         let key = format!("new/{number}/{i}").into_bytes();
         let (version, len) = (i, 5_000);

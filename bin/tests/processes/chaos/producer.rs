@@ -5,7 +5,8 @@
 use crate::content;
 use crate::past_the_handle::own_verbs;
 use crate::random::Random;
-use nkv::message::{PlanDesc, PutOptions};
+use nkv::PutOptions;
+use nkv::message::PlanDesc;
 use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
 use nkv_pace::Stopwatch;
 use nkv_store::layout::PUBLISH_OFF;
@@ -94,7 +95,7 @@ pub fn main(task: &str) -> ExitCode {
     match work(&task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            print_line(&format!("failed {} {e}", e.kind));
+            print_line(&format!("failed {} {e}", e.kind()));
             ExitCode::FAILURE
         }
     }
@@ -128,7 +129,7 @@ fn work(task: &Task) -> Result<()> {
         let watch = Stopwatch::start();
         match producer.produce(number) {
             Err(e) if task.goes_on => {
-                print_line(&format!("lost {number} {} {} {e}", watch.took().to_line(), e.kind));
+                print_line(&format!("lost {number} {} {} {e}", watch.took().to_line(), e.kind()));
                 std::thread::sleep(LOST_PAUSE);
             }
             other => other?,
@@ -159,8 +160,7 @@ impl Producer {
         };
         let len = self.random.between(1, max);
         let preferred = self.random.below(self.task.ranks.into()) as u32;
-        let opts =
-            PutOptions { preferred_rank: Some(preferred), page_bytes, ..PutOptions::default() };
+        let opts = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
         let value = content::bytes(&key, number, len as usize);
 
         let watch = Stopwatch::start();
@@ -201,11 +201,8 @@ impl Producer {
         let key = key(&self.task.name, number);
         let len = self.random.between(LOG_BYTES.0, LOG_BYTES.1);
         let rank = self.random.below(self.task.ranks.into()) as u32;
-        let opts = PutOptions {
-            preferred_rank: Some(rank),
-            page_bytes: PAGE_BYTES,
-            device_alloc: Some(true),
-        };
+        let opts =
+            PutOptions::default().preferred_rank(rank).page_bytes(PAGE_BYTES).device_alloc(true);
         let value = content::bytes(&key, number, len as usize);
         std::thread::sleep(LOG_PAUSE);
         print_line(&format!("putting {number} {len} {rank}"));
@@ -218,7 +215,7 @@ impl Producer {
                     serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
                 print_line(&format!("put {number} {took} {meta}"));
             }
-            Err(e) => print_line(&format!("unlocated {number} {took} {}", e.kind)),
+            Err(e) => print_line(&format!("unlocated {number} {took} {}", e.kind())),
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::producer::{Task, key};
 use super::stage::{RANKS, TestCluster};
 use super::victim::{Journal, Phase, ProducerProcess};
 use crate::random::{Random, rounds, seed};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{ErrorKind, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use std::collections::BTreeMap;
@@ -192,7 +192,7 @@ pub fn check_victim(stage: &TestCluster, name: &str, journal: &Journal) {
         (_, None) => stage.board.add(stored),
         // READY was set: the owner keeps the object [I10].
         (Phase::Ready, Some(e)) => calls.fault(format!("{what} was READY and is lost: {e}")),
-        (_, Some(e)) if e.kind == ErrorKind::NotFound => write_again(stage, stored),
+        (_, Some(e)) if e.kind() == ErrorKind::NotFound => write_again(stage, stored),
         (_, Some(e)) => calls.fault(format!("{what} is neither whole nor absent: {e}")),
     }
 }

@@ -216,7 +216,7 @@ impl TestCluster {
                 }
                 (Some(e), _) if self.board.log_made_room(&s, &e) => {}
                 (Some(e), Fate::Whole) => fault(format!("was acknowledged: {e}")),
-                (Some(e), _) if e.kind == ErrorKind::NotFound => {}
+                (Some(e), _) if e.kind() == ErrorKind::NotFound => {}
                 (Some(e), _) => fault(format!("is neither whole nor absent: {e}")),
             }
         }

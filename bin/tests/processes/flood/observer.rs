@@ -4,7 +4,7 @@
 
 use super::ids::{Ids, VALUE_BYTES, fill, id_of, key};
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, ObjectView, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
@@ -88,7 +88,7 @@ impl Observer {
         let (info, _) = client.membership().unwrap().ranks.remove(0);
         let memory = shm::attach(info.memory.name().unwrap(), false).unwrap();
         let log = info.layout.device_log().unwrap();
-        let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+        let opts = PutOptions::default().device_alloc(true);
         // On a busy machine an attachment through devices may come after the first put's limit.
         until(LIMIT, "the log takes a put", || {
             client.put(ANCHOR, &[0; VALUE_BYTES], &opts).unwrap();

@@ -5,7 +5,7 @@
 use super::ids::{VALUE_BYTES, fill, key};
 use crate::cluster_process::by_devices;
 use crate::task::Kind;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
 use nkv_store::threads::spawn_named;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -63,11 +63,8 @@ fn flood(task: &Task) -> Result<Vec<u64>> {
     };
     let config = ClientConfig { job: task.job.clone(), transport, ..ClientConfig::default() };
     let client = Blocking::connect(&task.node, config)?;
-    let opts = PutOptions {
-        preferred_rank: Some(0),
-        page_bytes: VALUE_BYTES as u32,
-        device_alloc: Some(true),
-    };
+    let opts =
+        PutOptions::default().preferred_rank(0).page_bytes(VALUE_BYTES as u32).device_alloc(true);
     let (mut value, mut found) = ([0; VALUE_BYTES], [0; VALUE_BYTES]);
     let mut by_plan = Vec::new();
     for id in task.first..task.first + task.count {

@@ -61,7 +61,7 @@ pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
         let wrong = content::wrong(b"squeezed", 1, SQUEEZED_BYTES, &got);
         panic!("the extent of a writer that may still write was reused: {wrong} wrong bytes");
     }
-    assert_eq!(squeezed.unwrap_err().kind, ErrorKind::OutOfMemory);
+    assert_eq!(squeezed.unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert_eq!(held.fencing, 1, "held, and counted: {held:?}");
     assert!(held.heap_used >= LARGE_BYTES, "{held:?}");
 
@@ -122,8 +122,8 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
 
         relay.release(Direction::Up);
         let end = committing.join().expect("no panic");
-        assert_eq!(end.unwrap_err().error.kind, ErrorKind::Reclaimed);
-        let found = client.get(key).map_err(|e| e.kind);
+        assert_eq!(end.unwrap_err().error.kind(), ErrorKind::Reclaimed);
+        let found = client.get(key).map_err(|e| e.kind());
         assert_eq!(found, Err(ErrorKind::NotReady), "half an object of another writer is not read");
         theirs.write_from(3, b"irs").unwrap();
         client.publish(theirs).unwrap();

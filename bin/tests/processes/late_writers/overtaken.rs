@@ -71,7 +71,7 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
         });
         relay.release(Direction::Down);
         let end = opening.join().expect("no panic");
-        assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed, "a plan of the lower term");
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::Reclaimed, "a plan of the lower term");
         assert_eq!(slots_being_written(&cluster), 0, "refused after its first byte");
         put(&client, &overtaken, SMALL_BYTES, OWNER, 1).expect("the key is free");
         expect(&client, &overtaken, SMALL_BYTES, 1);

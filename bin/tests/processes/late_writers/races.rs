@@ -122,7 +122,7 @@ impl Race {
             let began_ns = BootClock.now_ns();
             match client.remove(KEY.as_bytes()) {
                 Ok(()) => {}
-                Err(e) if e.kind == ErrorKind::NotFound => continue,
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => {
                     self.fault(format!("remove: {e}"));
                     continue;
@@ -140,7 +140,7 @@ impl Race {
             for (number, meta) in gone {
                 let mut dst = vec![0; BYTES as usize];
                 match client.read_into(&meta, &mut dst) {
-                    Err(e) if e.kind == ErrorKind::NotFound => {}
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
                     other => self.fault(format!(
                         "version {number} was removed, and read where it lay: {other:?}"
                     )),
@@ -154,7 +154,7 @@ impl Race {
             let began_ns = BootClock.now_ns();
             let got = match client.get(KEY.as_bytes()) {
                 Ok(got) => got,
-                Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotReady) => continue,
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotReady) => continue,
                 Err(e) => {
                     self.fault(format!("get: {e}"));
                     continue;

@@ -5,7 +5,8 @@ use super::relay::Relay;
 use super::writer::Writer;
 use crate::cluster_process::{ProcessCluster, READY_LIMIT, until};
 use crate::content;
-use nkv::message::{ClusterStats, OwnerGauges, PlanDesc, PutOptions, RankStats};
+use nkv::PutOptions;
+use nkv::message::{ClusterStats, OwnerGauges, PlanDesc, RankStats};
 use nkv::{Blocking, Error, ErrorKind, Result};
 use nkv_pace::{HANGS, HANGS_MS, timed};
 use nkv_store::clock::{BootClock, Clock};
@@ -77,7 +78,7 @@ fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
 
 /// Options of a put to a rank's heap.
 pub fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
+    PutOptions::default().preferred_rank(rank)
 }
 
 /// Puts version `version` of `key`.
@@ -115,7 +116,7 @@ pub fn expect(client: &Blocking, key: &str, len: usize, version: u64) {
 pub fn kind_in_time<T>(what: &str, call: impl FnOnce() -> Result<T>) -> Option<ErrorKind> {
     let (end, took) = timed(|| call().err());
     assert!(took.within(CALL_MS), "{what} took {took}: {end:?}");
-    end.map(|e: Error| e.kind)
+    end.map(|e: Error| e.kind())
 }
 
 /// A rank's row.

@@ -4,7 +4,8 @@
 
 use crate::content;
 use crate::past_the_handle::own_verbs;
-use nkv::message::{PlanDesc, PutOptions};
+use nkv::PutOptions;
+use nkv::message::PlanDesc;
 use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, WritePlan};
 use nkv_transport::verbs::Op;
 use std::io::{BufRead, Write};
@@ -154,11 +155,9 @@ impl Writer {
     fn open(&mut self, [key, bytes, page, rank, version]: [&str; 5]) -> Result<String> {
         let (bytes, version) = (number(bytes)?, number(version)?);
         self.value = content::bytes(key.as_bytes(), version, bytes as usize);
-        let opts = PutOptions {
-            preferred_rank: Some(number(rank)? as u32),
-            page_bytes: number(page)? as u32,
-            ..PutOptions::default()
-        };
+        let opts = PutOptions::default()
+            .preferred_rank(number(rank)? as u32)
+            .page_bytes(number(page)? as u32);
         let plan = self.client.open_for_write(key.as_bytes(), bytes, &opts)?;
         let desc = plan.desc().cloned().ok_or_else(no_plan)?;
         let text = serde_json::to_string(&desc).map_err(|e| Error::internal(e.to_string()))?;

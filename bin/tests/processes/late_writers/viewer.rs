@@ -7,8 +7,8 @@ use super::scene::{
 use super::writer::Writer;
 use crate::cluster_process::until;
 use crate::content;
+use nkv::PutOptions;
 use nkv::TransportChoice;
-use nkv::message::PutOptions;
 use std::time::Duration;
 
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 2_000 };
@@ -65,7 +65,7 @@ pub fn i9_a_view_of_a_killed_process_ends_with_it() {
 pub fn i9_a_log_that_a_killed_viewer_kept_full_goes_on() {
     let cluster = cluster(2, TIMES);
     let client = cluster.connect_by(0, TransportChoice::Shm);
-    let opts = PutOptions { device_alloc: Some(true), ..on(1) };
+    let opts = on(1).device_alloc(true);
     let by_log = || client.client().write_counters().by_log;
     let put = |key: &str| {
         client.put(key.as_bytes(), &content::bytes(key.as_bytes(), 7, SMALL_BYTES), &opts).unwrap();

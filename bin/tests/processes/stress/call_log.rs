@@ -22,7 +22,7 @@ pub struct CallLog {
 /// True for errors that a call may end with while processes die and memory is short.
 fn is_excused(e: &Error) -> bool {
     matches!(
-        e.kind,
+        e.kind(),
         ErrorKind::NotFound
             | ErrorKind::Disconnected
             | ErrorKind::Timeout
@@ -55,7 +55,7 @@ impl CallLog {
         if !is_excused(e) {
             self.fault(&format!("{verb} {}: {e}", String::from_utf8_lossy(what)));
         }
-        self.count(verb, &e.kind.to_string());
+        self.count(verb, &e.kind().to_string());
     }
 
     /// Prints a fault.

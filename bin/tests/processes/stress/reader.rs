@@ -113,7 +113,7 @@ impl Reader {
                 self.call_log.count("view", "Ok");
             }
             // Not by tcp: a copy then.
-            Err(e) if e.kind == ErrorKind::Unsupported => self.get(key),
+            Err(e) if e.kind() == ErrorKind::Unsupported => self.get(key),
             Err(e) => self.call_log.failed("view", key, &e),
         }
     }

@@ -5,7 +5,7 @@ use super::call_log::CallLog;
 use super::process::{Stopped, Task};
 use super::values::{self, KEYS};
 use crate::random::Random;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Blocking, ErrorKind, Result};
 
 /// Of a hundred puts so many ask for a log.
@@ -68,7 +68,7 @@ impl Writer {
         let by_log = self.random.percent(LOG_PERCENT);
         let rank = self.random.percent(60).then(|| self.random.below(self.task.ranks) as u32);
         let opts =
-            PutOptions { preferred_rank: rank, page_bytes: PAGE_BYTES, device_alloc: Some(by_log) };
+            PutOptions::default().preferred_rank(rank).page_bytes(PAGE_BYTES).device_alloc(by_log);
         let verb = if by_log { "put_log" } else { "put_plan" };
         match self.client.put(&key, &values::value(&key, version), &opts) {
             Ok(()) => {
@@ -90,7 +90,7 @@ impl Writer {
             Err(e) => {
                 self.call_log.failed("remove", &key, &e);
                 // It was evicted; or the rank that knows is not there, and its state is unknown.
-                if e.kind != ErrorKind::NotFound {
+                if e.kind() != ErrorKind::NotFound {
                     self.leave(at);
                     return false;
                 }
@@ -117,7 +117,7 @@ impl Writer {
                 self.call_log.count("get_own", "Ok");
             }
             Err(e) => {
-                if e.kind == ErrorKind::NotFound {
+                if e.kind() == ErrorKind::NotFound {
                     self.own[at].version = None;
                 }
                 self.call_log.failed("get_own", &key, &e);

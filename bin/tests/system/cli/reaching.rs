@@ -3,7 +3,7 @@
 
 use super::{LIMIT, nkv};
 use crate::cluster_process::{ProcessCluster, clean_command, run_to_end, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{Client, ClientConfig, ErrorKind, Secret};
 
 #[test]
@@ -59,7 +59,7 @@ fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that
 fn while_the_master_is_gone_status_says_what_each_node_knows() {
     let mut cluster = ProcessCluster::start(3, |_| {});
     let handle = cluster.connect(0);
-    let to_rank_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
+    let to_rank_1 = PutOptions::default().preferred_rank(1);
     handle.put(b"k", b"value", &to_rank_1).unwrap();
     until(LIMIT, "rank 1 has heard of its object", || {
         let shown = nkv(&cluster, 1, &["stats", "--json"]);
@@ -133,5 +133,5 @@ fn i20_what_a_node_knows_is_told_to_nobody_who_does_not_share_its_secret() {
     };
     assert_eq!(report(None).map(|known| known.pid), Ok(cluster.node(0).pid()));
     let other = Secret::new(b"a secret of this test alone", "a test").unwrap();
-    assert_eq!(report(Some(other)).map_err(|e| e.kind), Err(ErrorKind::InvalidArgument));
+    assert_eq!(report(Some(other)).map_err(|e| e.kind()), Err(ErrorKind::InvalidArgument));
 }

@@ -2,7 +2,7 @@
 
 use super::{LIMIT, nkv, piped};
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{ErrorKind, TransportChoice};
 
 #[test]
@@ -115,7 +115,7 @@ fn what_is_no_key_is_refused_by_every_command_and_by_every_verb() {
                 handle.remove(key),
             ];
             for (n, outcome) in outcomes.into_iter().enumerate() {
-                let kind = outcome.map_err(|e| e.kind);
+                let kind = outcome.map_err(|e| e.kind());
                 assert_eq!(kind, Err(ErrorKind::InvalidArgument), "verb {n}, {} bytes", key.len());
             }
         }

@@ -4,7 +4,6 @@
 use crate::cluster_process::{ProcessCluster, clean_command, until};
 use crate::rdma::{SOON, by_devices, bytes, on, owner};
 use nkv::ErrorKind;
-use nkv::message::PutOptions;
 use nkv_pace::timed;
 use nkv_store::threads::spawn_named;
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,7 +21,7 @@ fn i18_after_an_owners_death_calls_end_in_time_and_the_others_go_on() {
     cluster.kill9(2);
     let (outcome, took) = timed(|| handle.get(b"on2"));
     let e = outcome.unwrap_err();
-    assert!(matches!(e.kind, ErrorKind::Disconnected | ErrorKind::NotFound), "{e}");
+    assert!(matches!(e.kind(), ErrorKind::Disconnected | ErrorKind::NotFound), "{e}");
     assert!(took.within(4_000), "{took}");
     assert!(handle.get(b"on1").unwrap() == bytes(1, 50_000));
     cluster.restart(2);
@@ -175,7 +174,7 @@ fn i18_owners_killed_in_the_middle_of_transfers_cost_no_wrong_byte_and_no_pair()
         let mut left = 4;
         for n in 0u32.. {
             let (key, value) = (format!("{round}/{n}"), bytes(n, 60_000 + n as usize));
-            let opts = PutOptions { device_alloc: Some(n % 2 == 0), ..on(n % 3) };
+            let opts = on(n % 3).device_alloc(n % 2 == 0);
             if client.put(key.as_bytes(), &value, &opts).is_ok() {
                 put.push((key, value, n % 3));
             }

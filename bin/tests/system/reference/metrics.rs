@@ -3,7 +3,7 @@
 
 use crate::cluster_process::{ProcessCluster, run_to_end};
 use crate::reference::page::Page;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use std::collections::BTreeSet;
 
 /// A metric as a scrape describes it.

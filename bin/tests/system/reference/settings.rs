@@ -4,7 +4,7 @@
 
 use crate::reference::page::{Page, output_of, run};
 use crate::reference::sources;
-use nkv::message::PutOptions;
+use nkv::PutOptions;
 use nkv::{ClientConfig, NodeConfig};
 use std::collections::BTreeMap;
 

@@ -2,9 +2,9 @@
 //! attachment.
 
 use crate::attachment::LocalOwners;
+use crate::client::PutOptions;
 use crate::client::producer::Attach;
 use crate::environment::Environment;
-use crate::message::PutOptions;
 use crate::{Client, ClientConfig, ErrorKind, Node, NodeConfig, TransportChoice};
 use nkv_transport::wire::{Address, BoxFuture, BoxStream, Listener, Net, OsNet, Peer};
 use std::io;
@@ -66,7 +66,7 @@ async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
     // A client that accepts only shared memory gets the same reason.
     let only = by(TransportChoice::Shm).await.unwrap();
     let e = only.put(b"l", b"value", &PutOptions::default()).await.unwrap_err();
-    assert!(e.kind == ErrorKind::Disconnected && e.message.contains("no pidfd"), "{e}");
+    assert!(e.kind() == ErrorKind::Disconnected && e.message().contains("no pidfd"), "{e}");
     node.stop().await;
 }
 
@@ -87,7 +87,7 @@ async fn a_closed_handle_takes_no_attachment_that_comes_late() {
         let attach = Attach(node.info().clone());
         let late = client.actor.get().unwrap().call(attach, nkv_pace::HANGS).await.unwrap();
         let e = late.unwrap_err();
-        assert!(e.kind == ErrorKind::Disconnected && e.message.contains("is closed"), "{e}");
+        assert!(e.kind() == ErrorKind::Disconnected && e.message().contains("is closed"), "{e}");
         assert!(client.shared.peers.all().is_empty(), "{transport}");
     }
     node.stop().await;

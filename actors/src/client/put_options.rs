@@ -1,0 +1,45 @@
+//! What a put may ask for. Not a message: the master is told only what concerns it.
+
+/// Options of a put. The default asks for nothing.
+///
+/// ```
+/// use nkv_actors::PutOptions;
+///
+/// let opts = PutOptions::default().preferred_rank(3).page_bytes(64 << 10);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// Rank that should own the object, in any of its segments; by hash of the key if absent.
+    pub(crate) preferred_rank: Option<u32>,
+    /// Bytes per page; if 0, those that rank 0 was started with (256 KiB by default).
+    pub(crate) page_bytes: u32,
+    /// Whether the object may go into the owner's device log, without asking the master: true,
+    /// false, or as the handle is configured if absent. Objects larger than a quarter of the log
+    /// take a plan, and so do all objects while the log is full.
+    pub(crate) device_alloc: Option<bool>,
+}
+
+impl PutOptions {
+    /// The rank that should own the object, in any of its segments; None: by hash of the key.
+    #[must_use]
+    pub fn preferred_rank(mut self, rank: impl Into<Option<u32>>) -> Self {
+        self.preferred_rank = rank.into();
+        self
+    }
+
+    /// Bytes per page; 0: those that rank 0 was started with (256 KiB by default).
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: u32) -> Self {
+        self.page_bytes = bytes;
+        self
+    }
+
+    /// Whether the object may go into the owner's device log, without asking the master; None: as
+    /// the handle is configured. Objects larger than a quarter of the log take a plan, and so do
+    /// all objects while the log is full.
+    #[must_use]
+    pub fn device_alloc(mut self, allowed: impl Into<Option<bool>>) -> Self {
+        self.device_alloc = allowed.into();
+        self
+    }
+}
