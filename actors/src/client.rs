@@ -184,7 +184,22 @@ impl Client {
         Ok(actor)
     }
 
-    /// A synchronous handle for one thread, with connections of its own.
+    /// A synchronous handle for one thread, with connections of its own.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("blocking", async |cache| {
+    /// std::thread::spawn(move || -> Result<()> {
+    ///     let cache = cache.blocking()?;
+    ///     cache.put(b"block/1", b"kv bytes", &PutOptions::default())?;
+    ///     assert_eq!(cache.get(b"block/1")?, &b"kv bytes"[..]);
+    ///     Ok(())
+    /// })
+    /// .join()
+    /// .unwrap()?;
+    /// # Ok(())
+    /// # });
+    /// ```
     pub fn blocking(&self) -> Result<Blocking> {
         Blocking::new(self)
     }
@@ -299,7 +314,16 @@ impl Client {
         self.shared.slow_path.snapshot()
     }
 
-    /// Fetches the view of the membership from the master.
+    /// Fetches the view of the membership from the master.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("members", async |cache| {
+    /// let view = cache.membership().await?;
+    /// assert_eq!(view.ranks.len(), 1);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn membership(&self) -> Result<View> {
         match self.call(Request::View).await? {
             Response::View(v) => {
@@ -310,7 +334,16 @@ impl Client {
         }
     }
 
-    /// Statistics of every rank, as of its last heartbeat.
+    /// Statistics of every rank, as of its last heartbeat.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("stats", async |cache| {
+    /// let stats = cache.stats().await?;
+    /// assert_eq!(stats.ranks.len(), 1);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn stats(&self) -> Result<ClusterStats> {
         match self.call(Request::Stats).await? {
             Response::Stats(s) => Ok(s),
@@ -318,7 +351,15 @@ impl Client {
         }
     }
 
-    /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).
+    /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("evict", async |cache| {
+    /// cache.evict_until_below(0.5).await?;
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
         match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
             Response::Done(list) => one(list),

@@ -17,7 +17,16 @@ impl Client {
     ///
     /// # Errors
     /// Unsupported, if this process has no device, or the buffer exceeds what may be locked in
-    /// memory.
+    /// memory.    ///
+    /// ```no_run
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("register", async |cache| {
+    /// let buffer = cache.register(nkv_store::Buffer::new(4096)?)?;
+    /// assert_eq!(buffer.len(), 4096);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer> {
         let fabric = self.shared.env.machine.fabric(&self.shared.config.fabric);
         let registered = fabric.and_then(|fabric| fabric.register(buffer));

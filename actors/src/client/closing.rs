@@ -9,7 +9,16 @@ use std::time::Duration;
 
 impl Client {
     /// Sends the touches and keys noted so far, and returns when they have left this process. Those
-    /// for dead ranks are lost.
+    /// for dead ranks are lost.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("flush", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// cache.flush().await?;
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn flush(&self) -> Result<()> {
         self.check_usable()?;
         self.send_noted().await
@@ -31,7 +40,17 @@ impl Client {
 
     /// Aborts open plans, flushes, and detaches from every owner. As soon as it begins, every call
     /// on this handle and its clones fails with Disconnected and reserves nothing. Views stay
-    /// valid.
+    /// valid.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("close", async |cache| {
+    /// let own = cache.for_another_runtime();
+    /// own.close().await;
+    /// assert_eq!(own.get(b"block/1").await.unwrap_err().kind(), ErrorKind::Disconnected);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn close(&self) {
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);

@@ -8,12 +8,32 @@ use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Select
 use nkv_store::KeyId;
 
 impl Client {
-    /// Removes a key; returns when no reader can find it any more [I6].
+    /// Removes a key; returns when no reader can find it any more [I6].    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("remove", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// cache.remove(b"block/1").await?;
+    /// assert!(cache.get(b"block/1").await.is_err());
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn remove(&self, key: &[u8]) -> Result<()> {
         one(self.remove_many(&[key]).await)
     }
 
-    /// Removes keys; one result per key, in order.
+    /// Removes keys; one result per key, in order.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("remove-many", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let removed = cache.remove_many(&[b"block/1", b"block/2"]).await;
+    /// assert!(removed[0].is_ok() && removed[1].is_err());
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         keys.iter().for_each(|k| self.shared.locations.forget(k));
         let removed = match self.call(Request::Remove(key_bytes(keys))).await {
@@ -35,7 +55,17 @@ impl Client {
     ///
     /// The syntax is that of the `regex` crate, over bytes: matching takes time linear in the key.
     /// A key may be binary: `(?-u:\xff)` is a byte, and `(?s-u:.)` any byte. InvalidArgument: the
-    /// pattern is wrong or too large. NotReady: the cluster is starting.
+    /// pattern is wrong or too large. NotReady: the cluster is starting.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("list", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let first_page = cache.list(Some("^block/"), None, 100).await?;
+    /// assert_eq!(&*first_page[0].key, b"block/1");
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn list(
         &self,
         pattern: Option<&str>,
@@ -82,12 +112,30 @@ impl Client {
     ///
     /// An error states how many keys were removed before it. Keys not reached by then are still
     /// there, and a repeat removes them. Disconnected: an owner did not confirm a removal in time.
-    /// The master no longer returns the keys of that removal either way.
+    /// The master no longer returns the keys of that removal either way.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("remove-matching", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.remove_matching("^block/").await?, 1);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn remove_matching(&self, pattern: &str) -> Result<u64> {
         self.sweep(Some(pattern)).await
     }
 
-    /// Removes every key of the cluster; otherwise as [`Client::remove_matching`].
+    /// Removes every key of the cluster; otherwise as [`Client::remove_matching`].    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("remove-all", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.remove_all().await?, 1);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn remove_all(&self) -> Result<u64> {
         self.sweep(None).await
     }

@@ -16,7 +16,17 @@ const STEP: usize = 128;
 const TURNS: usize = 4;
 
 impl Client {
-    /// Whether keys exist; one result per key, in order.
+    /// Whether keys exist; one result per key, in order.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::{message::Existence, *};
+    /// # example::on_one_rank("exists", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let found = cache.exists(&[b"block/1", b"block/2"]).await?;
+    /// assert_eq!(found, [Existence::Ready, Existence::Absent]);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<Existence>> {
         self.check_usable()?;
         check_keys(keys)?;
@@ -40,7 +50,17 @@ impl Client {
         }
     }
 
-    /// Locations of the longest run of readable keys from the first one.
+    /// Locations of the longest run of readable keys from the first one.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("prefix", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let run = cache.match_prefix(&[b"block/1", b"block/2", b"block/3"]).await?;
+    /// assert_eq!(run.len(), 1);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
         self.check_usable()?;
         check_keys(keys)?;
@@ -80,7 +100,17 @@ impl Client {
         }
     }
 
-    /// The location of a key. NotFound if it is not there.
+    /// The location of a key. NotFound if it is not there.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("location", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let location = cache.get_location(b"block/1").await?;
+    /// assert_eq!((location.rank, location.object.bytes_total), (0, 8));
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
         self.locate_one(key).await.map_err(|e| e.about(key))
     }

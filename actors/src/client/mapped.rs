@@ -129,7 +129,18 @@ impl Client {
 
     /// Looks up keys in mapped segments only. Returns the length of the run of keys found from the
     /// first one; `found` gets the result per key. A key that is not found may still be at another
-    /// rank, or missing from a full index.
+    /// rank, or missing from a full index.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("lookup", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let mut found = [false; 2];
+    /// let run = cache.lookup_mapped(&[b"block/1", b"block/2"], &mut found)?;
+    /// assert!(run <= 1 && !found[1]);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub fn lookup_mapped(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
         self.check_usable()?;
         check_keys(keys)?;

@@ -40,7 +40,18 @@ struct Slot<'a> {
 
 impl Client {
     /// Bytes of an object, in a buffer of their own. After the drop of its last clone, a large
-    /// buffer is reused by a later get: see `ClientConfig::get_pool_bytes`.
+    /// buffer is reused by a later get: see `ClientConfig::get_pool_bytes`.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("get", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.get(b"block/1").await?, &b"kv bytes"[..]);
+    /// let error = cache.get(b"block/2").await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::NotFound);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn get(&self, key: &[u8]) -> Result<Bytes> {
         match self.get_now(key) {
             Some(done) => done,
@@ -100,7 +111,18 @@ impl Client {
         read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
 
-    /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.
+    /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("get-into", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let mut buffer = [0; 64];
+    /// let n = cache.get_into(b"block/1", &mut buffer).await?;
+    /// assert_eq!(&buffer[..n], b"kv bytes");
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
         match self.read_now(key, dst) {
             Some(done) => done,
@@ -108,7 +130,19 @@ impl Client {
         }
     }
 
-    /// Reads many; one result per item, in order.
+    /// Reads many; one result per item, in order.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("get-many", async |cache| {
+    /// cache.put(b"block/1", b"first", &PutOptions::default()).await?;
+    /// let (mut one, mut two) = ([0; 64], [0; 64]);
+    /// let mut items: [(&[u8], &mut [u8]); 2] = [(b"block/1", &mut one), (b"block/2", &mut two)];
+    /// let read = cache.get_many_into(&mut items).await;
+    /// assert!(read[0] == Ok(5) && read[1].is_err());
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
@@ -190,7 +224,19 @@ impl Client {
         results
     }
 
-    /// Reads an object by its location. NotFound if it is no longer there.
+    /// Reads an object by its location. NotFound if it is no longer there.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("read-into", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let location = cache.get_location(b"block/1").await?;
+    /// let mut buffer = vec![0; location.object.bytes_total as usize];
+    /// cache.read_into(&location, &mut buffer).await?;
+    /// assert_eq!(buffer, b"kv bytes");
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn read_into(&self, meta: &ObjMeta, dst: &mut [u8]) -> Result<usize> {
         one(self.read_many_into(&mut [(meta, dst)]).await)
     }

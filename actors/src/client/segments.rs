@@ -28,7 +28,18 @@ const MEMBERS_POLL: Duration = Duration::from_millis(100);
 
 impl Client {
     /// Mounts one more segment of `bytes` payload bytes at a rank. Returns its number within the
-    /// rank, once objects may be placed on it. `OutOfMemory` if the machine has too little memory.
+    /// rank, once objects may be placed on it. `OutOfMemory` if the machine has too little memory.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("mount", async |cache| {
+    /// let segment = cache.mount_segment(0, 16 << 20).await?;
+    /// let limit = std::time::Duration::from_secs(5);
+    /// let report = cache.unmount_segment(0, segment, limit).await?;
+    /// assert_eq!(report.plans_left, 0);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
         let work =
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
@@ -54,7 +65,16 @@ impl Client {
 
     /// Makes one rank evict from each of its segments until at most this ratio (0 to 1) of its heap
     /// is used. Waits for at most two quarantines and a second until the evicted space is free.
-    /// Device logs reclaim space by themselves and are not touched.
+    /// Device logs reclaim space by themselves and are not touched.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("evict-rank", async |cache| {
+    /// let reports = cache.evict_rank_until_below(0, 0.5).await?;
+    /// assert_eq!(reports.len(), 1, "one segment");
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn evict_rank_until_below(
         &self,
         rank: u32,

@@ -40,7 +40,17 @@ impl Deref for ObjectView {
 
 impl Client {
     /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
-    /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
+    /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("view", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let view = cache.get_view(b"block/1").await?;
+    /// assert_eq!(&view[..], b"kv bytes");
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.view_located(key).await.map_err(|e| e.about(key))
     }

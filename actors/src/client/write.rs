@@ -44,7 +44,16 @@ const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
 
 impl Client {
-    /// Stores a value under a new key; returns once it is committed.
+    /// Stores a value under a new key; returns once it is committed.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("put", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.get(b"block/1").await?, &b"kv bytes"[..]);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
         match self.try_put(key, value, opts) {
             TryPut::Done(done) => done,
@@ -66,7 +75,18 @@ impl Client {
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
     /// is room, else with one round trip to open, one-sided writes, and one round trip to commit.
-    /// One result per item, in order.
+    /// One result per item, in order.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("put-many", async |cache| {
+    /// let items: [(&[u8], &[u8]); 2] = [(b"block/1", b"first"), (b"block/2", b"second")];
+    /// for stored in cache.put_many(&items, &PutOptions::default()).await {
+    ///     stored?;
+    /// }
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
@@ -140,7 +160,20 @@ impl Client {
         about_keys(results, &keys)
     }
 
-    /// Opens a plan to write one object page by page, directly into its owner's memory.
+    /// Opens a plan to write one object page by page, directly into its owner's memory.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("open", async |cache| {
+    /// let opts = PutOptions::default().page_bytes(4096);
+    /// let plan = cache.open_for_write(b"block/1", 8192, &opts).await?;
+    /// plan.write_page(1, &[1; 4096])?;
+    /// plan.write_page(0, &[0; 4096])?;
+    /// plan.publish().await?;
+    /// assert_eq!(cache.get(b"block/1").await?.len(), 8192);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn open_for_write(
         &self,
         key: &[u8],
@@ -153,7 +186,18 @@ impl Client {
     }
 
     /// Publishes (if the writer has not) and commits the open plan of a key. NotFound if this
-    /// handle has no open plan for it.
+    /// handle has no open plan for it.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("commit", async |cache| {
+    /// let plan = cache.open_for_write(b"block/1", 4, &PutOptions::default()).await?;
+    /// plan.write_from(0, b"page")?;
+    /// cache.commit(b"block/1").await?;
+    /// assert_eq!(cache.get(b"block/1").await?, &b"page"[..]);
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn commit(&self, key: &[u8]) -> Result<()> {
         self.check_usable()?;
         let key = Key::new(key)?;

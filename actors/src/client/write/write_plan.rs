@@ -165,7 +165,17 @@ impl WritePlan {
         }
     }
 
-    /// Aborts the plan; its object never becomes readable.
+    /// Aborts the plan; its object never becomes readable.    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("abort", async |cache| {
+    /// let plan = cache.open_for_write(b"block/1", 4096, &PutOptions::default()).await?;
+    /// plan.abort().await?;
+    /// assert!(cache.get(b"block/1").await.is_err());
+    /// # Ok(())
+    /// # });
+    /// ```
     pub async fn abort(self) -> Result<()> {
         let client = self.client.clone();
         self.abort_with(&client).await
