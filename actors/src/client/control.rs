@@ -135,6 +135,9 @@ impl ControlPool {
     }
 
     /// One request, one response, within `limit`.
+    #[tracing::instrument(level = "debug", name = "request", skip_all, fields(
+        kind = Request::KINDS[request.kind()]
+    ))]
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
         let response = match &self.path {
             MasterPath::Local(master, _) => self.call_local(master, request, limit).await?,

@@ -4,7 +4,7 @@
 //! NotFound.
 
 use super::counters::Reads;
-use super::find::{SearchState, moves_on};
+use super::find::{SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::{Client, about_keys, one, spread};
@@ -64,6 +64,7 @@ impl Client {
         self.get_located(key).await.map_err(|e| e.about(key))
     }
 
+    #[tracing::instrument(level = "debug", name = "get", skip_all, fields(key = shown(key)))]
     async fn get_located(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         for _ in 0..=MAX_PLACES {
@@ -171,6 +172,7 @@ impl Client {
         about_keys(self.read_located(&keys, items).await, &keys)
     }
 
+    #[tracing::instrument(level = "debug", name = "get_many", skip_all, fields(keys = keys.len()))]
     async fn read_located(
         &self,
         keys: &[&[u8]],

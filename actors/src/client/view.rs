@@ -55,6 +55,7 @@ impl Client {
         self.view_located(key).await.map_err(|e| e.about(key))
     }
 
+    #[tracing::instrument(level = "debug", name = "view", skip_all, fields(key = shown(key)))]
     async fn view_located(&self, key: &[u8]) -> Result<ObjectView> {
         self.check_usable()?;
         check_keys(&[key])?;

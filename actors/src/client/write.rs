@@ -113,6 +113,7 @@ impl Client {
     }
 
     /// Stores values by plans. `at` holds the position of each item in the caller's batch.
+    #[tracing::instrument(level = "debug", name = "put", skip_all, fields(keys = items.len()))]
     async fn put_planned(
         &self,
         items: &[(&[u8], &[u8])],
