@@ -184,7 +184,8 @@ impl Client {
         Ok(actor)
     }
 
-    /// A synchronous handle for one thread, with connections of its own.    ///
+    /// A synchronous handle for one thread, with connections of its own.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -314,7 +315,8 @@ impl Client {
         self.shared.slow_path.snapshot()
     }
 
-    /// Fetches the view of the membership from the master.    ///
+    /// Fetches the view of the membership from the master.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -334,7 +336,8 @@ impl Client {
         }
     }
 
-    /// Statistics of every rank, as of its last heartbeat.    ///
+    /// Statistics of every rank, as of its last heartbeat.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -351,7 +354,8 @@ impl Client {
         }
     }
 
-    /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).    ///
+    /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

@@ -251,8 +251,8 @@ pub enum Response {
     Plans(Vec<Result<PlanDesc>>),
     /// To Commit, Abort, Remove.
     Done(Vec<Result<()>>),
-    /// To GetLocation.
-    Locations(Vec<Result<ObjMeta>>),
+    /// To GetLocation: of each key the places where it can be read, at least one.
+    Locations(Vec<Result<Vec<ObjMeta>>>),
     /// To MatchPrefix.
     Prefix(Vec<ObjMeta>),
     /// To Exists.

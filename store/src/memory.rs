@@ -2,12 +2,16 @@
 //! through raw pointers, never borrowed as slices: another process may write them at any moment,
 //! and only the header protocol [I7] decides whether a copy is valid.
 
+mod split;
+
 use crate::error::StoreError;
 use crate::words::{self, Words};
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+pub use split::SplitMemory;
 
 /// How another process reaches this memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,9 +42,14 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn len(&self) -> u64;
     /// How other processes reach it.
     fn export(&self) -> Export;
-    /// The first byte, if the host's CPU can access the memory. Valid for `len()` bytes while
+    /// The first byte, if the host's CPU can access the memory. Valid for `host_len()` bytes while
     /// `self` lives.
     fn host_base(&self) -> Option<NonNull<u8>>;
+    /// How many bytes from the first the host's CPU can access: all, none, or those before a
+    /// payload that lies in VRAM.
+    fn host_len(&self) -> u64 {
+        if self.host_base().is_some() { self.len() } else { 0 }
+    }
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
@@ -273,7 +282,8 @@ impl Words for HostRegion {
     }
 }
 
-/// Memory that the host's CPU can access: loads and copies without a call through a trait object.
+/// Memory that the host's CPU can access, or its part that it can: loads and copies without a call
+/// through a trait object.
 #[derive(Debug, Clone)]
 pub struct HostMemory {
     region: HostRegion,
@@ -284,9 +294,9 @@ impl HostMemory {
     /// None for memory that the CPU cannot access.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
         let base = memory.host_base()?;
-        // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
+        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
         // beside it ensures; mappings are page aligned.
-        let region = unsafe { HostRegion::new(base, memory.len()) };
+        let region = unsafe { HostRegion::new(base, memory.host_len()) };
         Some(Self { region, memory })
     }
 

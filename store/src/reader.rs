@@ -17,7 +17,7 @@ use crate::words::{self, Words};
 /// hardware prefetches by itself before the copy has begun.
 const PREFETCH_BYTES: u64 = 8 * 64;
 
-/// A segment mapped by this process.
+/// A segment mapped by this process: all of it, or what precedes its payloads.
 #[derive(Debug, Clone)]
 pub struct Reader {
     memory: HostMemory,
@@ -104,7 +104,7 @@ pub fn still<W: Words + ?Sized>(words: &W, layout: &SegmentLayout, hit: &Hit) ->
 }
 
 impl Reader {
-    /// None for memory that the CPU cannot access.
+    /// None for memory whose headers and index the CPU cannot access.
     pub fn of(heap: &Heap) -> Option<Reader> {
         let layout = *heap.layout();
         let memory = HostMemory::of(heap.memory().clone())?;
@@ -119,6 +119,12 @@ impl Reader {
     /// SegmentLayout of the segment.
     pub fn layout(&self) -> &SegmentLayout {
         &self.layout
+    }
+
+    /// Whether the CPU can load payloads, and not headers and index alone.
+    #[inline]
+    pub fn maps_payloads(&self) -> bool {
+        self.words().len() == self.layout.segment_bytes
     }
 
     /// The memory, for pins.
@@ -178,15 +184,15 @@ impl Reader {
     #[inline]
     pub fn copy(&self, hit: &Hit, dst: &mut [u8]) -> bool {
         match self.stripes.of(dst.len() as u64) {
-            1 => copy(self.words(), &self.layout, hit, dst),
-            n => self.copy_striped(hit, dst, n),
+            1 if self.maps_payloads() => copy(self.words(), &self.layout, hit, dst),
+            n => self.copy_through(hit, dst, n),
         }
     }
 
-    /// As [`copy`], by several threads: the second header check comes after the last byte of all of
-    /// them [I7].
+    /// As [`copy`], by several threads, or from a payload that the CPU cannot load: the second
+    /// header check comes after the last byte of all of them [I7].
     #[cold]
-    fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
+    fn copy_through(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
         let mut all = Op::Read { offset: hit.header.payload_base, dst };
         all.run_striped(self.memory.memory().as_ref(), n).is_ok() && self.still(hit)
     }

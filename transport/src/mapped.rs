@@ -15,16 +15,16 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(crate) struct Mapped {
     memory: Arc<dyn Memory>,
-    // Present if the CPU can access the memory; VRAM has none.
+    // What of it the CPU can access; VRAM has none.
     host: Option<HostRegion>,
     stripes: Stripes,
 }
 
 impl Mapped {
     pub(crate) fn new(memory: Arc<dyn Memory>) -> Self {
-        // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
+        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
         // beside it ensures; mappings are page aligned.
-        let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.len()) });
+        let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.host_len()) });
         Self { memory, host, stripes: Stripes::NONE }
     }
 

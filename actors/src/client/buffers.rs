@@ -17,7 +17,8 @@ impl Client {
     ///
     /// # Errors
     /// Unsupported, if this process has no device, or the buffer exceeds what may be locked in
-    /// memory.    ///
+    /// memory.
+    ///
     /// ```no_run
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 impl Client {
     /// Sends the touches and keys noted so far, and returns when they have left this process. Those
-    /// for dead ranks are lost.    ///
+    /// for dead ranks are lost.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -40,7 +41,8 @@ impl Client {
 
     /// Aborts open plans, flushes, and detaches from every owner. As soon as it begins, every call
     /// on this handle and its clones fails with Disconnected and reserves nothing. Views stay
-    /// valid.    ///
+    /// valid.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

@@ -26,8 +26,27 @@ const REMOTE_BATCH: usize = 64;
 /// Both buckets of a key, which are adjacent.
 const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 
-/// A location, and its source.
-pub(super) type Located = (ObjMeta, Via);
+/// Where an object can be read.
+#[derive(Debug, Clone)]
+pub(super) struct Located {
+    pub meta: ObjMeta,
+    /// The source of the location.
+    pub via: Via,
+    /// Further replicas, to be read if this one cannot be.
+    pub others: Vec<ObjMeta>,
+}
+
+impl Located {
+    fn by(via: Via, meta: ObjMeta) -> Self {
+        Self { meta, via, others: Vec::new() }
+    }
+
+    /// The first of a master's locations; None of an empty list.
+    fn first(mut metas: Vec<ObjMeta>) -> Option<Self> {
+        let others = metas.split_off(metas.len().min(1));
+        Some(Self { meta: metas.pop()?, via: Via::Master, others })
+    }
+}
 
 /// What a call knows so far about where one key is not.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +57,8 @@ pub(super) struct SearchState {
     /// A hint pointed to an owner that cannot be reached: from here on only the master's answers
     /// are used.
     unreached: bool,
+    /// Replicas that the master named and that were not tried yet.
+    next: Vec<ObjMeta>,
 }
 
 impl SearchState {
@@ -49,6 +70,11 @@ impl SearchState {
     /// Whether any location had changed.
     pub(super) fn found_any_gone(&self) -> bool {
         !self.gone.is_empty()
+    }
+
+    /// The next location to try is one of these, without asking again.
+    pub(super) fn try_next(&mut self, others: Vec<ObjMeta>) {
+        self.next = others;
     }
 
     /// Records that its owner could not be reached.
@@ -113,17 +139,21 @@ impl Client {
         let ids = self.ids_of(keys.iter().copied());
         let mapped = self.metas_mapped(&ids).into_iter();
         let mapped = mapped.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
-        let mut found: Vec<_> = mapped.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
+        let by_index = |meta: Option<ObjMeta>| meta.map(|meta| Located::by(Via::Index, meta));
+        let mut found: Vec<_> = mapped.map(by_index).collect();
+        for (known, tried) in found.iter_mut().zip(tried).filter(|(_, t)| !t.next.is_empty()) {
+            *known = Located::first(tried.next.clone());
+        }
         for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
             let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
             // Only while this handle is attached to its owner, and the owner is alive.
             let alive = |m: &ObjMeta| self.shared.peers.get(m.at.incarnation).is_some();
-            *known = cached.filter(alive).map(|meta| (meta, Via::Cache));
+            *known = cached.filter(alive).map(|meta| Located::by(Via::Cache, meta));
         }
         let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
         for (i, meta) in self.find_remote(keys, &ids, &wanted) {
-            found[i] = tried[i].allows(&meta).then_some((meta, Via::Index));
+            found[i] = tried[i].allows(&meta).then_some(Located::by(Via::Index, meta));
         }
         found
     }
@@ -189,11 +219,12 @@ impl Client {
 
     /// Asks the master. If it does not answer, or does not know yet, the last known location is
     /// used instead: the read there finds out whether it is still valid.
-    async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<ObjMeta>> {
+    async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<Vec<ObjMeta>>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
         if all_known && kept.is_master_unresponsive(self.shared.env.clock.now_ns()) {
-            let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
+            let known = keys.iter().map_while(|k| kept.known(k));
+            let known: Vec<_> = known.map(|meta| Ok(vec![meta])).collect();
             if known.len() == keys.len() {
                 Reads::count(&self.shared.reads.stood_in, known.len() as u64);
                 return known;
@@ -212,17 +243,17 @@ impl Client {
                 spread(keys.len(), e)
             }
         };
-        let stand_in = |(answer, key): (Result<ObjMeta>, &&[u8])| match answer {
+        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| match answer {
             // An invalid key is InvalidArgument, whatever the master answers.
             _ if Key::check(key).is_err() => check_keys(&[key]).and(answer),
-            Ok(meta) => {
-                kept.keep(key, &meta);
-                Ok(meta)
+            Ok(places) => {
+                places.first().into_iter().for_each(|meta| kept.keep(key, meta));
+                Ok(places)
             }
             Err(e) if locations::unknown(e.kind()) => match kept.known(key) {
                 Some(meta) => {
                     Reads::count(&self.shared.reads.stood_in, 1);
-                    Ok(meta)
+                    Ok(vec![meta])
                 }
                 None => Err(e),
             },
@@ -232,19 +263,19 @@ impl Client {
     }
 }
 
-/// The master's answer, unless it is a location that was tried already: then NotReady.
-fn led(answer: Result<ObjMeta>, key: &[u8], tried: &SearchState) -> Result<Located> {
-    match answer {
-        Ok(meta) if tried.gone.contains(&meta.at) => Err(Error::not_ready(format!(
-            "key {} is no longer in slot {} of rank {}, and it is not known yet whether it is \
-             elsewhere: try again",
+/// The master's answer without the locations that were tried already; NotReady if none is left.
+fn led(answer: Result<Vec<ObjMeta>>, key: &[u8], tried: &SearchState) -> Result<Located> {
+    let mut places = answer.map_err(|e| tried.failed(key, e))?;
+    let gone = places.first().map(|meta| (meta.at.slot, meta.rank));
+    places.retain(|meta| !tried.gone.contains(&meta.at));
+    Located::first(places).ok_or_else(|| {
+        let (slot, rank) = gone.unwrap_or_default();
+        Error::not_ready(format!(
+            "key {} is no longer in slot {slot} of rank {rank}, and it is not known yet whether \
+             it is elsewhere: try again",
             shown(key),
-            meta.at.slot,
-            meta.rank
-        ))),
-        Ok(meta) => Ok((meta, Via::Master)),
-        Err(e) => Err(tried.failed(key, e)),
-    }
+        ))
+    })
 }
 
 /// The error for a key that changed at every location tried.

@@ -8,7 +8,8 @@ use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Select
 use nkv_store::KeyId;
 
 impl Client {
-    /// Removes a key; returns when no reader can find it any more [I6].    ///
+    /// Removes a key; returns when no reader can find it any more [I6].
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -23,7 +24,8 @@ impl Client {
         one(self.remove_many(&[key]).await)
     }
 
-    /// Removes keys; one result per key, in order.    ///
+    /// Removes keys; one result per key, in order.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -55,7 +57,8 @@ impl Client {
     ///
     /// The syntax is that of the `regex` crate, over bytes: matching takes time linear in the key.
     /// A key may be binary: `(?-u:\xff)` is a byte, and `(?s-u:.)` any byte. InvalidArgument: the
-    /// pattern is wrong or too large. NotReady: the cluster is starting.    ///
+    /// pattern is wrong or too large. NotReady: the cluster is starting.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -112,7 +115,8 @@ impl Client {
     ///
     /// An error states how many keys were removed before it. Keys not reached by then are still
     /// there, and a repeat removes them. Disconnected: an owner did not confirm a removal in time.
-    /// The master no longer returns the keys of that removal either way.    ///
+    /// The master no longer returns the keys of that removal either way.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -126,7 +130,8 @@ impl Client {
         self.sweep(Some(pattern)).await
     }
 
-    /// Removes every key of the cluster; otherwise as [`Client::remove_matching`].    ///
+    /// Removes every key of the cluster; otherwise as [`Client::remove_matching`].
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

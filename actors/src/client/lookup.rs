@@ -5,7 +5,7 @@
 use super::locations;
 use super::{Client, check_keys, key_bytes, one};
 use crate::client::producer::AttachTo;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{Existence, ObjMeta, Request, Response};
 use std::collections::BTreeSet;
 
@@ -16,7 +16,8 @@ const STEP: usize = 128;
 const TURNS: usize = 4;
 
 impl Client {
-    /// Whether keys exist; one result per key, in order.    ///
+    /// Whether keys exist; one result per key, in order.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::{message::Existence, *};
@@ -50,7 +51,8 @@ impl Client {
         }
     }
 
-    /// Locations of the longest run of readable keys from the first one.    ///
+    /// Locations of the longest run of readable keys from the first one.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -100,7 +102,8 @@ impl Client {
         }
     }
 
-    /// The location of a key. NotFound if it is not there.    ///
+    /// The location of a key. NotFound if it is not there.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -123,7 +126,7 @@ impl Client {
         }
         let (keys, gone) = (key_bytes(&[key]), Vec::new());
         match self.call(Request::GetLocation { keys, gone }).await {
-            Ok(Response::Locations(list)) => one(list),
+            Ok(Response::Locations(list)) => first_of(one(list)?),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // The master does not answer: return the last known location, if any.
             Err(e) if locations::unknown(e.kind()) => self.shared.locations.known(key).ok_or(e),
@@ -143,4 +146,9 @@ impl Client {
             tracing::debug!(%error, "owners not attached to");
         }
     }
+}
+
+fn first_of(places: Vec<ObjMeta>) -> Result<ObjMeta> {
+    let none = || Error::internal("the master named no place for a key that it has");
+    places.into_iter().next().ok_or_else(none)
 }

@@ -129,7 +129,8 @@ impl Client {
 
     /// Looks up keys in mapped segments only. Returns the length of the run of keys found from the
     /// first one; `found` gets the result per key. A key that is not found may still be at another
-    /// rank, or missing from a full index.    ///
+    /// rank, or missing from a full index.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

@@ -4,7 +4,7 @@
 //! NotFound.
 
 use super::counters::Reads;
-use super::find::{SearchState, moves_on, shown};
+use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::{Client, about_keys, one, spread};
@@ -24,7 +24,8 @@ const MAX_BYTES_PER_POST: u64 = 16 << 20;
 enum Miss {
     /// Retired, reused or removed: it may lie elsewhere by now.
     Changed,
-    /// Its owner cannot be reached, and the location did not come from the master.
+    /// Its owner cannot be reached: the object may be elsewhere by now, removed, or have another
+    /// replica.
     Unreached(Error),
     /// An error that a retry does not fix.
     Fatal(Error),
@@ -40,7 +41,8 @@ struct Slot<'a> {
 
 impl Client {
     /// Bytes of an object, in a buffer of their own. After the drop of its last clone, a large
-    /// buffer is reused by a later get: see `ClientConfig::get_pool_bytes`.    ///
+    /// buffer is reused by a later get: see `ClientConfig::get_pool_bytes`.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -69,10 +71,10 @@ impl Client {
         let mut tried = SearchState::default();
         for _ in 0..=MAX_PLACES {
             let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
-            let (meta, via) = located.inspect_err(|e| self.count_lost(&tried, e))?;
-            match self.read_whole(&meta, via).await {
+            let located = located.inspect_err(|e| self.count_lost(&tried, e))?;
+            match self.read_whole(&located.meta, located.via).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(miss) => tried = self.try_further(key, &meta, tried, miss)?,
+                Err(miss) => tried = self.try_further(key, located, tried, miss)?,
             }
         }
         Err(moves_on(key))
@@ -82,16 +84,19 @@ impl Client {
     fn try_further(
         &self,
         key: &[u8],
-        meta: &ObjMeta,
+        located: Located,
         mut tried: SearchState,
         miss: Miss,
     ) -> Result<SearchState> {
+        let Located { meta, via, others } = located;
         match miss {
             Miss::Fatal(e) => return Err(e),
             Miss::Changed if tried.is_last() => return Err(moves_on(key)),
             Miss::Changed => tried.found_gone(meta.at),
+            Miss::Unreached(e) if via == Via::Master && others.is_empty() => return Err(e),
             Miss::Unreached(_) => tried.not_reached(),
         }
+        tried.try_next(others);
         self.shared.locations.forget(key);
         Ok(tried)
     }
@@ -104,7 +109,7 @@ impl Client {
 
     /// Reads an object into a buffer of the size that its location states.
     async fn read_whole(&self, meta: &ObjMeta, via: Via) -> std::result::Result<Bytes, Miss> {
-        let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(via, &e))?;
+        let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(&e))?;
         // Checked before the buffer is allocated: the size may not exceed the owner's segment.
         peer.check(meta).map_err(Miss::Fatal)?;
         let mut room = self.shared.buffers.take(meta.object.bytes_total as usize);
@@ -112,7 +117,8 @@ impl Client {
         read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
 
-    /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.    ///
+    /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -131,7 +137,8 @@ impl Client {
         }
     }
 
-    /// Reads many; one result per item, in order.    ///
+    /// Reads many; one result per item, in order.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -189,7 +196,7 @@ impl Client {
             let mut found = Vec::new();
             for ((i, tried), r) in at.into_iter().zip(tried).zip(located) {
                 match r {
-                    Ok(meta) => found.push((i, meta, tried)),
+                    Ok(located) => found.push((i, located, tried)),
                     Err(e) => {
                         self.count_lost(&tried, &e);
                         results[i] = Err(e);
@@ -199,19 +206,19 @@ impl Client {
             let mut reads: Vec<((&ObjMeta, Via), &mut [u8])> = Vec::with_capacity(found.len());
             let mut f = found.iter().peekable();
             for (i, (_, dst)) in items.iter_mut().enumerate() {
-                if let Some((_, (meta, via), _)) = f.next_if(|(at, ..)| *at == i) {
-                    reads.push(((meta, *via), dst));
+                if let Some((_, at, _)) = f.next_if(|(at, ..)| *at == i) {
+                    reads.push(((&at.meta, at.via), dst));
                 }
             }
             let read = self.read_all(&mut reads).await;
             todo = Vec::new();
-            for ((i, (meta, _), tried), r) in found.into_iter().zip(read) {
+            for ((i, located, tried), r) in found.into_iter().zip(read) {
                 let further = match r {
                     Ok(n) => {
                         results[i] = Ok(n);
                         continue;
                     }
-                    Err(miss) => self.try_further(keys[i], &meta, tried, miss),
+                    Err(miss) => self.try_further(keys[i], located, tried, miss),
                 };
                 match further {
                     Ok(tried) => todo.push((i, tried)),
@@ -226,7 +233,8 @@ impl Client {
         results
     }
 
-    /// Reads an object by its location. NotFound if it is no longer there.    ///
+    /// Reads an object by its location. NotFound if it is no longer there.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -292,7 +300,7 @@ impl Client {
                 Ok(p) => p,
                 Err(e) => {
                     for s in &slots {
-                        results[s.index] = Err(unreached(s.via, &e));
+                        results[s.index] = Err(unreached(&e));
                     }
                     continue;
                 }
@@ -323,7 +331,7 @@ impl Client {
             for s in now.iter() {
                 results[s.index] = match &outcome {
                     Ok(()) => judge(peer, s),
-                    Err(e) => Err(unreached(s.via, &e.clone().at_rank(peer.rank))),
+                    Err(e) => Err(unreached(&e.clone().at_rank(peer.rank))),
                 };
                 let reads = &self.shared.reads;
                 match &results[s.index] {
@@ -367,11 +375,10 @@ impl Client {
     }
 }
 
-/// An owner could not be read. If the location did not come from the master, the master is asked
-/// next: the object may be elsewhere by now, or removed.
-fn unreached(via: Via, e: &Error) -> Miss {
+/// An owner could not be read.
+fn unreached(e: &Error) -> Miss {
     match e.kind() {
-        ErrorKind::Disconnected if via != Via::Master => Miss::Unreached(e.clone()),
+        ErrorKind::Disconnected => Miss::Unreached(e.clone()),
         _ => Miss::Fatal(e.clone()),
     }
 }

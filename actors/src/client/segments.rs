@@ -28,7 +28,8 @@ const MEMBERS_POLL: Duration = Duration::from_millis(100);
 
 impl Client {
     /// Mounts one more segment of `bytes` payload bytes at a rank. Returns its number within the
-    /// rank, once objects may be placed on it. `OutOfMemory` if the machine has too little memory.    ///
+    /// rank, once objects may be placed on it. `OutOfMemory` if the machine has too little memory.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -65,7 +66,8 @@ impl Client {
 
     /// Makes one rank evict from each of its segments until at most this ratio (0 to 1) of its heap
     /// is used. Waits for at most two quarantines and a second until the evicted space is free.
-    /// Device logs reclaim space by themselves and are not touched.    ///
+    /// Device logs reclaim space by themselves and are not touched.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

@@ -2,7 +2,7 @@
 //! view is dropped [I9]. Only for memory that this process maps.
 
 use super::counters::Reads;
-use super::find::{SearchState, moves_on, shown};
+use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
@@ -40,7 +40,8 @@ impl Deref for ObjectView {
 
 impl Client {
     /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
-    /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.    ///
+    /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -66,9 +67,9 @@ impl Client {
         let mut tried = SearchState::default();
         for _ in 0..MAX_PLACES {
             let located = self.locate(&[key], std::slice::from_ref(&tried)).await;
-            let (meta, via) = super::one(located)?;
+            let Located { meta, via, .. } = super::one(located)?;
             let peer = self.peer(meta.at.incarnation).await?;
-            let Some(reader) = &peer.reader else {
+            let Some(reader) = peer.reader.as_ref().filter(|r| r.maps_payloads()) else {
                 return Err(Error::unsupported(format!(
                     "key {} lies on rank {}, whose memory this process does not map ({}): read it \
                      with get_into",
@@ -92,6 +93,8 @@ impl Client {
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
         let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
+        // What the CPU cannot load is refused with its reason, by the caller.
+        peer.reader.as_ref().filter(|reader| reader.maps_payloads())?;
         self.pin(&peer, &hit, Via::Index)
     }
 

@@ -44,7 +44,8 @@ const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
 
 impl Client {
-    /// Stores a value under a new key; returns once it is committed.    ///
+    /// Stores a value under a new key; returns once it is committed.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -75,7 +76,8 @@ impl Client {
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
     /// is room, else with one round trip to open, one-sided writes, and one round trip to commit.
-    /// One result per item, in order.    ///
+    /// One result per item, in order.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -161,7 +163,8 @@ impl Client {
         about_keys(results, &keys)
     }
 
-    /// Opens a plan to write one object page by page, directly into its owner's memory.    ///
+    /// Opens a plan to write one object page by page, directly into its owner's memory.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -187,7 +190,8 @@ impl Client {
     }
 
     /// Publishes (if the writer has not) and commits the open plan of a key. NotFound if this
-    /// handle has no open plan for it.    ///
+    /// handle has no open plan for it.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

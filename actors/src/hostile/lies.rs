@@ -273,7 +273,7 @@ fn answers(all: &mut Vec<Lie>) {
         |m| m.object.bytes_total = u64::MAX,
     ];
     each(all, "a location", &plan.meta, &metas, |meta| {
-        HostileInput::Response(Response::Locations(vec![Ok(meta)]))
+        HostileInput::Response(Response::Locations(vec![Ok(vec![meta])]))
     });
     each(all, "a run of locations", &plan.meta, &metas, |meta| {
         HostileInput::Response(Response::Prefix(vec![meta]))

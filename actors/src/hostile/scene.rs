@@ -325,7 +325,7 @@ impl TestCluster {
                 assert!(!good || plan.write_ttl_ms.checked_mul(1_000_000).is_some());
                 good
             }),
-            Response::Locations(list) => list.iter().flatten().all(possible),
+            Response::Locations(list) => list.iter().flatten().flatten().all(possible),
             Response::Prefix(list) => list.iter().all(possible),
             _ => true,
         }

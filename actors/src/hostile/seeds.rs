@@ -180,7 +180,7 @@ fn responses() -> Vec<Response> {
     let meta = granted.meta.clone();
     vec![
         Response::Plans(vec![Ok(granted)]),
-        Response::Locations(vec![Ok(meta.clone())]),
+        Response::Locations(vec![Ok(vec![meta.clone(), meta.clone()])]),
         Response::Prefix(vec![meta]),
     ]
 }

@@ -205,7 +205,7 @@ impl Whole {
         let keys = vec![key("of the honest")];
         let found = self.scene.asks(Request::GetLocation { keys, gone: Vec::new() }).await;
         match &found {
-            Response::Locations(list) => assert_eq!(list[..], [Ok(self.object.clone())]),
+            Response::Locations(list) => assert_eq!(list[..], [Ok(vec![self.object.clone()])]),
             other => panic!("no locations: {other}"),
         }
         let Response::Stats(stats) = self.scene.asks(Request::Stats).await else {

@@ -99,7 +99,7 @@ impl Master {
         let Some(e) = self.objects.get_mut(&id) else {
             return reclaimed("ended before the commit (deadline, abort or remove)");
         };
-        if e.at != c.at {
+        if e.replica.at != c.at {
             return reclaimed("lost its slot: it ended and the key was written again");
         }
         if e.state == State::Live {
@@ -116,7 +116,7 @@ impl Master {
             }
             Some(_) => return reclaimed("was aborted"),
         }
-        let segment_id = e.segment_id;
+        let segment_id = e.replica.segment_id;
         if !matches!(
             self.durable.members.state(segment_id),
             Some(RankState::Alive | RankState::Draining)

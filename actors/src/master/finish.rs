@@ -128,7 +128,7 @@ impl Master {
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (segment_id, at, state) = (e.segment_id, e.at, e.state);
+        let (replicas, state) = (e.replicas().copied().collect::<Vec<_>>(), e.state);
         if let Some(e) = self.objects.get_mut(&id) {
             if state != State::Removing || e.remove_until_ms <= self.durable.clock.now_ms() {
                 e.remove_until_ms = self.durable.clock.now_ms() + REMOVE_LIMIT_MS;
@@ -141,7 +141,9 @@ impl Master {
             }
             // Sent again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
-                retire.entry(segment_id).or_default().push(at);
+                for replica in replicas {
+                    retire.entry(replica.segment_id).or_default().push(replica.at);
+                }
             }
         }
         Ok(id)
@@ -151,7 +153,7 @@ impl Master {
     /// stays in state Removing all the same, and is never readable again [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
-        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.segment_id);
+        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.replica.segment_id);
         let late = self.removing.keys().filter(|id| self.objects.get(id).is_none_or(over));
         let late: Vec<_> = late.copied().collect();
         self.durable.members.slow_path.removals_unconfirmed.add(late.len());
@@ -165,13 +167,16 @@ impl Master {
     }
 
     fn unconfirmed(&self, e: &Entry) -> Error {
-        Error::disconnected(match self.reachable(e.segment_id) {
+        Error::disconnected(match self.reachable(e.replica.segment_id) {
             true => {
-                format!("{} did not confirm the removal within {REMOVE_LIMIT_MS} ms", e.segment_id)
+                format!(
+                    "{} did not confirm the removal within {REMOVE_LIMIT_MS} ms",
+                    e.replica.segment_id
+                )
             }
             false => format!(
                 "the link of {} is down: key {} is removed once it is back, or gone for its TTL",
-                e.segment_id, e.key
+                e.replica.segment_id, e.key
             ),
         })
     }
@@ -223,7 +228,7 @@ impl Master {
         let id = a.key;
         match self.objects.get_mut(&id) {
             Some(e)
-                if e.at == a.at
+                if e.replica.at == a.at
                     && e.state == State::Writing(a.plan)
                     && given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) =>
             {
@@ -232,14 +237,14 @@ impl Master {
                 e.state = State::Removing;
                 self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at]));
             }
-            Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
+            Some(e) if e.replica.at == a.at && e.state == State::Writing(a.plan) => {
                 e.state = State::Live;
                 e.plan = None;
                 self.plans.remove(&a.plan);
                 self.counters.adopted += 1;
                 self.retire_aside(id, segment_id);
             }
-            Some(e) if e.at == a.at && e.state == State::Live => {}
+            Some(e) if e.replica.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: a removed object must never come back.
             _ => self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at])),
         }

@@ -6,7 +6,7 @@
 
 use super::allocator::SegmentAllocator;
 use super::matching::Round;
-use super::objects::{Entry, State};
+use super::objects::{Entry, Replica, State};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
@@ -148,7 +148,8 @@ impl Master {
         let Request::GetLocation { keys, .. } = request else { return BTreeSet::new() };
         let gone = gone_slots(request);
         let listed = keys.iter().filter_map(|k| self.entry(k).ok().flatten());
-        listed.filter(|e| gone.contains(&e.at)).map(|e| e.segment_id).collect()
+        let replicas = listed.flat_map(Entry::replicas);
+        replicas.filter(|r| gone.contains(&r.at)).map(|r| r.segment_id).collect()
     }
 
     /// `but`: keys that owners were asked about already.
@@ -199,12 +200,12 @@ impl Master {
             for o in &named {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = o.id;
-                let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
-                let is_gone = gone.contains(&listed.at);
+                let Some(listed) = self.objects.get(&id).filter(|e| !e.is_at(at)) else { continue };
+                let is_gone = listed.replicas().all(|replica| gone.contains(&replica.at));
                 // Also if the listed one can be read now: it may be retired before the last owner
                 // has answered.
                 if let Some(entry) = self.logged_entry(segment_id, at, o) {
-                    asked.besides.insert(id, self.meta(&entry));
+                    asked.besides.insert(id, self.meta(&entry.key, &entry.replica));
                 }
                 // It is listed once the owner of the other object has reported that one as retired.
                 // Until then it does not count as a duplicate.
@@ -326,7 +327,7 @@ impl Master {
         if let Response::Locations(list) = &mut answer {
             for (result, key) in list.iter_mut().zip(keys).filter(|(result, _)| result.is_err()) {
                 if let Some(meta) = besides.get(&self.id_of(key)) {
-                    *result = Ok(meta.clone());
+                    *result = Ok(vec![meta.clone()]);
                 }
             }
         }
@@ -335,12 +336,12 @@ impl Master {
 
     /// Whether a reader that is sent to this entry can read it.
     pub(super) fn is_readable(&self, e: &Entry) -> bool {
-        e.is_live() && self.reachable(e.segment_id)
+        e.is_live() && e.replicas().any(|replica| self.reachable(replica.segment_id))
     }
 
     /// Whether the master must ask logs for another object under the key of this entry.
     fn is_hidden(&self, e: &Entry, gone: &HashSet<SlotRef>) -> bool {
-        !self.is_readable(e) || gone.contains(&e.at)
+        !self.is_readable(e) || e.replicas().all(|replica| gone.contains(&replica.at))
     }
 
     /// Remembers an object that a log serves under a key whose entry is another one.
@@ -381,16 +382,9 @@ impl Master {
         at: SlotRef,
         o: &LogObjectEntry,
     ) -> Option<Entry> {
-        Some(Entry {
-            key: Key::new(&o.key).ok()?,
-            segment_id,
-            at,
-            header_off: self.header_off(segment_id, at.slot),
-            object: o.object,
-            state: State::Live,
-            plan: None,
-            remove_until_ms: 0,
-        })
+        let header_off = self.header_off(segment_id, at.slot);
+        let replica = Replica { segment_id, at, header_off, object: o.object };
+        Some(Entry::new(Key::new(&o.key).ok()?, replica, State::Live, None))
     }
 
     /// Lists objects of a log, with their key strings. The object listed first keeps its key [I15].
@@ -423,7 +417,10 @@ impl Master {
     ) -> bool {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
-        match self.objects.get(&id).map(|e| (e.at, e.state, e.segment_id)) {
+        match self.objects.get(&id).map(|e| {
+            let replica = e.replicas().find(|replica| replica.at == at).unwrap_or(&e.replica);
+            (replica.at, e.state, replica.segment_id)
+        }) {
             // Within a segment the owner has decided already: it serves this object, and its report
             // that the other one is retired follows. The same where a reader found the other one
             // gone.

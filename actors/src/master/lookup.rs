@@ -33,10 +33,10 @@ impl Master {
     }
 
     fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.segment_id)))
+        Ok(self.entry(key)?.filter(|e| self.is_readable(e)))
     }
 
-    fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<ObjMeta> {
+    fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<Vec<ObjMeta>> {
         let shown = || Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
         Key::check(key)?;
         match self.entry(key)? {
@@ -48,10 +48,10 @@ impl Master {
                 State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
                 State::Writing(_) => Err(Error::not_ready(format!(
                     "key {} is being written to {}",
-                    e.key, e.segment_id
+                    e.key, e.replica.segment_id
                 ))),
-                State::Live if !self.reachable(e.segment_id) => {
-                    let whom = named(&self.allocators, e.segment_id);
+                State::Live if !self.is_readable(e) => {
+                    let whom = named(&self.allocators, e.replica.segment_id);
                     Err(Error::disconnected(format!(
                         "key {} lies on {whom}, whose link is down",
                         e.key
@@ -59,12 +59,14 @@ impl Master {
                 }
                 // The reader found it gone, and the owner has not reported it as retired: the
                 // reader must ask again.
-                State::Live if gone.contains(&e.at) => Err(Error::not_ready(format!(
-                    "key {} is listed in slot {} of {}, where a reader did not find it any more; \
+                State::Live if e.replicas().all(|r| gone.contains(&r.at)) => {
+                    Err(Error::not_ready(format!(
+                        "key {} is listed in slot {} of {}, where a reader did not find it any more; \
                      its owner has not reported that yet: ask again",
-                    e.key, e.at.slot, e.segment_id
-                ))),
-                State::Live => Ok(self.meta(e)),
+                        e.key, e.replica.at.slot, e.replica.segment_id
+                    )))
+                }
+                State::Live => Ok(self.metas(e)),
             },
         }
     }
@@ -86,7 +88,7 @@ impl Master {
         let mut run = Vec::new();
         for key in keys {
             match self.readable(key) {
-                Ok(Some(e)) => run.push(self.meta(e)),
+                Ok(Some(e)) => run.extend(self.metas(e).into_iter().next()),
                 _ => break,
             }
         }
@@ -108,7 +110,7 @@ impl Master {
         let one = |key: &KeyBytes| {
             let entry = self.entry(key);
             let listed = entry.as_ref().ok().and_then(|e| e.filter(|e| self.is_readable(e)));
-            let there = listed.map(|e| e.at.incarnation);
+            let there = listed.map(|e| e.replica.at.incarnation);
             let there =
                 there.or_else(|| besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation));
             if let Some(owner) = there {

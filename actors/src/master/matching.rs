@@ -111,8 +111,8 @@ impl Master {
         let seen = entries.into_iter().map(|(id, e)| Seen {
             id,
             key: e.key.clone(),
-            bytes_total: e.object.bytes_total,
-            rank: e.segment_id.rank,
+            bytes_total: e.replica.object.bytes_total,
+            rank: e.replica.segment_id.rank,
             state: self.state_of(e),
         });
         (seen.collect(), next)
@@ -122,7 +122,7 @@ impl Master {
         match e.state {
             State::Writing(_) => KeyState::Writing,
             State::Removing => KeyState::Removing,
-            State::Live if self.reachable(e.segment_id) => KeyState::Ready,
+            State::Live if self.reachable(e.replica.segment_id) => KeyState::Ready,
             State::Live => KeyState::Unreachable,
         }
     }

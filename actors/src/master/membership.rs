@@ -294,8 +294,9 @@ impl Master {
         let theirs: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, e)| e.segment_id == segment_id)
-            .map(|(id, e)| (*id, e.at))
+            .flat_map(|(id, e)| e.replicas().map(|replica| (*id, *replica)))
+            .filter(|(_, replica)| replica.segment_id == segment_id)
+            .map(|(id, replica)| (id, replica.at))
             .collect();
         for (id, at) in theirs {
             self.drop_entry(id, at);

@@ -14,14 +14,23 @@ pub(super) enum State {
     Removing,
 }
 
-/// The entry of one key.
-#[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub key: Key,
+/// One place where an object lies, or is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Replica {
     pub segment_id: SegmentId,
     pub at: SlotRef,
     pub header_off: u64,
     pub object: ObjectDesc,
+}
+
+/// The entry of one key.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub key: Key,
+    /// The first is the one that a plan writes.
+    pub replica: Replica,
+    /// Further ones with the same bytes. Empty until puts write several.
+    pub others: Vec<Replica>,
     pub state: State,
     // The plan that writes it, until that is committed or over.
     pub plan: Option<PlanId>,
@@ -45,8 +54,35 @@ pub(super) struct PlanInfo {
 }
 
 impl Entry {
+    /// An entry with one replica.
+    pub(super) fn new(key: Key, replica: Replica, state: State, plan: Option<PlanId>) -> Self {
+        Self { key, replica, others: Vec::new(), state, plan, remove_until_ms: 0 }
+    }
+
     pub(super) fn is_live(&self) -> bool {
         self.state == State::Live
+    }
+
+    pub(super) fn replicas(&self) -> impl Iterator<Item = &Replica> {
+        std::iter::once(&self.replica).chain(&self.others)
+    }
+
+    /// Whether one of its replicas is the object at `at`.
+    pub(super) fn is_at(&self, at: SlotRef) -> bool {
+        self.replicas().any(|replica| replica.at == at)
+    }
+
+    /// Forgets the replica at `at`; false if it was the last one.
+    fn outlives(&mut self, at: SlotRef) -> bool {
+        if self.others.is_empty() {
+            return false;
+        }
+        if self.replica.at == at {
+            self.replica = self.others.remove(0);
+        } else {
+            self.others.retain(|other| other.at != at);
+        }
+        true
     }
 }
 
@@ -81,14 +117,20 @@ impl Master {
     }
 
     /// The location of an object, as clients get it.
-    pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
+    pub(super) fn meta(&self, key: &Key, replica: &Replica) -> ObjMeta {
         ObjMeta {
-            key: self.id_of(e.key.as_bytes()),
-            rank: e.segment_id.rank,
-            at: e.at,
-            header_off: e.header_off,
-            object: e.object,
+            key: self.id_of(key.as_bytes()),
+            rank: replica.segment_id.rank,
+            at: replica.at,
+            header_off: replica.header_off,
+            object: replica.object,
         }
+    }
+
+    /// The locations of an object that a reader can be sent to, the first replica first.
+    pub(super) fn metas(&self, e: &Entry) -> Vec<ObjMeta> {
+        let reachable = e.replicas().filter(|replica| self.reachable(replica.segment_id));
+        reachable.map(|replica| self.meta(&e.key, replica)).collect()
     }
 
     /// The entry of a key. `Corrupt` if another key with the same 128-bit identity is stored [I16].
@@ -104,10 +146,11 @@ impl Master {
         }
     }
 
-    /// Removes the entry if its object is the one at `at`, and completes the removes that wait for
-    /// it.
+    /// Removes the replica at `at` from its entry, and the entry with its last one; then completes
+    /// the removes that wait for it.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
-        if self.objects.get(&id).is_none_or(|e| e.at != at) {
+        let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
+        if e.outlives(at) {
             return;
         }
         if let Some(e) = self.objects.remove(&id) {

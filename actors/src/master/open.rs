@@ -3,7 +3,7 @@
 //! segment. Waiting items are bounded in number and time, and served first come, first served per
 //! segment.
 
-use super::objects::{Entry, PlanInfo, State};
+use super::objects::{Entry, PlanInfo, Replica, State};
 use super::{Master, MasterDurable};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
@@ -233,25 +233,25 @@ impl Master {
         match e.state {
             State::Live => Err(Error::already_exists(format!(
                 "key {} is stored on {}; values are immutable, remove it first",
-                e.key, e.segment_id
+                e.key, e.replica.segment_id
             ))),
             State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
             State::Writing(plan) => match self.plans.get(&plan) {
                 Some(p)
                     if (p.producer, p.request, p.item) == asked
-                        && e.object.bytes_total == open.bytes_total
+                        && e.replica.object.bytes_total == open.bytes_total
                         && p.ending.is_none() =>
                 {
                     Ok(PlanDesc {
                         plan,
                         token: p.token,
-                        meta: self.meta(e),
+                        meta: self.meta(&e.key, &e.replica),
                         write_ttl_ms: self.durable.settings.write_ttl_ms,
                     })
                 }
                 _ => Err(Error::not_ready(format!(
                     "key {} is being written to {} by another put",
-                    e.key, e.segment_id
+                    e.key, e.replica.segment_id
                 ))),
             },
         }
@@ -268,18 +268,11 @@ impl Master {
         let token = self.durable.random.u64();
         let id = self.id_of(key.as_bytes());
         let header_off = self.header_off(segment_id, at.slot);
-        let entry = Entry {
-            key: key.clone(),
-            segment_id,
-            at,
-            header_off,
-            object: ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes },
-            state: State::Writing(plan),
-            plan: Some(plan),
-            remove_until_ms: 0,
-        };
+        let object = ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes };
+        let replica = Replica { segment_id, at, header_off, object };
+        let entry = Entry::new(key.clone(), replica, State::Writing(plan), Some(plan));
         let write_ttl_ms = self.durable.settings.write_ttl_ms;
-        let desc = PlanDesc { plan, token, meta: self.meta(&entry), write_ttl_ms };
+        let desc = PlanDesc { plan, token, meta: self.meta(key, &replica), write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
         self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
         let (reported, ending) = (false, None);

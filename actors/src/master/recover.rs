@@ -4,7 +4,7 @@
 
 use super::Master;
 use super::allocator::{SegmentAllocator, Taken, check_extents};
-use super::objects::{Entry, PlanInfo, State};
+use super::objects::{Entry, PlanInfo, Replica, State};
 use crate::error::Error;
 use crate::message::ObjectDesc;
 use crate::message::{
@@ -203,7 +203,7 @@ impl Master {
         }
         self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
-            let known = self.objects.get(&o.id).is_some_and(|e| e.at == at);
+            let known = self.objects.get(&o.id).is_some_and(|e| e.replica.at == at);
             if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
                 allocator.name_logged(at.slot, at.epoch, o.id);
             }
@@ -318,12 +318,13 @@ impl Master {
             .collect();
         // A slot that the report leaves out is free at its first epoch.
         let unopened = |e: &&Entry| {
-            let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
-            free && epoch == e.at.epoch
+            let (epoch, free) =
+                known.get(&e.replica.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
+            free && epoch == e.replica.at.epoch
         };
         let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.log_slots);
         // Plans are never granted in a log.
-        let managed = |e: &&Entry| e.segment_id == segment_id && e.at.slot >= first;
+        let managed = |e: &&Entry| e.replica.segment_id == segment_id && e.replica.at.slot >= first;
         let mine = self.objects.values().filter(managed).filter(unopened);
         mine.filter_map(|e| {
             let (plan, info) = match (e.plan, e.state) {
@@ -342,8 +343,8 @@ impl Master {
             let opened = PlanOpened {
                 plan,
                 token: info.map_or_else(|| self.durable.random.u64(), |p| p.token),
-                at: e.at,
-                object: e.object,
+                at: e.replica.at,
+                object: e.replica.object,
                 key: KeyBytes::from(e.key.as_bytes()),
                 producer: asked.0,
                 request: asked.1,
@@ -375,9 +376,10 @@ impl Master {
         let gone: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, e)| e.segment_id == segment_id && !kept.contains(&e.at))
-            .filter(|(_, e)| !present.contains(&(e.at.slot, e.at.epoch)))
-            .map(|(id, e)| (*id, e.at))
+            .flat_map(|(id, e)| e.replicas().map(|replica| (*id, *replica)))
+            .filter(|(_, replica)| replica.segment_id == segment_id)
+            .map(|(id, replica)| (id, replica.at))
+            .filter(|(_, at)| !kept.contains(at) && !present.contains(&(at.slot, at.epoch)))
             .collect();
         for (id, at) in gone {
             self.drop_entry(id, at);
@@ -393,7 +395,7 @@ impl Master {
         if let Some(e) = self.objects.get(&id) {
             // Another plan has the key, or the last message about this one was lost with the link:
             // send it again.
-            if e.at == p.at && e.state == State::Live {
+            if e.replica.at == p.at && e.state == State::Live {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id };
                 self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 return Some(id);
@@ -401,7 +403,7 @@ impl Master {
             let ending = self.plans.get(&p.plan).and_then(|i| i.ending);
             let cause = match e.state {
                 State::Removing => Some(EndCause::Removed),
-                _ if e.at != p.at => Some(EndCause::Unknown),
+                _ if e.replica.at != p.at => Some(EndCause::Unknown),
                 _ => ending,
             };
             if let Some(cause) = cause {
@@ -411,16 +413,9 @@ impl Master {
             }
             return Some(id);
         }
-        let entry = Entry {
-            key,
-            segment_id,
-            at: p.at,
-            header_off: self.header_off(segment_id, p.at.slot),
-            object: p.object,
-            state: State::Writing(p.plan),
-            plan: Some(p.plan),
-            remove_until_ms: 0,
-        };
+        let header_off = self.header_off(segment_id, p.at.slot);
+        let replica = Replica { segment_id, at: p.at, header_off, object: p.object };
+        let entry = Entry::new(key, replica, State::Writing(p.plan), Some(p.plan));
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
         let (at, reported, ending) = (p.at, true, None);
@@ -440,14 +435,14 @@ impl Master {
     ) -> bool {
         let id = self.id_of(key.as_bytes());
         if self.durable.members.is_older(&id, at.incarnation)
-            && self.objects.get(&id).is_none_or(|e| e.at != at)
+            && self.objects.get(&id).is_none_or(|e| !e.is_at(at))
         {
             // The key was put again before this rank had reported, and may be removed since [I6].
             self.durable.members.slow_path.superseded.one();
             return false;
         }
         if let Some(e) = self.objects.get_mut(&id) {
-            if e.at == at && matches!(e.state, State::Writing(_)) {
+            if e.replica.at == at && matches!(e.state, State::Writing(_)) {
                 // Its Committed or Adopted crossed the report. If its plan was aborted or removed
                 // meanwhile, it is retired.
                 let ending = e.plan.and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
@@ -464,13 +459,11 @@ impl Master {
             }
             // A Retire may have been lost with the link: a removed object must never come back
             // [I6].
-            return e.at == at && e.state != State::Removing;
+            return e.is_at(at) && e.state != State::Removing;
         }
         let header_off = self.header_off(segment_id, at.slot);
-        let state = State::Live;
-        let (plan, remove_until_ms) = (None, 0);
-        let entry = Entry { key, segment_id, at, header_off, object, state, plan, remove_until_ms };
-        self.objects.insert(id, entry);
+        let replica = Replica { segment_id, at, header_off, object };
+        self.objects.insert(id, Entry::new(key, replica, State::Live, None));
         true
     }
 }

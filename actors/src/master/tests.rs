@@ -8,5 +8,6 @@ mod lies;
 mod listing;
 mod log;
 mod objects;
+mod replicas;
 mod segments;
 mod terms;

@@ -257,7 +257,7 @@ fn responses() -> Vec<Response> {
     vec![
         Response::Plans(vec![Ok(plan), Err(error.clone())]),
         Response::Done(vec![Ok(()), Err(error.clone())]),
-        Response::Locations(vec![Ok(meta()), Err(error.clone())]),
+        Response::Locations(vec![Ok(vec![meta(), meta()]), Err(error.clone())]),
         Response::Prefix(vec![meta()]),
         Response::Existence {
             list: vec![

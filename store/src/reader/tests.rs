@@ -4,9 +4,10 @@ use super::*;
 use crate::arena::Extent;
 use crate::heap::HeapConfig;
 use crate::key::KEYS;
-use crate::memory::AnonMemory;
+use crate::memory::{AnonMemory, Memory, SplitMemory};
 use crate::object::ObjectDesc;
 use crate::object::{Publication, Slots};
+use crate::testkit::MemoryDouble;
 use std::sync::Arc;
 
 const BYTES: usize = 300;
@@ -15,6 +16,16 @@ fn slots() -> Slots {
     let config = HeapConfig { arena_bytes: 16 * 4096, quarantine_ms: 1, ..HeapConfig::default() };
     let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
     Slots::fresh(Heap::format(memory, &config).unwrap())
+}
+
+/// Memory that the CPU cannot load from, as VRAM.
+#[derive(Debug)]
+struct Device(AnonMemory);
+
+impl MemoryDouble for Device {
+    fn inner(&self) -> &dyn Memory {
+        &self.0
+    }
 }
 
 fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, with: u8) {
@@ -165,4 +176,32 @@ fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
     drop(view);
     assert_eq!(slots.due(u64::MAX).len(), 1);
     assert_eq!(slots.held_longer(u64::MAX, 0), (0, 0));
+}
+
+#[test]
+fn i2_i7_a_payload_that_cannot_be_loaded_is_found_by_loads_and_read_through_its_memory() {
+    let config = HeapConfig { arena_bytes: 16 * 4096, quarantine_ms: 1, ..HeapConfig::default() };
+    let layout = *slots().heap().layout();
+    let control = Arc::new(AnonMemory::new(layout.payloads().offset).unwrap());
+    let payload = Arc::new(Device(AnonMemory::new(layout.payloads().len).unwrap()));
+    let memory = Arc::new(SplitMemory::new(control, payload.clone()).unwrap());
+    let mut slots = Slots::fresh(Heap::format(memory.clone(), &config).unwrap());
+    let reader = Reader::of(slots.heap()).unwrap();
+    assert!(!reader.maps_payloads());
+    put(&mut slots, 2, 1, key(2), 7);
+    assert_eq!(got(&reader, key(2)), Some(vec![7; BYTES]));
+    let mut there = [0; BYTES];
+    Memory::read(&*payload, 2 * 4096, &mut there).unwrap();
+    assert_eq!(there, [7; BYTES], "in the payload's memory, from its own offset 0 on");
+    let hit = reader.find(key(2)).unwrap();
+    let place = (hit.header.payload_base, hit.header.bytes_total);
+    let pins = crate::pins::Pins::new(reader.memory().clone(), &layout.pins, 0).unwrap();
+    assert!(Arc::new(pins).pin((2, 1), place, || true).is_err(), "no bytes to borrow");
+    slots.retire(2, 1, true, 0).unwrap();
+    assert_eq!(got(&reader, key(2)), None);
+    let device: Arc<dyn Memory> = payload;
+    assert!(SplitMemory::new(device.clone(), device).is_none(), "control words must be loadable");
+    let (end, bytes) = (memory.len(), &mut [0; 8][..]);
+    assert!(memory.read(end - 7, bytes).is_err() && memory.read(u64::MAX, bytes).is_err());
+    assert!(memory.load(end).is_err() && memory.write(end - 7, bytes).is_err());
 }

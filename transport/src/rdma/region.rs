@@ -98,6 +98,8 @@ impl MemoryLocation {
     pub(super) fn of(memory: &dyn Memory) -> Option<Self> {
         match memory.export() {
             Export::DmaBuf { fd, offset, address } => Some(Self::DmaBuf { fd, offset, address }),
+            // Of memory of two kinds each part would be registered by itself.
+            _ if memory.host_len() < memory.len() => None,
             _ => memory.host_base().map(Self::Host),
         }
     }

@@ -1,5 +1,6 @@
 //! A segment, the target's own access to it, and a handle to it, per transport.
 
+use nkv_store::memory::SplitMemory;
 use nkv_store::shm;
 use nkv_store::testkit::MemoryDouble;
 use nkv_store::{AnonMemory, Memory, Stripes, new_incarnation};
@@ -33,15 +34,18 @@ fn stripes() -> Stripes {
 }
 
 pub fn local() -> Fixture {
-    in_this_process(Stripes::NONE)
+    over_loads(anonymous(), Stripes::NONE)
 }
 
 pub fn local_striped() -> Fixture {
-    in_this_process(stripes())
+    over_loads(anonymous(), stripes())
 }
 
-fn in_this_process(stripes: Stripes) -> Fixture {
-    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+fn anonymous() -> Arc<dyn Memory> {
+    Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap())
+}
+
+fn over_loads(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
     let alive = Alive::new();
     let verbs = MappedVerbs::local(memory.clone(), alive.clone()).with_stripes(stripes);
     let verbs = Arc::new(verbs);
@@ -90,6 +94,24 @@ pub fn tcp_authenticated() -> Fixture {
 /// An agent whose memory the CPU cannot address, as VRAM: everything is staged.
 pub fn tcp_unaddressable() -> Fixture {
     over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())), Stripes::NONE, None)
+}
+
+/// A segment whose payload is in such a memory, behind control words that the CPU can address.
+pub fn tcp_split() -> Fixture {
+    over_tcp(split(), Stripes::NONE, None)
+}
+
+/// The same, mapped by its reader.
+pub fn local_split() -> Fixture {
+    over_loads(split(), Stripes::NONE)
+}
+
+fn split() -> Arc<dyn Memory> {
+    // Not at a border of any tested operation, so that some cross it.
+    const CONTROL_BYTES: u64 = SEGMENT_BYTES / 2 + 4096;
+    let control = Arc::new(AnonMemory::new(CONTROL_BYTES).unwrap());
+    let payload = AnonMemory::new(SEGMENT_BYTES - CONTROL_BYTES).unwrap();
+    Arc::new(SplitMemory::new(control, Arc::new(Unaddressable(payload))).unwrap())
 }
 
 fn over_tcp(

@@ -49,6 +49,7 @@ macro_rules! conformance {
     };
 }
 
-conformance! { local local_striped shm tcp tcp_striped tcp_authenticated tcp_unaddressable }
+conformance! { local local_striped local_split shm }
+conformance! { tcp tcp_striped tcp_authenticated tcp_unaddressable tcp_split }
 #[cfg(feature = "rdma")]
 conformance! { rdma rdma_spread }

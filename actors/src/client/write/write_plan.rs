@@ -165,7 +165,8 @@ impl WritePlan {
         }
     }
 
-    /// Aborts the plan; its object never becomes readable.    ///
+    /// Aborts the plan; its object never becomes readable.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;

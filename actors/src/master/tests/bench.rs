@@ -264,7 +264,7 @@ impl Bench {
 
     pub(super) async fn found(&self, k: &str) -> std::result::Result<SlotRef, ErrorKind> {
         match self.ask(Request::GetLocation { keys: vec![key(k)], gone: Vec::new() }).await {
-            Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind()),
+            Response::Locations(mut list) => list.remove(0).map(|m| m[0].at).map_err(|e| e.kind()),
             Response::Failed(e) => Err(e.kind()),
             other => panic!("{other:?}"),
         }

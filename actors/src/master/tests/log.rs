@@ -139,7 +139,8 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     assert!(matches!(question, LogQuestion::Find(keys) if keys == [listed]));
     answers(&logs, again, Vec::new()).await;
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
-    let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind())).collect();
+    let found: Vec<_> =
+        found.into_iter().map(|r| r.map(|m| m[0].at).map_err(|e| e.kind())).collect();
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
 
@@ -173,7 +174,7 @@ fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<R
 
 async fn led_to(asked: tokio::task::JoinHandle<Response>) -> Result<SlotRef, ErrorKind> {
     match tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap() {
-        Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind()),
+        Response::Locations(mut list) => list.remove(0).map(|m| m[0].at).map_err(|e| e.kind()),
         other => panic!("{other:?}"),
     }
 }

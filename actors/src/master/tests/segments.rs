@@ -387,7 +387,7 @@ async fn a_rebuilt_master_asks_every_segment_and_knows_their_objects_again() {
     assert!(!found.is_finished(), "the second one has not reported");
     reports_again(&mut second, "there").await;
     let Response::Locations(list) = found.await.unwrap() else { panic!() };
-    let at: Vec<_> = list.into_iter().map(|m| m.unwrap().at).collect();
+    let at: Vec<_> = list.into_iter().map(|m| m.unwrap()[0].at).collect();
     assert_eq!(at, [plan_ref(&here).at, plan_ref(&there).at]);
 }
 

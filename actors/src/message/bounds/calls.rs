@@ -67,6 +67,14 @@ impl ObjMeta {
     }
 }
 
+/// Checks the locations of one key.
+fn check_places(places: &[ObjMeta]) -> Result<()> {
+    if places.is_empty() || places.len() > MAX_PLACES {
+        return refuse(format!("{} locations of one key", places.len()));
+    }
+    places.iter().try_for_each(ObjMeta::check_numbers)
+}
+
 impl Response {
     /// Checks an answer of the master. The caller checks that a list is as long as the request, and
     /// locations once it has the segment's layout.
@@ -75,7 +83,9 @@ impl Response {
             Response::Plans(list) => {
                 list.iter().flatten().try_for_each(|plan| plan.meta.check_numbers())
             }
-            Response::Locations(list) => list.iter().flatten().try_for_each(ObjMeta::check_numbers),
+            Response::Locations(list) => {
+                list.iter().flatten().try_for_each(|places| check_places(places))
+            }
             Response::Prefix(list) => list.iter().try_for_each(ObjMeta::check_numbers),
             Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
             _ => Ok(()),

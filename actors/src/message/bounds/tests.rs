@@ -154,7 +154,7 @@ fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
     }
     let mut far = honest.clone();
     far.object.bytes_total = u64::MAX;
-    assert!(Response::Locations(vec![Ok(far.clone())]).check().is_err());
+    assert!(Response::Locations(vec![Ok(vec![far.clone()])]).check().is_err());
     assert!(Response::Prefix(vec![honest.clone(), far]).check().is_err());
     let plan = |meta: &ObjMeta, extent_len, write_ttl_ms| {
         let mut meta = meta.clone();

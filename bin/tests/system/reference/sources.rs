@@ -76,7 +76,7 @@ pub fn items(text: &str, header: &str) -> Option<Vec<Item>> {
         } else if let Some(doc) = inner.strip_prefix("///") {
             next.doc += &format!("{} ", doc.trim());
         } else if inner.starts_with(|c: char| c.is_alphabetic()) {
-            let inner = inner.trim_start_matches("pub ");
+            let inner = inner.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
             let ends = inner.find(|c: char| !c.is_alphanumeric() && c != '_');
             next.name = inner[..ends.unwrap_or(inner.len())].to_string();
             next.of = inner[next.name.len()..].trim_matches([':', ' ', ',']).to_string();

@@ -1,0 +1,110 @@
+//! A segment whose payload lies in a memory of its own, such as VRAM, while the control words stay
+//! in host memory.
+
+use super::{Export, HostMemory, Memory};
+use crate::error::StoreError;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Two memories behind one offset space: control words first, then payloads. The border is where
+/// `SegmentLayout::payloads` begins.
+#[derive(Debug)]
+pub struct SplitMemory {
+    control: HostMemory,
+    payload: Arc<dyn Memory>,
+}
+
+/// The part of an access that lies in one of the two memories: offset there, and range of the
+/// caller's bytes.
+type Part = (u64, std::ops::Range<usize>);
+
+impl SplitMemory {
+    /// None if the CPU cannot access the control words: owners and readers poll them.
+    pub fn new(control: Arc<dyn Memory>, payload: Arc<dyn Memory>) -> Option<Self> {
+        Some(Self { control: HostMemory::of(control)?, payload })
+    }
+
+    fn border(&self) -> u64 {
+        self.control.words().len()
+    }
+
+    /// The memory that a word lies in, and its offset there.
+    fn of_word(&self, offset: u64) -> (&dyn Memory, u64) {
+        match offset.checked_sub(self.border()) {
+            Some(beyond) => (&*self.payload, beyond),
+            None => (&**self.control.memory(), offset),
+        }
+    }
+
+    /// The parts of `len` bytes at an offset in control words and in payloads; out of bounds if
+    /// they exceed both.
+    fn parts(&self, offset: u64, len: usize) -> Result<(Part, Part), StoreError> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
+        let (what, segment_len) = ("access", self.len());
+        let bounds = StoreError::OutOfBounds { what, offset, len: len as u64, segment_len };
+        let end = end.ok_or(bounds)?;
+        let within = (end.min(self.border()).saturating_sub(offset) as usize).min(len);
+        let beyond = offset.max(self.border()) - self.border();
+        Ok(((offset, 0..within), (beyond, within..len)))
+    }
+}
+
+impl Memory for SplitMemory {
+    fn len(&self) -> u64 {
+        self.border() + self.payload.len()
+    }
+
+    /// Two memories have no one name or descriptor: each is exported by itself.
+    fn export(&self) -> Export {
+        Export::Private
+    }
+
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        Some(self.control.words().base())
+    }
+
+    fn host_len(&self) -> u64 {
+        self.border()
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        let ((at, control), (beyond, payload)) = self.parts(offset, dst.len())?;
+        if !control.is_empty() {
+            self.control.words().read(at, &mut dst[control])?;
+        }
+        if payload.is_empty() { Ok(()) } else { self.payload.read(beyond, &mut dst[payload]) }
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        let ((at, control), (beyond, payload)) = self.parts(offset, src.len())?;
+        if !control.is_empty() {
+            self.control.words().write(at, &src[control])?;
+        }
+        if payload.is_empty() { Ok(()) } else { self.payload.write(beyond, &src[payload]) }
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        let (memory, at) = self.of_word(offset);
+        memory.load(at)
+    }
+
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        let (memory, at) = self.of_word(offset);
+        memory.store(at, value)
+    }
+
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        let (memory, at) = self.of_word(offset);
+        memory.compare_swap(at, expect, new)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        let (memory, at) = self.of_word(offset);
+        memory.fetch_add(at, add)
+    }
+
+    fn flush(&self) {
+        self.payload.flush();
+        self.control.memory().flush();
+    }
+}
