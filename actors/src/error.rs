@@ -1,8 +1,7 @@
 //! The one error type of every fallible call: its kind says what the caller can do, its message
 //! names the key, rank and numbers involved.
 
-use crate::message::KeyBytes;
-use nkv_store::StoreError;
+use nkv_store::{Key, StoreError};
 use nkv_transport::TransportError;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -72,7 +71,7 @@ struct Inner {
     rank: Option<u32>,
     // The caller knows its keys: they do not travel back to it.
     #[serde(skip)]
-    key: Option<KeyBytes>,
+    key: Option<Key>,
     #[serde(skip)]
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
@@ -99,7 +98,7 @@ impl Error {
 
     /// The key that the failed operation was about, if it was about one.
     pub fn key(&self) -> Option<&[u8]> {
-        self.0.key.as_deref()
+        self.0.key.as_ref().map(Key::as_bytes)
     }
 
     /// The rank that the failed operation needed, if it failed at one.
@@ -107,9 +106,9 @@ impl Error {
         self.0.rank
     }
 
-    /// The same error, about this key, unless it is about one already.
+    /// The same error, about this key, unless it is about one already, or this is none.
     pub(crate) fn about(mut self, key: &[u8]) -> Self {
-        self.0.key.get_or_insert_with(|| KeyBytes::from(key));
+        self.0.key = self.0.key.or_else(|| Key::new(key).ok());
         self
     }
 
@@ -168,8 +167,8 @@ impl std::error::Error for Error {
 // Without the source: two errors that say the same are equal.
 impl PartialEq for Inner {
     fn eq(&self, other: &Self) -> bool {
-        let told = |e: &Self| (e.kind, e.rank, e.key.clone());
-        told(self) == told(other) && self.message == other.message
+        let context = |e: &Self| (e.kind, e.rank, e.key.clone());
+        context(self) == context(other) && self.message == other.message
     }
 }
 

@@ -15,7 +15,7 @@ use hashbrown::HashTable;
 use offset_allocator::{Allocation, Allocator};
 use serde::{Deserialize, Serialize};
 
-/// Position of a payload: segment offset and length; both multiples of 4 KiB as the arena places it.
+/// Position of a payload: segment offset and length, multiples of 4 KiB as the arena places it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Extent {
     /// Segment offset of the first byte.

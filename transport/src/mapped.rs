@@ -1,7 +1,7 @@
 //! Verbs over memory that this process can access: a segment of its own, a named one of another
-//! process of this host, and what the tcp agent serves. It runs them in order, each with the memory
-//! order it needs. Permission was checked before: code of this process enters its plan's gate before
-//! it posts; the agent checks token and gate; an owner detects a dead process by its pidfd [I9]
+//! process of this host, and what the tcp agent serves. It runs them in order, each with the
+//! memory order it needs. Permission was checked before: code of this process enters its plan's
+//! gate, and the agent checks token and gate; an owner detects a dead process by its pidfd [I9]
 //! [I10]. No slice is ever made over shared bytes, since other processes write them meanwhile.
 
 use crate::error::TransportError;

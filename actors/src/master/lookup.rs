@@ -61,8 +61,8 @@ impl Master {
                 // reader must ask again.
                 State::Live if e.replicas().all(|r| gone.contains(&r.at)) => {
                     Err(Error::not_ready(format!(
-                        "key {} is listed in slot {} of {}, where a reader did not find it any more; \
-                     its owner has not reported that yet: ask again",
+                        "key {} is listed in slot {} of {}, where a reader did not find it any \
+                         more; its owner has not reported that yet: ask again",
                         e.key, e.replica.at.slot, e.replica.segment_id
                     )))
                 }

@@ -5,7 +5,14 @@ use crate::agent::{self, GRANT, TOKEN};
 use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
-use nkv_actors::message::{Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch, View, Welcome};
+use nkv_actors::message::{
+    Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey,
+    Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner,
+    ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
+    PlanRef, Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request, Response,
+    SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch,
+    TouchBatch, View, Welcome,
+};
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
 use nkv_store::SegmentLayout;
@@ -233,7 +240,8 @@ fn first_frames(seeds: &mut Seeds) {
 }
 
 fn requests() -> Vec<Request> {
-    let item = OpenItem { key: key().into(), bytes_total: 1000, preferred_rank: Some(1), page_bytes: 256 };
+    let item =
+        OpenItem { key: key().into(), bytes_total: 1000, preferred_rank: Some(1), page_bytes: 256 };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },
         Request::Commit(vec![PLAN_REF]),

@@ -39,8 +39,8 @@ impl ObjMeta {
             return Ok(());
         }
         refuse(format!(
-            "an object of {bytes_total} bytes at {}, slot {} with its header at {}: rank {} has {} slots \
-             from {} on and payloads at {payloads:?}",
+            "an object of {bytes_total} bytes at {}, slot {} with its header at {}: rank {} has \
+             {} slots from {} on and payloads at {payloads:?}",
             extent.offset,
             self.at.slot,
             self.header_off,

@@ -19,8 +19,9 @@ fn errors_is_what_programs_and_sources_say() {
         "errors.md",
         "Errors: reference",
         "Every call of the library ends with a value or with an `Error`: it has a `kind()` and a \
-         `message()`, and where they are known a `key()`, a `rank()` and a `source()`. The kind says \
-         what the caller can do; the message names key, rank and numbers. A put that ends with `Timeout` or `Disconnected` is whole or absent, never torn.",
+         `message()`, and where they are known a `key()`, a `rank()` and a `source()`. The kind \
+         says what the caller can do; the message names key, rank and numbers. A put that ends \
+         with `Timeout` or `Disconnected` is whole or absent, never torn.",
     );
     page.section("Kinds");
     let kinds = ErrorKind::ALL.iter().map(|kind| {
