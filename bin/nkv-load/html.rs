@@ -13,6 +13,8 @@ use throughput::Throughput;
 const TEMPLATE: &str = include_str!("html/template.html");
 const STYLE: &str = include_str!("html/style.css");
 const UPLOT: &str = include_str!("html/uplot/uPlot.iife.min.js");
+/// Goes with every copy of the library.
+const UPLOT_LICENSE: &str = include_str!("html/uplot/LICENSE");
 const UPLOT_STYLE: &str = include_str!("html/uplot/uPlot.min.css");
 /// Where the template takes the run.
 const RUN: &str = "__RUN__";
@@ -56,8 +58,10 @@ struct Problems {
 /// Never in practice: the run is made of numbers and names.
 pub(crate) fn page(report: &Report, setting: &Setting) -> serde_json::Result<String> {
     let (before, after) = TEMPLATE.split_once(RUN).unwrap_or((TEMPLATE, ""));
-    let before =
-        before.replace("__STYLE__", &[UPLOT_STYLE, STYLE].join("\n")).replace("__UPLOT__", UPLOT);
+    let before = before
+        .replace("__STYLE__", &[UPLOT_STYLE, STYLE].join("\n"))
+        .replace("__UPLOT_LICENSE__", UPLOT_LICENSE)
+        .replace("__UPLOT__", UPLOT);
     // In a script element only `</script` and `<!--` mean something: no `<` is left.
     let run = serde_json::to_string(&run(report, setting))?.replace('<', "\\u003c");
     Ok([&before, &run, after].concat())

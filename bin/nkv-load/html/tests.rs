@@ -75,7 +75,8 @@ fn a_page_needs_nothing_from_elsewhere() {
     for reference in ["http:", "https:", "src=", "href=", "@import", "url(", "<link", "fetch("] {
         assert!(!page.contains(reference), "{reference}");
     }
-    for left in ["__STYLE__", "__UPLOT__", RUN] {
+    assert!(page.contains("Permission is hereby granted"), "the library's licence goes with it");
+    for left in ["__STYLE__", "__UPLOT__", "__UPLOT_LICENSE__", RUN] {
         assert!(!page.contains(left), "{left}");
     }
 }
