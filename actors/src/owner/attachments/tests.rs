@@ -104,6 +104,38 @@ fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
 }
 
 #[test]
+fn i10_a_detach_does_not_answer_what_an_attachment_took_over_from_a_broken_one() {
+    let a = Attachments::default();
+    let route = || Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
+    let first = a.add(7, route());
+    a.drop_plan(7, plan(1), 0);
+    a.cut(first);
+    let second = a.add(7, route());
+    a.detach(second);
+    assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
+    let third = a.add(7, route());
+    a.dropped(third, 7, plan(1));
+    assert!(a.is_dropped(7, plan(1), 1));
+    a.detach(third);
+    assert!(a.is_empty(), "it owes nothing");
+}
+
+#[test]
+fn i10_a_broken_path_through_devices_is_not_replaced_before_it_is_severed() {
+    let a = Attachments::default();
+    let access = Arc::new(FakeAccess::default());
+    let first = a.add(7, Route::Fabric { tx: mpsc::channel(4).0, served: access.clone() });
+    a.drop_plan(7, plan(1), 0);
+    a.cut(first);
+    let maps = Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
+    let second = a.add(7, maps);
+    a.dropped(second, 7, plan(1));
+    assert!(!a.is_dropped(7, plan(1), 1), "what was posted may still land");
+    access.sever();
+    assert!(a.is_dropped(7, plan(1), 2));
+}
+
+#[test]
 fn i10_an_attachment_whose_end_is_noticed_late_leaves_its_requests_to_the_later_one() {
     let a = Attachments::default();
     let attach = || {
