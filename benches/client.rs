@@ -22,7 +22,8 @@ impl Bench {
     fn new() -> Self {
         let runtime = Runtime::new().unwrap();
         let job = format!("bench-{}", std::process::id());
-        let config = NodeConfig { job, heap_bytes: 256 << 20, ..NodeConfig::default() };
+        let log_bytes = 256 << 20;
+        let config = NodeConfig { job, heap_bytes: 256 << 20, log_bytes, ..NodeConfig::default() };
         let cluster = runtime.block_on(async {
             let cluster = Cluster::start(1, config).await.unwrap();
             cluster.node(0).ready().await;
