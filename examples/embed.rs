@@ -2,10 +2,9 @@
 //! messages to its actors. Run it with `cargo run --example embed`. It reads back everything that
 //! it stores, and leaves nothing behind.
 
-use nkv::PutOptions;
 use nkv::actors::{Ask, GetGauges};
 use nkv::message::{Request, Response};
-use nkv::{Client, Node, NodeConfig};
+use nkv::{Client, Node, NodeConfig, PutOptions};
 use std::time::Duration;
 
 /// How long an actor may take to answer.

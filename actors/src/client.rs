@@ -387,8 +387,16 @@ pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
 }
 
 /// Each error with the key of its item.
-pub(crate) fn about_keys<T>(results: Vec<Result<T>>, keys: &[&[u8]]) -> Vec<Result<T>> {
-    results.into_iter().zip(keys).map(|(r, key)| r.map_err(|e| e.about(key))).collect()
+pub(crate) fn about_keys<'k, T>(
+    mut results: Vec<Result<T>>,
+    keys: impl Iterator<Item = &'k [u8]>,
+) -> Vec<Result<T>> {
+    for (result, key) in results.iter_mut().zip(keys) {
+        if let Err(e) = result {
+            *e = e.clone().about(key);
+        }
+    }
+    results
 }
 
 pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {

@@ -147,10 +147,14 @@ impl std::fmt::Debug for Error {
         let Inner { kind, message, rank, key, source } = &*self.0;
         let mut shown = f.debug_struct("Error");
         shown.field("kind", kind).field("message", message);
-        let context = [("rank", rank as &dyn std::fmt::Debug), ("key", key), ("source", source)];
-        let there = [rank.is_some(), key.is_some(), source.is_some()];
-        for ((name, value), _) in context.into_iter().zip(there).filter(|(_, there)| *there) {
-            shown.field(name, value);
+        if let Some(rank) = rank {
+            shown.field("rank", rank);
+        }
+        if let Some(key) = key {
+            shown.field("key", key);
+        }
+        if let Some(source) = source {
+            shown.field("source", source);
         }
         shown.finish()
     }

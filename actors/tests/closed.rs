@@ -6,8 +6,7 @@ mod embedding;
 
 use embedding::log::{attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually};
-use nkv_actors::PutOptions;
-use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoice};
+use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, PutOptions, TransportChoice};
 use std::time::Duration;
 
 /// How often the test checks whether a handle is closed too soon.

@@ -7,8 +7,7 @@ mod embedding;
 
 use embedding::log::{at_rest, logged, with_log};
 use embedding::{client_by, config, eventually};
-use nkv_actors::PutOptions;
-use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
+use nkv_actors::{Client, Cluster, ErrorKind, PutOptions, TransportChoice};
 use nkv_store::key::key_hash;
 
 const K1: &str = "\

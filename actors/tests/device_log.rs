@@ -6,10 +6,11 @@ mod embedding;
 
 use embedding::log::{at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually, quarantines_pass, used_is_live};
-use nkv_actors::PutOptions;
 use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::message::Existence;
-use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
+use nkv_actors::{
+    Client, ClientConfig, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice,
+};
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,9 +4,8 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::PutOptions;
 use nkv_actors::message::Existence;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
 use std::time::Duration;
 
 fn config(job: &str) -> NodeConfig {

@@ -3,10 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use nkv_actors::PutOptions;
 use nkv_actors::actor::{ActorStatus, Crash, Freeze, RESTART_BUDGET};
 use nkv_actors::owner::GetGauges;
-use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig};
+use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig, PutOptions};
 use nkv_pace::{HANGS, HANGS_MS, Stopwatch, Took};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;

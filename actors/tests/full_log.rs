@@ -5,8 +5,7 @@ mod embedding;
 
 use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, eventually, used_is_live};
-use nkv_actors::PutOptions;
-use nkv_actors::{Cluster, TransportChoice};
+use nkv_actors::{Cluster, PutOptions, TransportChoice};
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

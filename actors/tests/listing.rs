@@ -5,10 +5,9 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::PutOptions;
 use nkv_actors::actor::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed};
-use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig};
+use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig, PutOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -5,12 +5,11 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::PutOptions;
 use nkv_actors::actor::Crash;
 use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::owner::GetGauges;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
 use std::sync::Arc;
 use std::time::Duration;
 

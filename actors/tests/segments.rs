@@ -7,9 +7,8 @@ mod embedding;
 use embedding::{
     bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations, used_is_live,
 };
-use nkv_actors::PutOptions;
 use nkv_actors::message::RankState;
-use nkv_actors::{Cluster, ErrorKind, MemoryChoice, Node, NodeConfig, TransportChoice};
+use nkv_actors::{Cluster, ErrorKind, MemoryChoice, Node, NodeConfig, PutOptions, TransportChoice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -5,10 +5,9 @@
 mod embedding;
 
 use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live};
-use nkv_actors::PutOptions;
 use nkv_actors::actor::Freeze;
 use nkv_actors::message::Existence;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 

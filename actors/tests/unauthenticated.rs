@@ -4,8 +4,7 @@
 mod embedding;
 
 use embedding::config;
-use nkv_actors::PutOptions;
-use nkv_actors::{Client, ClientConfig, Cluster, TransportChoice};
+use nkv_actors::{Client, ClientConfig, Cluster, PutOptions, TransportChoice};
 use nkv_transport::wire::Address;
 use std::io::Read;
 use std::net::TcpStream;

@@ -11,8 +11,7 @@ use crate::status::ended;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
-use nkv::PutOptions;
-use nkv::{Blocking, Error};
+use nkv::{Blocking, Error, PutOptions};
 use nkv_programs::exit;
 use std::time::Duration;
 

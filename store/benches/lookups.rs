@@ -5,8 +5,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::index::Index;
-use nkv_store::object::ObjectDesc;
-use nkv_store::object::Publication;
+use nkv_store::object::{ObjectDesc, Publication};
 use nkv_store::reader::Reader;
 use nkv_store::{Extent, Heap, HeapConfig, KeyHasher, KeyId, SegmentName, Slots, random_u64, shm};
 use std::hint::black_box;

@@ -11,9 +11,8 @@ use crate::dice::Dice;
 use crate::ledger::Outcome;
 use crate::process::Pid;
 use crate::stack::StackfulFuture;
-use nkv::PutOptions;
 use nkv::message::{MasterCounters, ObjMeta};
-use nkv::{Client, ErrorKind};
+use nkv::{Client, ErrorKind, PutOptions};
 use std::rc::Rc;
 use std::time::Duration;
 

@@ -43,7 +43,7 @@ impl Client {
             Ok(other) => spread(keys.len(), self.pool.unexpected("Remove", &other)),
             Err(e) => spread(keys.len(), e),
         };
-        about_keys(removed, keys)
+        about_keys(removed, keys.iter().copied())
     }
 
     /// The first `limit` keys after `after`, in the order of their bytes: those in which the

@@ -1,4 +1,4 @@
-//! What a put may ask for. Not a message: the master is told only what concerns it.
+//! What a put may ask for. Not a message: the master gets only what concerns it.
 
 /// Options of a put. The default asks for nothing.
 ///

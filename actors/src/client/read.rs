@@ -109,7 +109,7 @@ impl Client {
 
     /// Reads an object into a buffer of the size that its location states.
     async fn read_whole(&self, meta: &ObjMeta, via: Via) -> std::result::Result<Bytes, Miss> {
-        let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(&e))?;
+        let peer = self.peer(meta.at.incarnation).await.map_err(unreached)?;
         // Checked before the buffer is allocated: the size may not exceed the owner's segment.
         peer.check(meta).map_err(Miss::Fatal)?;
         let mut room = self.shared.buffers.take(meta.object.bytes_total as usize);
@@ -176,7 +176,7 @@ impl Client {
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
-        about_keys(self.read_located(&keys, items).await, &keys)
+        about_keys(self.read_located(&keys, items).await, keys.iter().copied())
     }
 
     #[tracing::instrument(level = "debug", name = "get_many", skip_all, fields(keys = keys.len()))]
@@ -300,7 +300,7 @@ impl Client {
                 Ok(p) => p,
                 Err(e) => {
                     for s in &slots {
-                        results[s.index] = Err(unreached(&e));
+                        results[s.index] = Err(unreached(e.clone()));
                     }
                     continue;
                 }
@@ -331,7 +331,7 @@ impl Client {
             for s in now.iter() {
                 results[s.index] = match &outcome {
                     Ok(()) => judge(peer, s),
-                    Err(e) => Err(unreached(&e.clone().at_rank(peer.rank))),
+                    Err(e) => Err(unreached(e.clone().at_rank(peer.rank))),
                 };
                 let reads = &self.shared.reads;
                 match &results[s.index] {
@@ -376,10 +376,10 @@ impl Client {
 }
 
 /// An owner could not be read.
-fn unreached(e: &Error) -> Miss {
+fn unreached(e: Error) -> Miss {
     match e.kind() {
-        ErrorKind::Disconnected => Miss::Unreached(e.clone()),
-        _ => Miss::Fatal(e.clone()),
+        ErrorKind::Disconnected => Miss::Unreached(e),
+        _ => Miss::Fatal(e),
     }
 }
 

@@ -159,8 +159,7 @@ impl Client {
                 |r: &&mut Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::AlreadyExists);
             results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
         }
-        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-        about_keys(results, &keys)
+        about_keys(results, items.iter().map(|(key, _)| *key))
     }
 
     /// Opens a plan to write one object page by page, directly into its owner's memory.

@@ -3,8 +3,9 @@
 use super::*;
 use crate::actor::MAILBOX_MESSAGES;
 use crate::executor::OwnedExecutor;
-use crate::message::ObjectDesc;
-use crate::message::{KeyBytes, MasterToOwner, PlanId, PlanOpened, PlanRef, SlotRef, Term};
+use crate::message::{
+    KeyBytes, MasterToOwner, ObjectDesc, PlanId, PlanOpened, PlanRef, SlotRef, Term,
+};
 use crate::owner::{FromMaster, HeapObserver, OwnerDurable, RetireAll};
 use crate::uplink::Uplink;
 use nkv_store::AnonMemory;

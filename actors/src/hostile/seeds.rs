@@ -2,12 +2,11 @@
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
-use crate::message::ObjectDesc;
 use crate::message::{
     Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
-    MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, ReadCounts, Request, Response, SeenView, Selection, SlotContent, SlotEntry,
-    SlotRef, Term, Touch, TouchBatch,
+    MasterToOwner, ObjMeta, ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId,
+    PlanOpened, PlanRef, Purpose, ReadCounts, Request, Response, SeenView, Selection, SlotContent,
+    SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;

@@ -66,7 +66,7 @@ impl Master {
                         e.key, e.replica.at.slot, e.replica.segment_id
                     )))
                 }
-                State::Live => Ok(self.metas(e)),
+                State::Live => Ok(self.metas(e).collect()),
             },
         }
     }
@@ -88,7 +88,7 @@ impl Master {
         let mut run = Vec::new();
         for key in keys {
             match self.readable(key) {
-                Ok(Some(e)) => run.extend(self.metas(e).into_iter().next()),
+                Ok(Some(e)) => run.extend(self.metas(e).next()),
                 _ => break,
             }
         }

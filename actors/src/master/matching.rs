@@ -122,7 +122,7 @@ impl Master {
         match e.state {
             State::Writing(_) => KeyState::Writing,
             State::Removing => KeyState::Removing,
-            State::Live if self.reachable(e.replica.segment_id) => KeyState::Ready,
+            State::Live if self.is_readable(e) => KeyState::Ready,
             State::Live => KeyState::Unreachable,
         }
     }

@@ -198,7 +198,7 @@ impl Master {
             tracing::warn!(%segment_id, %error, before, "an invalid frame of an owner: its link \
                                                          is cut");
         }
-        let why = &error.message();
+        let why = error.message();
         let why = &why[..why.floor_char_boundary(MAX_TEXT_BYTES)];
         members.send(segment_id, MasterToOwner::Refused(why.to_string()));
         members.cut(segment_id);
@@ -291,13 +291,7 @@ impl Master {
 
     /// Removes its objects from the index, ends plans on it, and completes removes of its keys.
     pub(super) fn drop_objects_of(&mut self, segment_id: SegmentId) {
-        let theirs: Vec<_> = self
-            .objects
-            .iter()
-            .flat_map(|(id, e)| e.replicas().map(|replica| (*id, *replica)))
-            .filter(|(_, replica)| replica.segment_id == segment_id)
-            .map(|(id, replica)| (id, replica.at))
-            .collect();
+        let theirs: Vec<_> = self.replicas_in(segment_id).collect();
         for (id, at) in theirs {
             self.drop_entry(id, at);
         }

@@ -128,9 +128,18 @@ impl Master {
     }
 
     /// The locations of an object that a reader can be sent to, the first replica first.
-    pub(super) fn metas(&self, e: &Entry) -> Vec<ObjMeta> {
+    pub(super) fn metas(&self, e: &Entry) -> impl Iterator<Item = ObjMeta> {
         let reachable = e.replicas().filter(|replica| self.reachable(replica.segment_id));
-        reachable.map(|replica| self.meta(&e.key, replica)).collect()
+        reachable.map(|replica| self.meta(&e.key, replica))
+    }
+
+    /// The replicas in a segment, each with its key.
+    pub(super) fn replicas_in(
+        &self,
+        segment_id: SegmentId,
+    ) -> impl Iterator<Item = (KeyId, SlotRef)> {
+        let all = self.objects.iter().flat_map(|(id, e)| e.replicas().map(|r| (*id, r)));
+        all.filter(move |(_, r)| r.segment_id == segment_id).map(|(id, r)| (id, r.at))
     }
 
     /// The entry of a key. `Corrupt` if another key with the same 128-bit identity is stored [I16].

@@ -7,9 +7,9 @@ use super::objects::{Entry, PlanInfo, Replica, State};
 use super::{Master, MasterDurable};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
-use crate::message::ObjectDesc;
 use crate::message::{
-    KeyBytes, MasterToOwner, ObjMeta, OpenItem, PlanDesc, PlanOpened, Response, SegmentId, SlotRef,
+    KeyBytes, MasterToOwner, ObjMeta, ObjectDesc, OpenItem, PlanDesc, PlanOpened, Response,
+    SegmentId, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::arena::Extent;

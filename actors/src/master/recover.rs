@@ -6,10 +6,9 @@ use super::Master;
 use super::allocator::{SegmentAllocator, Taken, check_extents};
 use super::objects::{Entry, PlanInfo, Replica, State};
 use crate::error::Error;
-use crate::message::ObjectDesc;
 use crate::message::{
-    EndCause, KeyBytes, LogObjectEntry, MasterToOwner, PlanOpened, PlanRef, SLOTS_PER_FRAME,
-    SegmentId, SlotContent, SlotEntry, SlotRef,
+    EndCause, KeyBytes, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef,
+    SLOTS_PER_FRAME, SegmentId, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -203,7 +202,7 @@ impl Master {
         }
         self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
-            let known = self.objects.get(&o.id).is_some_and(|e| e.replica.at == at);
+            let known = self.objects.get(&o.id).is_some_and(|e| e.is_at(at));
             if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
                 allocator.name_logged(at.slot, at.epoch, o.id);
             }
@@ -374,11 +373,7 @@ impl Master {
             .map(|e| (e.slot, e.epoch))
             .collect();
         let gone: Vec<_> = self
-            .objects
-            .iter()
-            .flat_map(|(id, e)| e.replicas().map(|replica| (*id, *replica)))
-            .filter(|(_, replica)| replica.segment_id == segment_id)
-            .map(|(id, replica)| (id, replica.at))
+            .replicas_in(segment_id)
             .filter(|(_, at)| !kept.contains(at) && !present.contains(&(at.slot, at.epoch)))
             .collect();
         for (id, at) in gone {

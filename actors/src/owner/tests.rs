@@ -9,10 +9,9 @@ use super::tables::{OwnerTables, TermOrder};
 use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
 use crate::actor::{ActorAddr, Crash};
 use crate::executor::OwnedExecutor;
-use crate::message::ObjectDesc;
 use crate::message::{
-    EndCause, KeyBytes, MasterToOwner, OwnerToClient, OwnerToMaster, PlanId, PlanOpened, PlanRef,
-    ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    EndCause, KeyBytes, MasterToOwner, ObjectDesc, OwnerToClient, OwnerToMaster, PlanId,
+    PlanOpened, PlanRef, ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use crate::uplink::Uplink;
 use nkv_store::arena::Extent;

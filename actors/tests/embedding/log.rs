@@ -1,9 +1,8 @@
 //! Shared by tests of the device log.
 
 use super::{client_by, config, eventually};
-use nkv_actors::PutOptions;
 use nkv_actors::message::OwnerGauges;
-use nkv_actors::{Client, Cluster, NodeConfig, TransportChoice};
+use nkv_actors::{Client, Cluster, NodeConfig, PutOptions, TransportChoice};
 
 pub const LOG: u64 = 4 << 20;
 

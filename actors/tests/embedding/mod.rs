@@ -4,8 +4,7 @@
 
 pub mod log;
 
-use nkv_actors::PutOptions;
-use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
+use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, HANGS_MS};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;

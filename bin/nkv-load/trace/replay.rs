@@ -6,9 +6,8 @@ use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
-use nkv::PutOptions;
 use nkv::message::ObjMeta;
-use nkv::{Blocking, ErrorKind};
+use nkv::{Blocking, ErrorKind, PutOptions};
 use nkv_store::Buffer;
 use std::collections::HashSet;
 

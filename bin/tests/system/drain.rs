@@ -2,9 +2,8 @@
 //! once, and the HTTP endpoints show each phase.
 
 use crate::cluster_process::{EXIT_LIMIT, ProcessCluster, READY_LIMIT, until};
-use nkv::PutOptions;
 use nkv::message::RankState;
-use nkv::{Blocking, WritePlan};
+use nkv::{Blocking, PutOptions, WritePlan};
 use nkv_pace::{HANGS, timed};
 use rustix::process::Signal;
 use std::time::Duration;

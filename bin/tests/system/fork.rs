@@ -4,8 +4,9 @@
 #![expect(unsafe_code, reason = "a fork is what is tested")]
 
 use crate::cluster_process::ProcessCluster;
-use nkv::PutOptions;
-use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, Node, NodeConfig, TransportChoice};
+use nkv::{
+    Blocking, Client, ClientConfig, Error, ErrorKind, Node, NodeConfig, PutOptions, TransportChoice,
+};
 use std::path::PathBuf;
 
 /// Runs `work` in a forked child; returns the text of its error.

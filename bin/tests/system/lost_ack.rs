@@ -3,8 +3,7 @@
 //! read by then.
 
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::PutOptions;
-use nkv::{Blocking, Error, ErrorKind};
+use nkv::{Blocking, Error, ErrorKind, PutOptions};
 use nkv_store::clock::{BootClock, Clock};
 use rustix::process::Signal;
 use std::time::Duration;

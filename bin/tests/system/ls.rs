@@ -2,8 +2,7 @@
 //! may rely on, and the effect of a stopped or dead rank.
 
 use crate::cluster_process::{Ended, ProcessCluster, run_to_end, until};
-use nkv::PutOptions;
-use nkv::{Blocking, ErrorKind};
+use nkv::{Blocking, ErrorKind, PutOptions};
 use nkv_pace::{HANGS, timed};
 use std::ffi::OsStr;
 use std::io::Read;

@@ -3,8 +3,7 @@
 //! rank is killed.
 
 use crate::cluster_process::{Ended, ProcessCluster, left_in_shm, run_to_end, until};
-use nkv::PutOptions;
-use nkv::{Blocking, ErrorKind, TransportChoice};
+use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
 use std::time::Duration;
 
 const LIMIT: Duration = nkv_pace::HANGS;

@@ -4,9 +4,8 @@
 mod deaths;
 
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::PutOptions;
 use nkv::message::Existence;
-use nkv::{Blocking, ErrorKind, TransportChoice};
+use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, timed};
 use nkv_store::Buffer;
 use nkv_transport::Kind;

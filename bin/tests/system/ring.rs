@@ -2,9 +2,8 @@
 //! and that neither end waits for the other for ever, whatever becomes of it and whenever.
 
 use crate::cluster_process::{ProcessCluster, clean_command, until};
-use nkv::PutOptions;
 use nkv::message::Existence;
-use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, TransportChoice};
+use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, Took, timed};
 use nkv_store::threads::spawn_named;
 use rustix::process::Signal;

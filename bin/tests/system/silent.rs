@@ -5,8 +5,7 @@
 #![expect(unsafe_code, reason = "threads with descriptor tables of their own")]
 
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::PutOptions;
-use nkv::TransportChoice;
+use nkv::{PutOptions, TransportChoice};
 use nkv_pace::{HANGS, Stopwatch, Took, timed};
 use nkv_store::threads::spawn_named;
 use std::collections::VecDeque;

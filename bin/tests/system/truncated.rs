@@ -2,8 +2,7 @@
 //! overwritten while nodes and clients use it. Nobody dies, and every value is right [I19].
 
 use crate::cluster_process::{ProcessCluster, left_in_shm};
-use nkv::PutOptions;
-use nkv::{Blocking, TransportChoice};
+use nkv::{Blocking, PutOptions, TransportChoice};
 use nkv_store::shm::SHM_DIR;
 use nkv_store::threads::spawn_named;
 use std::os::unix::fs::FileTypeExt;

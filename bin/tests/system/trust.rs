@@ -5,8 +5,7 @@ use crate::cluster_process::{
     EXIT_LIMIT, Ended, ProcessCluster, clean_command, cookie, new_job, node_command, run_to_end,
     until,
 };
-use nkv::PutOptions;
-use nkv::{Address, Blocking, ClientConfig, Secret, TransportChoice};
+use nkv::{Address, Blocking, ClientConfig, PutOptions, Secret, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
 use nkv_transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};

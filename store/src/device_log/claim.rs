@@ -9,8 +9,7 @@
 use super::LogLayout;
 use crate::key::KeyId;
 use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
-use crate::object::ObjectDesc;
-use crate::object::{Publication, dead, producer_fields};
+use crate::object::{ObjectDesc, Publication, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
 

@@ -5,8 +5,7 @@ use crate::arena::Extent;
 use crate::heap::HeapConfig;
 use crate::key::KEYS;
 use crate::memory::{AnonMemory, Memory, SplitMemory};
-use crate::object::ObjectDesc;
-use crate::object::{Publication, Slots};
+use crate::object::{ObjectDesc, Publication, Slots};
 use crate::testkit::MemoryDouble;
 use std::sync::Arc;
 

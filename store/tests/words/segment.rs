@@ -4,8 +4,7 @@
 use loom::sync::atomic::{AtomicU64, fence};
 use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF, Region};
 use nkv_store::memory::Memory;
-use nkv_store::object::ObjectDesc;
-use nkv_store::object::{Expect, Publication, Reading, Slots};
+use nkv_store::object::{Expect, ObjectDesc, Publication, Reading, Slots};
 use nkv_store::op::Op;
 use nkv_store::words::{self, WORDWISE_BYTES, Words};
 use nkv_store::{AnonMemory, Export, Extent, Heap, HeapConfig, KeyHasher, KeyId, StoreError};

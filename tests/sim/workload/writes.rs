@@ -3,8 +3,7 @@
 use super::Worker;
 use crate::content::PutId;
 use crate::ledger::{Ledger, Outcome};
-use nkv::PutOptions;
-use nkv::{ErrorKind, WritePlan};
+use nkv::{ErrorKind, PutOptions, WritePlan};
 use std::sync::Arc;
 
 /// Longest value in bytes.

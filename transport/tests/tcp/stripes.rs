@@ -7,8 +7,7 @@ use super::{
 };
 use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, Region, flag, state, word};
-use nkv_store::object::ObjectDesc;
-use nkv_store::object::{Publication, Reading};
+use nkv_store::object::{ObjectDesc, Publication, Reading};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Expect, KeyHasher, KeyId, Memory, Stripes, Unreadable};
 use nkv_transport::access::{Access, Cut, Intent, OpenAccess, Permit};

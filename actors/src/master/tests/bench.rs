@@ -4,11 +4,10 @@
 use crate::actor::{ActorAddr, Reply};
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
-use crate::message::ObjectDesc;
 use crate::message::{
-    ExportedMemory, KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef, RankInfo,
-    Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent, SlotEntry, SlotRef,
-    Term,
+    ExportedMemory, KeyBytes, MasterToOwner, ObjectDesc, OpenItem, OwnerToMaster, PlanDesc,
+    PlanRef, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent,
+    SlotEntry, SlotRef, Term,
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;

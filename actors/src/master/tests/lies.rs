@@ -5,11 +5,10 @@ use super::bench::{
     Bench, Rank, SLOTS, UNIT, done, extent_of, held, info, key, live, opening, term,
 };
 use crate::ErrorKind;
-use crate::message::ObjectDesc;
 use crate::message::{
-    KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, OwnerToMaster, PlanId,
-    PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SlotContent, SlotEntry,
-    SlotRef, Term,
+    KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, ObjectDesc,
+    OwnerToMaster, PlanId, PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView,
+    SlotContent, SlotEntry, SlotRef, Term,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;

@@ -2,10 +2,9 @@
 
 use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
-use crate::message::ObjectDesc;
 use crate::message::{
-    LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, PlanRef, RankInfo, Request,
-    Response, SeenView, Selection, SlotRef, Term,
+    LogObjectEntry, LogQuestion, MasterToOwner, ObjectDesc, OwnerToMaster, PlanRef, RankInfo,
+    Request, Response, SeenView, Selection, SlotRef, Term,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;

@@ -2,9 +2,9 @@
 
 use super::{key, list, refuse, time};
 use crate::error::{Error, Result};
-use crate::message::ObjectDesc;
 use crate::message::{
-    KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, PlanDesc, Request, Response, Settings,
+    KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc, PlanDesc, Request, Response,
+    Settings,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::HEADER_BYTES;

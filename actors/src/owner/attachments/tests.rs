@@ -14,6 +14,21 @@ fn living() -> OwnedFd {
     rustix::process::pidfd_open(rustix::process::getpid(), flags).unwrap()
 }
 
+/// The way of a living process that maps the memory.
+fn mapping() -> Route {
+    Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) }
+}
+
+/// Producer 7 must drop plan 1; its attachment is broken, and it attached again.
+fn after_a_broken_one() -> (Attachments, AttachId) {
+    let a = Attachments::default();
+    let first = a.add(7, mapping());
+    a.drop_plan(7, plan(1), 0);
+    a.cut(first);
+    let second = a.add(7, mapping());
+    (a, second)
+}
+
 #[test]
 fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
     let a = Attachments::default();
@@ -71,8 +86,7 @@ fn i10_a_producer_that_writes_through_devices_is_fenced_by_its_own_reply_or_by_s
 #[test]
 fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
     let a = Attachments::default();
-    let maps = Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
-    let first = a.add(7, maps);
+    let first = a.add(7, mapping());
     a.drop_plan(7, plan(1), 0);
     a.cut(first);
     let (tx, mut rx) = mpsc::channel(4);
@@ -90,30 +104,20 @@ fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
 
 #[test]
 fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
-    let a = Attachments::default();
-    let route = || Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
-    let first = a.add(7, route());
-    a.drop_plan(7, plan(1), 0);
-    a.cut(first);
-    let second = a.add(7, route());
+    let (a, second) = after_a_broken_one();
     a.take_back(second);
     assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
-    let other = a.add(8, route());
+    let other = a.add(8, mapping());
     a.take_back(other);
     assert_eq!(a.len(), 1, "one that replaces no other is forgotten");
 }
 
 #[test]
 fn i10_a_detach_does_not_answer_what_an_attachment_took_over_from_a_broken_one() {
-    let a = Attachments::default();
-    let route = || Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
-    let first = a.add(7, route());
-    a.drop_plan(7, plan(1), 0);
-    a.cut(first);
-    let second = a.add(7, route());
+    let (a, second) = after_a_broken_one();
     a.detach(second);
     assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
-    let third = a.add(7, route());
+    let third = a.add(7, mapping());
     a.dropped(third, 7, plan(1));
     assert!(a.is_dropped(7, plan(1), 1));
     a.detach(third);
@@ -127,8 +131,7 @@ fn i10_a_broken_path_through_devices_is_not_replaced_before_it_is_severed() {
     let first = a.add(7, Route::Fabric { tx: mpsc::channel(4).0, served: access.clone() });
     a.drop_plan(7, plan(1), 0);
     a.cut(first);
-    let maps = Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
-    let second = a.add(7, maps);
+    let second = a.add(7, mapping());
     a.dropped(second, 7, plan(1));
     assert!(!a.is_dropped(7, plan(1), 1), "what was posted may still land");
     access.sever();

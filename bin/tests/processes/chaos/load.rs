@@ -7,9 +7,8 @@ use super::board::{
 };
 use crate::content;
 use crate::random::Random;
-use nkv::PutOptions;
 use nkv::message::Existence;
-use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
+use nkv::{Address, Client, ClientConfig, Error, ErrorKind, PutOptions, TransportChoice};
 use nkv_store::key::key_hash;
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,9 +5,8 @@
 use crate::content;
 use crate::past_the_handle::own_verbs;
 use crate::random::Random;
-use nkv::PutOptions;
 use nkv::message::PlanDesc;
-use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use nkv::{Address, Blocking, ClientConfig, Error, PutOptions, Result, TransportChoice};
 use nkv_pace::Stopwatch;
 use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::object::{ready, writing};

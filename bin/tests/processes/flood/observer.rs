@@ -4,8 +4,7 @@
 
 use super::ids::{Ids, VALUE_BYTES, fill, id_of, key};
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::PutOptions;
-use nkv::{Blocking, ObjectView, TransportChoice};
+use nkv::{Blocking, ObjectView, PutOptions, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::key::key_hash;

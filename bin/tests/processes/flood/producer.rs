@@ -5,8 +5,7 @@
 use super::ids::{VALUE_BYTES, fill, key};
 use crate::cluster_process::by_devices;
 use crate::task::Kind;
-use nkv::PutOptions;
-use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use nkv::{Address, Blocking, ClientConfig, Error, PutOptions, Result, TransportChoice};
 use nkv_store::threads::spawn_named;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::process::{Child, ExitCode, Stdio};

@@ -4,9 +4,10 @@
 
 use crate::content;
 use crate::past_the_handle::own_verbs;
-use nkv::PutOptions;
 use nkv::message::PlanDesc;
-use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, WritePlan};
+use nkv::{
+    Blocking, ClientConfig, Error, ObjectView, PutOptions, Result, TransportChoice, WritePlan,
+};
 use nkv_transport::verbs::Op;
 use std::io::{BufRead, Write};
 use std::process::ExitCode;

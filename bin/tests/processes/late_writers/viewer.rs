@@ -7,8 +7,7 @@ use super::scene::{
 use super::writer::Writer;
 use crate::cluster_process::until;
 use crate::content;
-use nkv::PutOptions;
-use nkv::TransportChoice;
+use nkv::{PutOptions, TransportChoice};
 use std::time::Duration;
 
 const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 2_000 };

@@ -5,8 +5,7 @@ use super::call_log::CallLog;
 use super::process::{Stopped, Task};
 use super::values::{self, KEYS};
 use crate::random::Random;
-use nkv::PutOptions;
-use nkv::{Blocking, ErrorKind, Result};
+use nkv::{Blocking, ErrorKind, PutOptions, Result};
 
 /// Of a hundred puts so many ask for a log.
 const LOG_PERCENT: u64 = 60;

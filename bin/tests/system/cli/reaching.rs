@@ -3,8 +3,7 @@
 
 use super::{LIMIT, nkv};
 use crate::cluster_process::{ProcessCluster, clean_command, run_to_end, until};
-use nkv::PutOptions;
-use nkv::{Client, ClientConfig, ErrorKind, Secret};
+use nkv::{Client, ClientConfig, ErrorKind, PutOptions, Secret};
 
 #[test]
 fn who_cannot_be_reached_is_named_with_what_to_do() {

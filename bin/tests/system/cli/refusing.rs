@@ -2,8 +2,7 @@
 
 use super::{LIMIT, nkv, piped};
 use crate::cluster_process::{ProcessCluster, until};
-use nkv::PutOptions;
-use nkv::{ErrorKind, TransportChoice};
+use nkv::{ErrorKind, PutOptions, TransportChoice};
 
 #[test]
 fn exit_codes_tell_there_from_absent_from_wrong() {

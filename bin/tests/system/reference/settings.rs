@@ -4,8 +4,7 @@
 
 use crate::reference::page::{Page, output_of, run};
 use crate::reference::sources;
-use nkv::PutOptions;
-use nkv::{ClientConfig, NodeConfig};
+use nkv::{ClientConfig, NodeConfig, PutOptions};
 use std::collections::BTreeMap;
 
 const NODE: &str = env!("CARGO_BIN_EXE_nkv-node");

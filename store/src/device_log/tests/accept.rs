@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::layout::{OWNER_OFF, PUBLISH_OFF, flag, word};
-use crate::object::ObjectDesc;
-use crate::object::{producer_fields, ready};
+use crate::object::{ObjectDesc, producer_fields, ready};
 use crate::testkit::MemoryDouble;
 use std::sync::atomic::{AtomicU64, Ordering};
 

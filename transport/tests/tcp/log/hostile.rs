@@ -3,8 +3,7 @@
 use super::*;
 use crate::raw::{FETCH_ADD, REFUSED, STORE, WRITE, request};
 use nkv_store::layout::{state, word};
-use nkv_store::object::ObjectDesc;
-use nkv_store::object::producer_fields;
+use nkv_store::object::{ObjectDesc, producer_fields};
 
 #[test]
 fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
