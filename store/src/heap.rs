@@ -9,7 +9,7 @@ use crate::layout::{
     AtomicDomain, CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC,
     PAYLOAD_ALIGN, REGIONS, Region, RegionKind,
 };
-use crate::memory::Memory;
+use crate::memory::{HostMemory, Memory};
 use crate::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, SegmentLayout, check_regions};
 use crate::{index, pins};
 use std::sync::Arc;
@@ -202,6 +202,12 @@ impl Heap {
     /// The segment's memory.
     pub fn memory(&self) -> &Arc<dyn Memory> {
         &self.memory
+    }
+
+    /// The memory as the CPU sees it, if it can access all that precedes the payloads.
+    pub fn host_control(&self) -> Option<HostMemory> {
+        let host = HostMemory::of(self.memory.clone())?;
+        (host.words().len() >= self.layout.payloads().offset).then_some(host)
     }
 
     /// Where things lie in it.

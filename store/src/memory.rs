@@ -113,7 +113,7 @@ impl Words for dyn Memory + '_ {
     }
     fn prefetch(&self, offset: u64, len: u64) {
         if let Some(base) = self.host_base()
-            && self.check("prefetch", offset, len).is_ok()
+            && offset.checked_add(len).is_some_and(|end| end <= self.host_len())
         {
             crate::streaming::prefetch(base.as_ptr().wrapping_add(offset as usize), len as usize);
         }

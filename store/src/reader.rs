@@ -107,7 +107,7 @@ impl Reader {
     /// None for memory whose headers and index the CPU cannot access.
     pub fn of(heap: &Heap) -> Option<Reader> {
         let layout = *heap.layout();
-        let memory = HostMemory::of(heap.memory().clone())?;
+        let memory = heap.host_control()?;
         Some(Reader { memory, layout, stripes: Stripes::NONE })
     }
 
@@ -124,7 +124,7 @@ impl Reader {
     /// Whether the CPU can load payloads, and not headers and index alone.
     #[inline]
     pub fn maps_payloads(&self) -> bool {
-        self.words().len() == self.layout.segment_bytes
+        self.words().len() >= self.layout.segment_bytes
     }
 
     /// The memory, for pins.

@@ -68,6 +68,9 @@ impl<D: MemoryDouble> Memory for D {
     fn host_base(&self) -> Option<NonNull<u8>> {
         MemoryDouble::host_base(self)
     }
+    fn host_len(&self) -> u64 {
+        self.inner().host_len()
+    }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         MemoryDouble::read(self, offset, dst)
     }

@@ -36,7 +36,7 @@ pub struct PinTables {
 impl PinTables {
     /// The pin tables of a segment; none if the CPU cannot access its memory.
     pub fn of(heap: &Heap) -> Self {
-        let memory = HostMemory::of(heap.memory().clone()).map(|m| (m, heap.layout().pins));
+        let memory = heap.host_control().map(|m| (m, heap.layout().pins));
         Self { memory, holders: Mutex::default() }
     }
 

@@ -28,6 +28,16 @@ impl SplitMemory {
         self.control.words().len()
     }
 
+    /// The memory in which a word is to be changed, and its offset there. Before a control word
+    /// changes, the payload bytes written earlier become visible: each memory orders its own
+    /// accesses alone [I4].
+    fn changed_word(&self, offset: u64) -> (&dyn Memory, u64) {
+        if offset < self.border() {
+            self.payload.flush();
+        }
+        self.of_word(offset)
+    }
+
     /// The memory that a word lies in, and its offset there.
     fn of_word(&self, offset: u64) -> (&dyn Memory, u64) {
         match offset.checked_sub(self.border()) {
@@ -89,22 +99,64 @@ impl Memory for SplitMemory {
     }
 
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        let (memory, at) = self.of_word(offset);
+        let (memory, at) = self.changed_word(offset);
         memory.store(at, value)
     }
 
     fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        let (memory, at) = self.of_word(offset);
+        let (memory, at) = self.changed_word(offset);
         memory.compare_swap(at, expect, new)
     }
 
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        let (memory, at) = self.of_word(offset);
+        let (memory, at) = self.changed_word(offset);
         memory.fetch_add(at, add)
     }
 
     fn flush(&self) {
         self.payload.flush();
         self.control.memory().flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AnonMemory;
+    use std::sync::Mutex;
+
+    /// Bytes become visible at a flush alone, as behind a DMA engine.
+    #[derive(Debug)]
+    struct Late(AnonMemory, Mutex<Vec<(u64, Vec<u8>)>>);
+
+    impl crate::testkit::MemoryDouble for Late {
+        fn inner(&self) -> &dyn Memory {
+            &self.0
+        }
+        fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+            self.1.lock().unwrap().push((offset, src.to_vec()));
+            Ok(())
+        }
+        fn flush(&self) {
+            let written = std::mem::take(&mut *self.1.lock().unwrap());
+            written.iter().for_each(|(at, bytes)| self.0.write(*at, bytes).unwrap());
+        }
+    }
+
+    #[test]
+    fn i4_payload_is_visible_before_a_control_word_that_is_changed_after_it() {
+        type Change = fn(&SplitMemory) -> Result<u64, StoreError>;
+        let changes: [Change; 3] =
+            [|m| m.store(8, 1).map(|()| 0), |m| m.compare_swap(8, 0, 1), |m| m.fetch_add(8, 1)];
+        for change in changes {
+            let control = Arc::new(AnonMemory::new(4096).unwrap());
+            let payload = Late(AnonMemory::new(4096).unwrap(), Mutex::default());
+            let split = SplitMemory::new(control, Arc::new(payload)).unwrap();
+            split.write(4096 + 64, b"page").unwrap();
+            change(&split).unwrap();
+            let mut seen = [0; 4];
+            split.read(4096 + 64, &mut seen).unwrap();
+            assert_eq!((&seen, split.load(8).unwrap()), (b"page", 1));
+        }
     }
 }

@@ -37,10 +37,13 @@ impl ObjectDesc {
         self.extent.offset
     }
 
-    /// Number of pages, the last of which may be shorter; an empty object has none.
+    /// Number of pages, the last of which may be shorter. An empty object has none, nor has space
+    /// that was given up: its pages have no size.
     #[inline]
     pub fn n_pages(&self) -> u32 {
-        let n = self.bytes_total.div_ceil(u64::from(self.page_bytes.max(1)));
-        u32::try_from(n).unwrap_or(u32::MAX)
+        match self.page_bytes {
+            0 => 0,
+            page => self.bytes_total.div_ceil(u64::from(page)).try_into().unwrap_or(u32::MAX),
+        }
     }
 }
