@@ -8,7 +8,7 @@ mod reading;
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::error::Result;
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Evict, EvictWindow, HeapObserver, Owner};
+use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner};
 use nkv_store::arena::Arena;
 use nkv_store::evict::{Policy, PolicyKind, Watermarks};
 use nkv_store::heap::Heap;
@@ -59,23 +59,6 @@ pub struct Evictor {
 
 /// A timer.
 struct EvictorTick;
-/// Objects that became live: (slot, epoch, bytes of the extent), oldest first.
-#[derive(Debug)]
-pub struct Admit(pub Vec<(u32, u32, u64)>);
-/// Objects that were read, as (slot, epoch), in the order in which to touch them.
-#[derive(Debug)]
-pub struct Touched(pub Vec<(u32, u32)>);
-/// Objects that are no longer live: (slot, epoch).
-#[derive(Debug)]
-pub struct Forget(pub Vec<(u32, u32)>);
-/// An open waits for this many contiguous bytes.
-#[derive(Debug)]
-pub struct MakeRoom {
-    /// Bytes wanted.
-    pub bytes: u64,
-    /// Number of earlier attempts, which made no room.
-    pub attempt: u32,
-}
 /// Evict until used bytes are at most this; replies with the victims.
 #[derive(Debug)]
 pub struct EvictTo(pub u64);
@@ -92,16 +75,7 @@ pub struct Victims {
 impl Message for EvictorTick {
     type Reply = ();
 }
-impl Message for Admit {
-    type Reply = ();
-}
-impl Message for Touched {
-    type Reply = ();
-}
-impl Message for Forget {
-    type Reply = ();
-}
-impl Message for MakeRoom {
+impl Message for HeapEvent {
     type Reply = ();
 }
 impl Message for EvictTo {
@@ -130,24 +104,8 @@ impl Role for Evictor {
 
 /// The mailbox takes what the owner tells.
 impl HeapObserver for ActorAddr<Evictor> {
-    fn became_live(&self, objects: Vec<(u32, u32, u64)>) -> Result<()> {
-        self.try_send(Admit(objects))
-    }
-
-    fn were_read(&self, objects: Vec<(u32, u32)>) -> Result<()> {
-        self.try_send(Touched(objects))
-    }
-
-    fn ended(&self, objects: Vec<(u32, u32)>) -> Result<()> {
-        self.try_send(Forget(objects))
-    }
-
-    fn room_wanted(&self, bytes: u64, attempt: u32) -> Result<()> {
-        self.try_send(MakeRoom { bytes, attempt })
-    }
-
-    fn shrink_to(&self, bytes: u64) -> Result<()> {
-        self.try_send(EvictTo(bytes))
+    fn tell(&self, event: HeapEvent) -> Result<()> {
+        self.try_send(event)
     }
 }
 
@@ -214,6 +172,29 @@ impl Evictor {
         self.recheck = missed;
     }
 
+    /// Evicts so that an open of this many contiguous bytes finds room.
+    fn make_room(&mut self, bytes: u64, attempt: u32, ctx: &Context<'_, Self>) {
+        let need = Arena::rounded_within(bytes, self.capacity);
+        self.read_if_blind(ctx);
+        if attempt >= WINDOW_FROM_ATTEMPT
+            && let Some(owner) = self.durable.owner.get()
+            && let Err(error) = owner.try_send(EvictWindow(need))
+        {
+            tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
+        }
+        let open = self.open_bytes();
+        let room = self.capacity.saturating_sub(need).saturating_sub(open);
+        let mark = self.durable.watermarks.target_bytes(self.capacity).saturating_sub(open);
+        self.evict_when_read(room.min(mark), Reply::nobody());
+    }
+
+    /// Evicts until used bytes are at most this.
+    fn shrink(&mut self, bytes: u64, reply: Reply<Victims>, ctx: &Context<'_, Self>) {
+        self.read_if_blind(ctx);
+        let open = self.open_bytes();
+        self.evict_when_read(bytes.saturating_sub(open), reply);
+    }
+
     /// Evicts now, or once the list is complete.
     fn evict_when_read(&mut self, target: u64, reply: Reply<Victims>) {
         let cold = self.reading.as_ref().is_some_and(Reading::is_cold);
@@ -248,60 +229,34 @@ impl On<EvictorTick> for Evictor {
     }
 }
 
-impl On<Admit> for Evictor {
-    fn on(&mut self, m: Admit, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        for (slot, epoch, bytes) in m.0 {
-            self.policy.admit(slot, epoch, bytes);
+impl On<HeapEvent> for Evictor {
+    fn on(&mut self, event: HeapEvent, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        match event {
+            HeapEvent::BecameLive(objects) => {
+                for (slot, epoch, bytes) in objects {
+                    self.policy.admit(slot, epoch, bytes);
+                }
+                self.check_watermark();
+            }
+            // The reader ordered them tail to head already.
+            HeapEvent::WereRead(objects) => {
+                objects.into_iter().for_each(|(slot, epoch)| self.policy.touch(slot, epoch));
+            }
+            HeapEvent::Ended(objects) => {
+                objects.into_iter().for_each(|(slot, epoch)| self.policy.forget(slot, epoch));
+                // The pieces read before may still contain it.
+                self.recheck |= self.reading.as_ref().is_some_and(Reading::is_cold);
+            }
+            HeapEvent::RoomWanted { bytes, attempt } => self.make_room(bytes, attempt, ctx),
+            HeapEvent::Shrink(bytes) => self.shrink(bytes, Reply::nobody(), ctx),
         }
-        self.check_watermark();
-        reply.send(());
-    }
-}
-
-impl On<Touched> for Evictor {
-    fn on(&mut self, m: Touched, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        // The reader ordered them tail to head already.
-        for (slot, epoch) in m.0 {
-            self.policy.touch(slot, epoch);
-        }
-        reply.send(());
-    }
-}
-
-impl On<Forget> for Evictor {
-    fn on(&mut self, m: Forget, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        for (slot, epoch) in m.0 {
-            self.policy.forget(slot, epoch);
-        }
-        // The pieces read before may still contain it.
-        self.recheck |= self.reading.as_ref().is_some_and(Reading::is_cold);
-        reply.send(());
-    }
-}
-
-impl On<MakeRoom> for Evictor {
-    fn on(&mut self, m: MakeRoom, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        let need = Arena::rounded_within(m.bytes, self.capacity);
-        self.read_if_blind(ctx);
-        if m.attempt >= WINDOW_FROM_ATTEMPT
-            && let Some(owner) = self.durable.owner.get()
-            && let Err(error) = owner.try_send(EvictWindow(need))
-        {
-            tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
-        }
-        let open = self.open_bytes();
-        let room = self.capacity.saturating_sub(need).saturating_sub(open);
-        let mark = self.durable.watermarks.target_bytes(self.capacity).saturating_sub(open);
-        self.evict_when_read(room.min(mark), Reply::nobody());
         reply.send(());
     }
 }
 
 impl On<EvictTo> for Evictor {
     fn on(&mut self, m: EvictTo, reply: Reply<Victims>, ctx: &mut Context<'_, Self>) {
-        self.read_if_blind(ctx);
-        let open = self.open_bytes();
-        self.evict_when_read(m.0.saturating_sub(open), reply);
+        self.shrink(m.0, reply, ctx);
     }
 }
 

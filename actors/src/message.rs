@@ -31,7 +31,7 @@ pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
     WORKING,
 };
-pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats, RefusedRank};
+pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
 pub const MESSAGES_VERSION: u32 = 17;

@@ -17,14 +17,13 @@ pub mod tables;
 mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
-use crate::error::Result;
 use crate::message::{
-    MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, Term,
-    TouchBatch,
+    ClientToOwner, Gauges, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef,
+    SlotRef, TouchBatch,
 };
 use crate::uplink::Uplink;
 use attachments::AttachId;
-pub use heap_observer::HeapObserver;
+pub use heap_observer::{HeapEvent, HeapObserver};
 use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
@@ -32,7 +31,7 @@ use nkv_store::object::{Holders, OpenSlot, Slots};
 use object_life::{Became, ObjectEnd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tables::{Gauges, OwnerTables, PlanRecord, PlanStatus};
+use tables::{OwnerTables, PlanRecord, PlanStatus};
 
 /// Interval at which the owner checks deadlines and unacknowledged frees.
 const IDLE_TICK_MS: u64 = 100;
@@ -84,22 +83,18 @@ pub struct Owner {
 /// The owner obeys a higher term (`OwnerTables::term`): fence the plans of lower terms.
 #[derive(Debug)]
 pub struct NewTerm;
-/// The producer (second field) writes for no plan of a term below this one any more, on any of its
-/// attachments that this reply covers.
-#[derive(Debug)]
-pub struct TermObeyed(pub AttachId, pub u64, pub Term);
-/// The process of this attachment has no open claim below this position of the log.
-#[derive(Debug)]
-pub struct LogClear(pub AttachId, pub u64);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub MasterToOwner);
-/// A reader's report of the objects that it read.
+/// A frame from an attached process.
 #[derive(Debug)]
-pub struct Touches(pub TouchBatch);
-/// A producer dropped a plan: attachment on which it replied, producer, plan.
-#[derive(Debug)]
-pub struct PlanDropped(pub AttachId, pub u64, pub PlanId);
+pub struct FromClient {
+    /// The attachment and its producer. None for a handle of this process, whose gates the owner
+    /// reads itself, and for one that writes through the agent alone.
+    pub from: Option<(AttachId, u64)>,
+    /// The frame.
+    pub frame: ClientToOwner,
+}
 /// The evictor's victims, as (slot, epoch): retire those that are still live. Replies with the
 /// bytes that quarantine will free.
 #[derive(Debug)]
@@ -124,16 +119,7 @@ impl Message for FromMaster {
 impl Message for NewTerm {
     type Reply = ();
 }
-impl Message for TermObeyed {
-    type Reply = ();
-}
-impl Message for Touches {
-    type Reply = ();
-}
-impl Message for LogClear {
-    type Reply = ();
-}
-impl Message for PlanDropped {
+impl Message for FromClient {
     type Reply = ();
 }
 impl Message for Evict {
@@ -255,9 +241,9 @@ impl Owner {
         self.durable.uplink.send(up);
     }
 
-    fn notify_evictor(&self, notify: impl FnOnce(&dyn HeapObserver) -> Result<()>) {
-        if let Some(e) = self.durable.evictor.get()
-            && let Err(error) = notify(&**e)
+    fn notify_evictor(&self, event: HeapEvent) {
+        if let Some(evictor) = self.durable.evictor.get()
+            && let Err(error) = evictor.tell(event)
         {
             // The evictor reads the headers again at its next check, within half a second.
             self.durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
@@ -341,9 +327,9 @@ impl On<FromMaster> for Owner {
                 }
             }
             MasterToOwner::MakeRoom { bytes, attempt } => {
-                self.notify_evictor(|e| e.room_wanted(bytes, attempt));
+                self.notify_evictor(HeapEvent::RoomWanted { bytes, attempt });
             }
-            MasterToOwner::EvictTo { bytes } => self.notify_evictor(|e| e.shrink_to(bytes)),
+            MasterToOwner::EvictTo { bytes } => self.notify_evictor(HeapEvent::Shrink(bytes)),
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
@@ -358,10 +344,36 @@ impl On<FromMaster> for Owner {
     }
 }
 
-impl On<Touches> for Owner {
-    fn on(&mut self, m: Touches, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+impl On<FromClient> for Owner {
+    fn on(&mut self, m: FromClient, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        let attachments = &self.durable.tables.attachments;
+        match (m.frame, m.from) {
+            (ClientToOwner::Touched(batch), _) => self.touched(batch),
+            (ClientToOwner::KeysReported(list), _) => self.keys_reported(list),
+            (ClientToOwner::Abandoned(claim), _) => self.abandoned(claim),
+            (ClientToOwner::Dropped(plan), Some((id, producer))) => {
+                attachments.dropped(id, producer, plan);
+                self.complete_fences();
+            }
+            (ClientToOwner::TermObeyed(term), Some((id, producer))) => {
+                attachments.term_obeyed(id, producer, term);
+                self.complete_term();
+            }
+            (ClientToOwner::ClearBelow(below), Some((id, _))) => {
+                attachments.clear_below(id, below);
+                self.process_log();
+            }
+            // Handled by the connection, or about an attachment by one that has none.
+            _ => {}
+        }
+        self.reschedule(ctx);
+        reply.send(());
+    }
+}
+
+impl Owner {
+    fn touched(&mut self, TouchBatch { list, counts: served }: TouchBatch) {
         let now_ms = self.durable.clock.now_ms();
-        let TouchBatch { list, counts: served } = m.0;
         let mut fresh = Vec::with_capacity(list.len());
         let mut bytes = 0u64;
         for t in &list {
@@ -379,34 +391,14 @@ impl On<Touches> for Owner {
         Gauges::add(&g.bytes_read, bytes);
         // Only a hint for the eviction order: it may be lost.
         if let Some(evictor) = self.durable.evictor.get() {
-            let _ = evictor.were_read(fresh);
+            let _ = evictor.tell(HeapEvent::WereRead(fresh));
         }
-        self.reschedule(ctx);
-        reply.send(());
-    }
-}
-
-impl On<PlanDropped> for Owner {
-    fn on(&mut self, m: PlanDropped, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        self.durable.tables.attachments.dropped(m.0, m.1, m.2);
-        self.complete_fences();
-        self.reschedule(ctx);
-        reply.send(());
     }
 }
 
 impl On<NewTerm> for Owner {
     fn on(&mut self, _: NewTerm, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         self.begin_term();
-        self.reschedule(ctx);
-        reply.send(());
-    }
-}
-
-impl On<TermObeyed> for Owner {
-    fn on(&mut self, m: TermObeyed, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        self.durable.tables.attachments.term_obeyed(m.0, m.1, m.2);
-        self.complete_term();
         self.reschedule(ctx);
         reply.send(());
     }

@@ -170,7 +170,9 @@ impl Bench {
         let (stands, hold) = std::sync::mpsc::channel();
         self.evictor.try_send(Hold(hold)).unwrap();
         let all = 0..=2 * MAILBOX_MESSAGES;
-        let full = all.into_iter().find_map(|_| self.evictor.try_send(Touched(Vec::new())).err());
+        let full = all
+            .into_iter()
+            .find_map(|_| self.evictor.try_send(HeapEvent::WereRead(Vec::new())).err());
         assert!(full.is_some(), "its mailbox takes everything");
         stands
     }

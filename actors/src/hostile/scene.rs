@@ -8,11 +8,8 @@ use crate::message::{
     ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo, Request,
     Response, SeenView, SegmentId, Settings, SlotEntry, Term,
 };
-use crate::owner::log::{GiveUp, KeyReports};
 use crate::owner::tables::OwnerTables;
-use crate::owner::{
-    FromMaster, LogClear, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches,
-};
+use crate::owner::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
 use crate::uplink::Uplink;
 use nkv_store::SegmentLayout;
 use nkv_store::clock::{Clock, ManualClock};
@@ -288,21 +285,15 @@ impl TestCluster {
             return false;
         }
         let _ = match message {
-            ClientToOwner::Touched(batch) => self.owner.call(Touches(batch), LIMIT).await,
-            ClientToOwner::KeysReported(names) => self.owner.call(KeyReports(names), LIMIT).await,
-            ClientToOwner::Abandoned(claim) => self.owner.call(GiveUp(claim), LIMIT).await,
-            ClientToOwner::ClearBelow(below) => self.owner.call(LogClear(1, below), LIMIT).await,
-            ClientToOwner::Dropped(plan) => {
-                self.owner.call(PlanDropped(1, PRODUCER, plan), LIMIT).await
-            }
-            ClientToOwner::TermObeyed(term) => {
-                self.owner.call(TermObeyed(1, PRODUCER, term), LIMIT).await
-            }
             ClientToOwner::CheckPlan(plan) => {
                 let _ = self.tables.standing(plan);
                 Ok(())
             }
             ClientToOwner::Detach => Ok(()),
+            frame => {
+                let from = Some((1, PRODUCER));
+                self.owner.call(FromClient { from, frame }, LIMIT).await
+            }
         };
         true
     }

@@ -1,6 +1,7 @@
 //! Statistics of ranks and of the master.
 
 use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Statistics of the whole cluster.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -77,87 +78,105 @@ pub struct RankStats {
     pub owner: OwnerGauges,
 }
 
-/// An owner's gauges: current values first, then counters since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnerGauges {
+/// Makes the gauges of an owner, as they are sent and as they are counted, from one list.
+macro_rules! gauges {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// An owner's gauges: current values first, then counters since its start.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct OwnerGauges { $($(#[doc = $doc])+ pub $name: u64),+ }
+
+        /// [`OwnerGauges`] as atomics: written by the owner, read by anyone.
+        #[derive(Debug, Default)]
+        pub struct Gauges { $($(#[doc = $doc])+ pub $name: AtomicU64),+ }
+
+        impl Gauges {
+            /// A copy of all figures.
+            pub fn snapshot(&self) -> OwnerGauges {
+                OwnerGauges { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            }
+        }
+    };
+}
+
+gauges! {
     /// Payload bytes of the heap.
-    pub heap_total: u64,
+    heap_total,
     /// Bytes of live, open, fencing and quarantined objects.
-    pub heap_used: u64,
+    heap_used,
     /// Bytes of live objects.
-    pub live_bytes: u64,
+    live_bytes,
     /// Bytes of objects being written.
-    pub open_bytes: u64,
+    open_bytes,
     /// Bytes fencing or in quarantine.
-    pub held_bytes: u64,
+    held_bytes,
     /// Live (READY and listed) objects.
-    pub objects: u64,
+    objects,
     /// Plans open.
-    pub plans_open: u64,
+    plans_open,
     /// Slots that wait for a producer to be fenced.
-    pub fencing: u64,
+    fencing,
     /// Slots in quarantine.
-    pub quarantined: u64,
+    quarantined,
     /// Retired objects past their quarantine that only a view holds.
-    pub pinned: u64,
+    pinned,
     /// Of these, those that a view has held for longer than 10 s: it may have been leaked.
-    pub pins_suspect: u64,
+    pins_suspect,
     /// Live objects for which the index has no room: they are found only through the master.
-    pub index_overflow: u64,
+    index_overflow,
     /// Bytes of the device log.
-    pub log_total: u64,
+    log_total,
     /// Bytes of live objects in the log.
-    pub log_live_bytes: u64,
+    log_live_bytes,
     /// Live objects in the log.
-    pub log_objects: u64,
+    log_objects,
     /// Bytes claimed in the log so far: accepted + skipped + abandoned + voided + not settled yet,
     /// in whole 4 KiB units.
-    pub log_claimed_bytes: u64,
+    log_claimed_bytes,
     /// Bytes of claims that became live objects, or were duplicates.
-    pub log_accepted_bytes: u64,
+    log_accepted_bytes,
     /// Bytes that their producers skipped, or aborted after they had begun to write.
-    pub log_skipped_bytes: u64,
+    log_skipped_bytes,
     /// Bytes of claims that their producers abandoned while they waited for room.
-    pub log_abandoned_bytes: u64,
+    log_abandoned_bytes,
     /// Bytes that became void by the hole rule, such as those of producers that died.
-    pub log_voided_bytes: u64,
+    log_voided_bytes,
     /// Claims that became live objects.
-    pub log_accepted: u64,
+    log_accepted,
     /// Duplicates: objects put under a key that existed. They are never readable; their puts
     /// succeeded.
-    pub log_duplicates: u64,
+    log_duplicates,
     /// Objects of the log that were retired to make room.
-    pub log_evictions: u64,
+    log_evictions,
     /// Times that all producers were asked about a hole.
-    pub log_hole_checks: u64,
+    log_hole_checks,
     /// Producers that did not answer about a hole, and were proved to write no more.
-    pub log_fenced: u64,
+    log_fenced,
     /// Objects evicted.
-    pub evictions: u64,
+    evictions,
     /// Gets that readers reported.
-    pub gets_served: u64,
+    gets_served,
     /// Of these, those whose location came from the index, without a message.
-    pub gets_by_index: u64,
+    gets_by_index,
     /// Of these, those whose location came from the handle's cache, without a message.
-    pub gets_by_cache: u64,
+    gets_by_cache,
     /// Of these, those whose location came from the master.
-    pub gets_by_master: u64,
+    gets_by_master,
     /// Bytes read, as readers reported them.
-    pub bytes_read: u64,
+    bytes_read,
     /// Objects committed here.
-    pub commits: u64,
+    commits,
     /// Bytes of objects committed here.
-    pub bytes_written: u64,
+    bytes_written,
     /// Plans that reached their deadline.
-    pub plans_expired: u64,
+    plans_expired,
     /// Plans ended because their producer was gone.
-    pub producers_lost: u64,
+    producers_lost,
     /// Ended plans that turned out READY and were kept.
-    pub adopted: u64,
+    adopted,
     /// Plans ended before READY: the producer was fenced.
-    pub reclaimed: u64,
+    reclaimed,
     /// Objects retired.
-    pub retired: u64,
+    retired,
     /// Slots freed after quarantine.
-    pub freed: u64,
+    freed,
 }

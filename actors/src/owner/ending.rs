@@ -4,8 +4,8 @@
 
 use super::Owner;
 use super::object_life::{Became, ObjectEnd};
-use super::tables::{Ending, Gauges};
-use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef};
+use super::tables::Ending;
+use crate::message::{EndCause, Gauges, PlanId, PlanOpened, PlanRef, SlotRef};
 use nkv_store::object::WriteProgress;
 
 impl Owner {

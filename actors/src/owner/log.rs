@@ -5,16 +5,16 @@
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
 use super::object_life::ObjectEnd;
-use super::tables::{Gauges, Tables};
-use super::{LogClear, Owner, OwnerDurable};
+use super::tables::Tables;
+use super::{Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
 use crate::message::{
-    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
+    Abandoned, Gauges, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::KeyId;
 use nkv_store::device_log::{
-    Abandon, DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
+    DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
 };
 use nkv_store::object::Slots;
 use std::collections::VecDeque;
@@ -73,20 +73,8 @@ impl Directory for SegmentDirectory<'_> {
 /// Sent by the poller: claims in the log may be settled.
 #[derive(Debug)]
 pub struct Drain;
-/// Key strings that producers report for their logged objects.
-#[derive(Debug)]
-pub struct KeyReports(pub Vec<KeyReport>);
-/// A producer abandoned a claim that still waited for room.
-#[derive(Debug)]
-pub struct GiveUp(pub Abandoned);
 
 impl Message for Drain {
-    type Reply = ();
-}
-impl Message for KeyReports {
-    type Reply = ();
-}
-impl Message for GiveUp {
     type Reply = ();
 }
 
@@ -445,53 +433,36 @@ impl Owner {
         let object = self.log.as_ref()?.log.object(slot, epoch)?;
         Some(self.entry_of(&object))
     }
+
+    /// Key strings that producers report for their logged objects. They are processed at the next
+    /// tick: a flood of reports is many messages, and others wait behind them.
+    pub(super) fn keys_reported(&mut self, list: Vec<KeyReport>) {
+        if self.log.is_none() {
+            return;
+        }
+        let mut t = self.durable.tables.lock();
+        t.reported_keys.extend(list);
+        // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
+        let most = self.durable.heap.layout().log_slots as usize;
+        let excess = t.reported_keys.len().saturating_sub(most);
+        t.reported_keys.drain(..excess);
+    }
+
+    /// A producer abandoned a claim that still waited for room.
+    pub(super) fn abandoned(&mut self, claim: Abandoned) {
+        if let Some(log) = &mut self.log
+            && let Err(error) = log.log.abandon(claim.into())
+        {
+            tracing::error!(%error, "an abandoned claim cannot be recorded");
+        }
+        self.process_log();
+    }
 }
 
 impl On<Drain> for Owner {
     fn on(&mut self, _: Drain, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         // Reset before the pass: the poller sends another `Drain` for what is settled later.
         self.durable.tables.log_signals.notified.store(false, Ordering::Release);
-        self.process_log();
-        self.reschedule(ctx);
-        reply.send(());
-    }
-}
-
-impl On<KeyReports> for Owner {
-    fn on(&mut self, m: KeyReports, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        if self.log.is_some() {
-            let mut t = self.durable.tables.lock();
-            t.reported_keys.extend(m.0);
-            // Keep the newest: the log has wrapped since the oldest reports, so those objects are
-            // gone.
-            let most = self.durable.heap.layout().log_slots as usize;
-            let excess = t.reported_keys.len().saturating_sub(most);
-            t.reported_keys.drain(..excess);
-        }
-        // Processed at the next tick: a flood of reports is many messages, and others wait behind
-        // them.
-        self.reschedule(ctx);
-        reply.send(());
-    }
-}
-
-impl On<GiveUp> for Owner {
-    fn on(&mut self, m: GiveUp, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        if let Some(log) = &mut self.log {
-            let claim = Abandon { p: m.0.position, n: m.0.bytes };
-            if let Err(error) = log.log.abandon(claim) {
-                tracing::error!(%error, "an abandoned claim cannot be recorded");
-            }
-        }
-        self.process_log();
-        self.reschedule(ctx);
-        reply.send(());
-    }
-}
-
-impl On<LogClear> for Owner {
-    fn on(&mut self, m: LogClear, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        self.durable.tables.attachments.clear_below(m.0, m.1);
         self.process_log();
         self.reschedule(ctx);
         reply.send(());

@@ -1,9 +1,8 @@
 //! Where an object of this owner begins and ends: counters, key strings, the evictor and the master
 //! learn of it here, and nowhere else.
 
-use super::Owner;
-use super::tables::Gauges;
-use crate::message::{OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
+use super::{HeapEvent, Owner};
+use crate::message::{Gauges, OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
 use nkv_store::object::Committed;
 
 /// How the object of a plan became live.
@@ -60,7 +59,7 @@ impl Owner {
         if !admitted.is_empty() {
             // Tail to head, like touches: the head of a prefix stays longest.
             admitted.reverse();
-            self.notify_evictor(|e| e.became_live(admitted));
+            self.notify_evictor(HeapEvent::BecameLive(admitted));
         }
         if !second.is_empty() {
             self.retire(&second, ObjectEnd::Removed);
@@ -89,7 +88,7 @@ impl Owner {
         // Also of what the evictor chose: a reading of the headers may have listed it again.
         if matches!(how, ObjectEnd::Evicted | ObjectEnd::EvictedHere | ObjectEnd::Removed) {
             let ended = gone.iter().map(|r| (r.slot, r.epoch)).collect();
-            self.notify_evictor(|e| e.ended(ended));
+            self.notify_evictor(HeapEvent::Ended(ended));
         }
         for part in gone.chunks(SLOTS_PER_FRAME) {
             self.send_to_master(OwnerToMaster::Retired(part.to_vec()));

@@ -3,8 +3,8 @@
 
 use super::Owner;
 use super::object_life::ObjectEnd;
-use super::tables::{Gauges, PlanRecord};
-use crate::message::{EndCause, OwnerToMaster, SLOTS_PER_FRAME, SlotRef};
+use super::tables::PlanRecord;
+use crate::message::{EndCause, Gauges, OwnerToMaster, SLOTS_PER_FRAME, SlotRef};
 use hashbrown::HashSet;
 
 impl Owner {

@@ -4,9 +4,7 @@
 use super::attachments::Attachments;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
-use crate::message::{
-    EndCause, KeyBytes, KeyReport, OwnerGauges, PlanId, PlanOpened, SeenView, Term,
-};
+use crate::message::{EndCause, Gauges, KeyBytes, KeyReport, PlanId, PlanOpened, SeenView, Term};
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
 use nkv_store::SegmentLayout;
@@ -247,62 +245,6 @@ pub enum PlanStatus {
     /// Its `PlanOpened` has not arrived yet.
     NotHeardOf,
 }
-
-macro_rules! gauges {
-    ($($name:ident),+ $(,)?) => {
-        /// [`OwnerGauges`] as atomics: written by the owner, read by anyone.
-        #[derive(Debug, Default)]
-        pub struct Gauges { $(#[doc = stringify!($name)] pub $name: AtomicU64),+ }
-        impl Gauges {
-            /// A copy of all figures.
-            pub fn snapshot(&self) -> OwnerGauges {
-                OwnerGauges { $($name: self.$name.load(Ordering::Relaxed)),+ }
-            }
-        }
-    };
-}
-
-gauges!(
-    heap_total,
-    heap_used,
-    live_bytes,
-    open_bytes,
-    held_bytes,
-    objects,
-    plans_open,
-    fencing,
-    quarantined,
-    pinned,
-    pins_suspect,
-    index_overflow,
-    log_total,
-    log_live_bytes,
-    log_objects,
-    log_claimed_bytes,
-    log_accepted_bytes,
-    log_skipped_bytes,
-    log_abandoned_bytes,
-    log_voided_bytes,
-    log_accepted,
-    log_duplicates,
-    log_evictions,
-    log_hole_checks,
-    log_fenced,
-    evictions,
-    gets_served,
-    gets_by_index,
-    gets_by_cache,
-    gets_by_master,
-    bytes_read,
-    commits,
-    bytes_written,
-    plans_expired,
-    producers_lost,
-    adopted,
-    reclaimed,
-    retired,
-    freed,
-);
 
 impl Gauges {
     /// Adds to a counter, saturating: `n` may come from another process.

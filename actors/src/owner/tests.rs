@@ -6,12 +6,13 @@ mod holders;
 
 use super::attachments::Route;
 use super::tables::{OwnerTables, TermOrder};
-use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
+use super::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
 use crate::actor::{ActorAddr, Crash};
 use crate::executor::OwnedExecutor;
 use crate::message::{
-    EndCause, KeyBytes, MasterToOwner, ObjectDesc, OwnerToClient, OwnerToMaster, PlanId,
-    PlanOpened, PlanRef, ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    ClientToOwner, EndCause, KeyBytes, MasterToOwner, ObjectDesc, OwnerToClient, OwnerToMaster,
+    PlanId, PlanOpened, PlanRef, ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch,
+    TouchBatch,
 };
 use crate::uplink::Uplink;
 use nkv_store::arena::Extent;
@@ -97,6 +98,12 @@ impl Bench {
 
     async fn receives(&self, down: MasterToOwner) {
         self.owner.call(FromMaster(down), LIMIT).await.unwrap();
+    }
+
+    /// Receives a frame of an attachment of `PRODUCER`.
+    async fn hears(&self, frame: ClientToOwner) {
+        let from = Some((0, PRODUCER));
+        self.owner.call(FromClient { from, frame }, LIMIT).await.unwrap();
     }
 
     /// Opens a plan of 4 KiB in a slot, as the link does: records it first, then sends it to the
@@ -274,9 +281,9 @@ async fn a_report_waits_until_every_attached_process_obeys_the_term() {
     assert_eq!(next_to_client(&mut process).await, OwnerToClient::Term(NEW));
     longer_than_quarantine(&b).await;
     assert_eq!(b.drain_sent(), vec![], "a write for a plan never heard of may be in flight");
-    b.owner.call(TermObeyed(0, PRODUCER, OLD), LIMIT).await.unwrap();
+    b.hears(ClientToOwner::TermObeyed(OLD)).await;
     assert_eq!(b.drain_sent(), vec![], "a word about an earlier term is no answer");
-    b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
+    b.hears(ClientToOwner::TermObeyed(NEW)).await;
     b.sent_to_master(reported).await;
 }
 
@@ -340,7 +347,7 @@ async fn model_abortfence_i10_an_aborted_plans_slot_is_held_until_its_producer_d
     assert_eq!(b.tables.gauges.snapshot().fencing, 1, "held, and counted");
     assert!(b.drain_sent().iter().all(|u| freed(u).is_none()));
     assert_eq!(b.word(0), writing(1));
-    b.owner.call(PlanDropped(0, PRODUCER, p.plan), LIMIT).await.unwrap();
+    b.hears(ClientToOwner::Dropped(p.plan)).await;
     assert_eq!(b.sent_to_master(freed).await, p.at);
 }
 
@@ -396,8 +403,8 @@ async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
         next_to_client(&mut process).await,
         OwnerToClient::Drop(PlanId { term: OLD, seq: 1 })
     );
-    b.owner.call(PlanDropped(0, PRODUCER, PlanId { term: OLD, seq: 1 }), LIMIT).await.unwrap();
-    b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
+    b.hears(ClientToOwner::Dropped(PlanId { term: OLD, seq: 1 })).await;
+    b.hears(ClientToOwner::TermObeyed(NEW)).await;
     let slots = b.sent_to_master(reported).await;
     assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
 }
@@ -435,7 +442,7 @@ async fn figures_that_a_reader_reports_stay_at_the_end_of_their_numbers() {
     let served = ReadCounts { by_index: u64::MAX, by_cache: 1, by_master: u64::MAX };
     for _ in 0..2 {
         let list = vec![touch(u64::MAX), touch(1)];
-        b.owner.call(Touches(TouchBatch { list, counts: served }), LIMIT).await.unwrap();
+        b.hears(ClientToOwner::Touched(TouchBatch { list, counts: served })).await;
     }
     let gauges = b.tables.gauges.snapshot();
     assert_eq!(

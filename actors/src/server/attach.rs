@@ -6,10 +6,10 @@ use super::registry::SegmentEndpoint;
 use crate::actor::Reply;
 use crate::error::Error;
 use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
+use crate::owner::FromClient;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
-use crate::owner::log::{Drain, GiveUp, KeyReports};
+use crate::owner::log::Drain;
 use crate::owner::pin_tables::Proof;
-use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::race::{race, read_and_write};
 use nkv_transport::fabric::{Answer, RemoteAccess};
 use nkv_transport::wire::{BoxStream, Peer, WireError, read_frame, write_frame};
@@ -190,34 +190,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
             let _ = tx.try_send(OwnerToClient::Refused(e.message().to_string()));
             return Err(unsound(&e));
         }
-        let handled = match m {
-            ClientToOwner::Touched(list) => {
-                endpoint.owner.push(Touches(list), Reply::nobody()).await
-            }
-            ClientToOwner::Dropped(plan) => match id {
-                Some(id) => {
-                    endpoint.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::TermObeyed(term) => match id {
-                Some(id) => {
-                    endpoint.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::KeysReported(list) => {
-                endpoint.owner.push(KeyReports(list), Reply::nobody()).await
-            }
-            ClientToOwner::Abandoned(claim) => match token {
-                // With a token: only its own claims, and only those it has not written to.
-                Some(t) if !endpoint.tables.log_producers.abandon(t, claim.into()) => Ok(()),
-                _ => endpoint.owner.push(GiveUp(claim), Reply::nobody()).await,
-            },
-            ClientToOwner::ClearBelow(below) => match id {
-                Some(id) => endpoint.owner.push(LogClear(id, below), Reply::nobody()).await,
-                None => Ok(()),
-            },
+        match m {
             ClientToOwner::CheckPlan(plan) => {
                 // In a task of its own: a Dropped must not wait behind it.
                 let (tables, tx) = (endpoint.tables.clone(), tx.clone());
@@ -227,7 +200,6 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                     let _ = tx.send(OwnerToClient::Plan { plan, open }).await;
                     drop(slot);
                 });
-                Ok(())
             }
             ClientToOwner::Detach => {
                 if let Some(id) = id {
@@ -236,9 +208,16 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                 }
                 return Ok(());
             }
-        };
-        if let Err(error) = handled {
-            tracing::debug!(%error, "an attached client's frame was lost");
+            // With a token: only its own claims, and only those it has not written to.
+            ClientToOwner::Abandoned(claim)
+                if token
+                    .is_some_and(|t| !endpoint.tables.log_producers.abandon(t, claim.into())) => {}
+            frame => {
+                let m = FromClient { from: id.map(|id| (id, producer)), frame };
+                if let Err(error) = endpoint.owner.push(m, Reply::nobody()).await {
+                    tracing::debug!(%error, "an attached client's frame was lost");
+                }
+            }
         }
     }
     Ok(())

@@ -5,10 +5,9 @@ use crate::attachment::{Answer, AttachId, LocalOwner, ProducerGates};
 use crate::error::Result;
 use crate::message::{ClientToOwner, PlanId, Term, TouchBatch};
 use crate::owner::attachments::Route;
-use crate::owner::log::{GiveUp, KeyReports};
 use crate::owner::pin_tables::Proof;
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, Touches};
+use crate::owner::{FromClient, Owner};
 use nkv_store::Memory;
 use nkv_transport::Alive;
 use std::sync::Arc;
@@ -43,16 +42,19 @@ impl LocalOwner for LocalSegment {
 
     fn send(&self, frame: ClientToOwner) -> bool {
         match frame {
-            ClientToOwner::Abandoned(claim) => self.owner.try_send(GiveUp(claim)).is_ok(),
-            ClientToOwner::KeysReported(list) => self.owner.try_send(KeyReports(list)).is_ok(),
-            ClientToOwner::Touched(batch) => self.owner.try_send(Touches(batch)).is_ok(),
+            ClientToOwner::Abandoned(_)
+            | ClientToOwner::KeysReported(_)
+            | ClientToOwner::Touched(_) => {
+                self.owner.try_send(FromClient { from: None, frame }).is_ok()
+            }
             // The owner reads the gates itself.
             _ => true,
         }
     }
 
     fn touched(&self, batch: TouchBatch) -> Answer<'_, Result<()>> {
-        Box::pin(self.owner.push(Touches(batch), Reply::nobody()))
+        let m = FromClient { from: None, frame: ClientToOwner::Touched(batch) };
+        Box::pin(self.owner.push(m, Reply::nobody()))
     }
 
     fn is_open(&self, plan: PlanId) -> Answer<'_, bool> {
