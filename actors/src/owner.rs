@@ -146,7 +146,7 @@ impl Role for Owner {
         let now = durable.clock.now_ns();
         let (open, ending) = {
             let t = durable.tables.lock();
-            let open: Vec<OpenSlot> = t.plans.values().map(open_slot).collect();
+            let open: Vec<_> = t.plans.values().map(open_slot).collect();
             let ending = t.plans.iter().filter(|(_, p)| p.ending.is_some());
             (open, ending.map(|(id, _)| *id).collect())
         };
@@ -211,7 +211,7 @@ impl Owner {
         // [I8].
         self.slots.restart_quarantines(now);
         if let Some(log) = &mut self.log {
-            log.restart_quarantines(now);
+            log.log.restart_quarantines(now);
             log.publish(&self.durable.tables.gauges);
         }
         let mut due = now + IDLE_TICK_MS * 1_000_000;
@@ -224,7 +224,7 @@ impl Owner {
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
         }
-        let log_due = self.log.as_ref().and_then(log::Log::next_due_ns);
+        let log_due = self.log.as_ref().and_then(|log| log.log.next_due_ns());
         for q in self.slots.next_due_ns().into_iter().chain(log_due) {
             due = due.min(q.max(now));
         }
@@ -418,7 +418,7 @@ impl On<EvictWindow> for Owner {
         let extents: Vec<_> = self.slots.extents().collect();
         let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
         let victims = window.unwrap_or_default();
-        let (_, bytes) = self.retire(&victims, ObjectEnd::EvictedHere);
+        let (_, bytes) = self.retire(&victims, ObjectEnd::Evicted);
         self.reschedule(ctx);
         reply.send(bytes);
     }

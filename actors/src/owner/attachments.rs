@@ -93,13 +93,7 @@ impl Route {
 struct Attachment {
     producer: u64,
     route: Route,
-    // Plans that it must drop, and when it was asked. Their extents are held until it answers.
-    pending: BTreeMap<PlanId, u64>,
-    // The term that it must obey and when it was asked, until it confirms.
-    term: Option<(Term, u64)>,
-    // The position of the log that it was asked about and when, until it answers that nothing is
-    // open below.
-    clear: Option<(u64, u64)>,
+    asked: OpenRequests,
     // It replaces broken attachments of the same producer.
     stands_for: bool,
     // Its connection ended without `Detach`: only the death of its process, or a later attachment
@@ -111,13 +105,32 @@ impl Attachment {
     fn dead(&self) -> bool {
         self.route.is_drained(|_| false)
     }
+
+    /// Asks for what other attachments of its producer have not answered.
+    fn take_over(&mut self, OpenRequests { pending, term, clear }: OpenRequests) {
+        self.asked.term = self.asked.term.max(term);
+        if let Some((term, _)) = self.asked.term {
+            self.route.send(OwnerToClient::Term(term));
+        }
+        for (plan, sent) in pending {
+            self.route.drop_plan(plan);
+            self.asked.pending.insert(plan, sent);
+        }
+        self.asked.clear = self.asked.clear.max(clear);
+        if let Some((below, _)) = self.asked.clear {
+            self.route.send(OwnerToClient::ClearBelow(below));
+        }
+    }
 }
 
 /// Requests without an answer, and when each was sent.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 struct OpenRequests {
+    // Plans that it must drop. Their extents are held until it answers.
     pending: BTreeMap<PlanId, u64>,
+    // The term that it must obey, until it confirms.
     term: Option<(Term, u64)>,
+    // The position of the log that it was asked about, until it answers that nothing is open below.
     clear: Option<(u64, u64)>,
 }
 
@@ -143,7 +156,8 @@ impl Inner {
     /// What the broken attachments of a producer have not answered.
     fn open_requests(&self, producer: u64) -> OpenRequests {
         let mut asked = OpenRequests::default();
-        for old in self.all.values().filter(|a| a.producer == producer && a.cut) {
+        let broken = self.all.values().filter(|a| a.producer == producer && a.cut);
+        for old in broken.map(|a| &a.asked) {
             asked.pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             asked.term = asked.term.max(old.term);
             asked.clear = asked.clear.max(old.clear);
@@ -165,23 +179,13 @@ impl Inner {
         }
         let asked = self.open_requests(producer);
         for (old, a) in self.all.extract_if(.., |_, a| broken(a)) {
-            if a.clear.is_some() {
+            if a.asked.clear.is_some() {
                 self.stand_ins.insert(old, id);
             }
         }
-        let Some(a) = self.all.get_mut(&id) else { return };
-        a.stands_for = true;
-        a.term = a.term.max(asked.term);
-        if let Some((term, _)) = a.term {
-            a.route.send(OwnerToClient::Term(term));
-        }
-        for (plan, sent) in asked.pending {
-            a.route.drop_plan(plan);
-            a.pending.insert(plan, sent);
-        }
-        a.clear = a.clear.max(asked.clear);
-        if let Some((below, _)) = a.clear {
-            a.route.send(OwnerToClient::ClearBelow(below));
+        if let Some(a) = self.all.get_mut(&id) {
+            a.stands_for = true;
+            a.take_over(asked);
         }
     }
 
@@ -190,16 +194,12 @@ impl Inner {
     /// attachments stay until the producer answers here or its process dies.
     fn ask_as_well(&mut self, id: AttachId) {
         let Some(producer) = self.all.get(&id).map(|a| a.producer) else { return };
-        let OpenRequests { pending, term, .. } = self.open_requests(producer);
-        let Some(a) = self.all.get_mut(&id) else { return };
+        let OpenRequests { mut pending, term, .. } = self.open_requests(producer);
         // `u64::MAX`: this request is never overdue.
-        a.term = term.map(|(term, _)| (term, u64::MAX));
-        if let Some((term, _)) = term {
-            a.route.send(OwnerToClient::Term(term));
-        }
-        for plan in pending.into_keys() {
-            a.route.drop_plan(plan);
-            a.pending.insert(plan, u64::MAX);
+        pending.values_mut().for_each(|sent| *sent = u64::MAX);
+        let term = term.map(|(term, _)| (term, u64::MAX));
+        if let Some(a) = self.all.get_mut(&id) {
+            a.take_over(OpenRequests { pending, term, clear: None });
         }
     }
 
@@ -216,8 +216,8 @@ impl Inner {
     fn forget_dead(&mut self, with_plans: bool) {
         let Self { all, died, .. } = self;
         all.retain(|id, a| {
-            let over = a.cut && (with_plans || a.pending.is_empty()) && a.dead();
-            if over && a.clear.is_some() {
+            let over = a.cut && (with_plans || a.asked.pending.is_empty()) && a.dead();
+            if over && a.asked.clear.is_some() {
                 died.insert(*id);
             }
             !over
@@ -239,15 +239,8 @@ impl Attachments {
         let mut inner = self.lock();
         inner.next += 1;
         let (id, over) = (inner.next, route.covers_others());
-        let made = Attachment {
-            producer,
-            route,
-            pending: BTreeMap::new(),
-            term: None,
-            clear: None,
-            stands_for: false,
-            cut: false,
-        };
+        let asked = OpenRequests::default();
+        let made = Attachment { producer, route, asked, stands_for: false, cut: false };
         inner.all.insert(id, made);
         if over {
             inner.replace_cut(id)
@@ -265,9 +258,7 @@ impl Attachments {
         }
         let mut inner = self.lock();
         // What it took over from broken attachments is not answered by its end [I10] [I14].
-        let owes = |a: &Attachment| {
-            a.stands_for && (!a.pending.is_empty() || a.term.is_some() || a.clear.is_some())
-        };
+        let owes = |a: &Attachment| a.stands_for && a.asked != OpenRequests::default();
         if inner.all.get(&id).is_some_and(owes) {
             drop(inner);
             return self.cut(id);
@@ -313,7 +304,7 @@ impl Attachments {
             if let Route::Fabric { served, .. } = &a.route {
                 tracing::debug!(pairs = ?served.pairs(), plan = plan.seq, "dropped by producer");
             }
-            a.pending.remove(&plan);
+            a.asked.pending.remove(&plan);
         }
     }
 
@@ -322,7 +313,7 @@ impl Attachments {
         let mut inner = self.lock();
         for a in inner.all.values_mut().filter(|a| a.producer == producer) {
             a.route.drop_plan(plan);
-            a.pending.insert(plan, now_ns);
+            a.asked.pending.insert(plan, now_ns);
         }
     }
 
@@ -331,11 +322,9 @@ impl Attachments {
         let mut inner = self.lock();
         let mut all = true;
         for a in inner.all.values_mut().filter(|a| a.producer == producer) {
-            let Some(sent) = a.pending.get_mut(&plan) else {
-                continue;
-            };
+            let Some(sent) = a.asked.pending.get_mut(&plan) else { continue };
             if a.route.is_drained(|gates| gates.is_drained(plan)) {
-                a.pending.remove(&plan);
+                a.asked.pending.remove(&plan);
                 continue;
             }
             all = false;
@@ -353,15 +342,15 @@ impl Attachments {
                 Route::Local(gates) => gates.obey(term),
                 other => other.send(OwnerToClient::Term(term)),
             }
-            a.term = Some((term, now_ns));
+            a.asked.term = Some((term, now_ns));
         }
     }
 
     /// The producer confirmed on attachment `id` that all its attachments obey a term.
     pub fn term_obeyed(&self, id: AttachId, producer: u64, term: Term) {
         for a in self.lock().covered_by(id, producer) {
-            if a.term.is_some_and(|(asked, _)| asked <= term) {
-                a.term = None;
+            if a.asked.term.is_some_and(|(asked, _)| asked <= term) {
+                a.asked.term = None;
             }
         }
     }
@@ -371,9 +360,9 @@ impl Attachments {
         let mut inner = self.lock();
         let mut all = true;
         for a in inner.all.values_mut() {
-            let Some((term, sent)) = &mut a.term else { continue };
+            let Some((term, sent)) = &mut a.asked.term else { continue };
             if a.route.is_drained(|gates| gates.obeys(*term)) {
-                a.term = None;
+                a.asked.term = None;
                 continue;
             }
             all = false;
@@ -392,7 +381,7 @@ impl Attachments {
         inner.died.clear();
         for a in inner.all.values_mut() {
             a.route.send(OwnerToClient::ClearBelow(below));
-            a.clear = Some((below, now_ns));
+            a.asked.clear = Some((below, now_ns));
         }
         inner.all.keys().copied().collect()
     }
@@ -400,9 +389,9 @@ impl Attachments {
     /// The attachment's process answered that it has no open claim below.
     pub fn clear_below(&self, id: AttachId, below: u64) {
         if let Some(a) = self.lock().all.get_mut(&id)
-            && a.clear.is_some_and(|(asked, _)| asked <= below)
+            && a.asked.clear.is_some_and(|(asked, _)| asked <= below)
         {
-            a.clear = None;
+            a.asked.clear = None;
         }
     }
 
@@ -411,7 +400,7 @@ impl Attachments {
         let mut inner = self.lock();
         let id = inner.answers_for(id);
         let Some(a) = inner.all.get_mut(&id) else { return true };
-        let Some((_, sent)) = &mut a.clear else { return true };
+        let Some((_, sent)) = &mut a.asked.clear else { return true };
         if let Route::Local(gates) = &a.route {
             return gates.is_clear_below(below);
         }

@@ -30,8 +30,6 @@ impl Owner {
         let (producer, token) = (opened.producer, opened.token);
         if first {
             self.open_as_recorded(&opened);
-        }
-        if first {
             match cause {
                 EndCause::Expired => Gauges::add(&self.durable.tables.gauges.plans_expired, 1),
                 EndCause::ProducerGone => {

@@ -5,25 +5,21 @@
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
 use super::object_life::ObjectEnd;
-use super::tables::Tables;
 use super::{Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
 use crate::message::{
     Abandoned, Gauges, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
 };
-use hashbrown::HashSet;
 use nkv_store::KeyId;
 use nkv_store::device_log::{
     DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
 };
 use nkv_store::object::Slots;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Interval between two scans of the pin tables while a pinned object keeps the tail in place.
 const PIN_CHECK_NS: u64 = 5_000_000;
-/// Entries in one frame to the master.
-const ENTRIES_PER_FRAME: usize = 4096;
 /// Key strings taken in, and entries reported to the master, in one pass over the log: some 2 ms of
 /// work each. Under a flood of puts, listing lags behind; lookups do not.
 const KEYS_PER_PASS: usize = 2048;
@@ -31,7 +27,7 @@ const ENTRIES_PER_PASS: usize = 2048;
 
 /// See the file's first paragraph.
 pub(super) struct Log {
-    log: DeviceLog,
+    pub log: DeviceLog,
     asking: Option<HoleInquiry<ClaimHolder>>,
     // When pins were scanned last.
     pins_checked_ns: u64,
@@ -112,10 +108,6 @@ impl Log {
         }
     }
 
-    pub(super) fn next_due_ns(&self) -> Option<u64> {
-        self.log.next_due_ns()
-    }
-
     /// True while producers are being asked about a hole, objects wait to be reported, or the tail
     /// waits for a pin.
     pub(super) fn has_work(&self) -> bool {
@@ -133,10 +125,6 @@ impl Log {
         self.log.tail_is_free()
             || self.log.next_due_ns().is_some_and(|due| due <= now_ns)
             || self.waits_for_view() && now_ns >= self.pins_checked_ns + PIN_CHECK_NS
-    }
-
-    pub(super) fn restart_quarantines(&mut self, now_ns: u64) {
-        self.log.restart_quarantines(now_ns);
     }
 
     /// Publishes the log's gauges.
@@ -225,16 +213,9 @@ impl Owner {
     /// Forgets objects that were retired to make room, and reports those that the master lists.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
         let reported: Vec<SlotRef> = {
-            let mut t = self.durable.tables.lock();
-            let Tables { keys, log_reported, .. } = &mut *t;
-            let reported = |(slot, epoch): &&(u32, u32)| {
-                let by_asking = log_reported.get(slot) == Some(epoch);
-                if by_asking {
-                    log_reported.remove(slot);
-                }
-                by_asking || keys.get(slot).is_some_and(|(named, _)| named == epoch)
-            };
-            evicted.iter().filter(reported).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+            let t = self.durable.tables.lock();
+            let reported = evicted.iter().filter(|(slot, epoch)| t.is_reported(*slot, *epoch));
+            reported.map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
         };
         self.ended(&reported, ObjectEnd::InLog);
     }
@@ -317,16 +298,15 @@ impl Owner {
             let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
             entries.extend(object.filter(|o| !o.key.is_empty()));
         }
-        for part in entries.chunks(ENTRIES_PER_FRAME) {
-            self.send_to_master(OwnerToMaster::Announced(part.to_vec()));
+        if !entries.is_empty() {
+            self.send_to_master(OwnerToMaster::Announced(entries));
         }
     }
 
     fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
         let t = self.durable.tables.lock();
-        let named = t.keys.get(&o.slot).filter(|(epoch, _)| *epoch == o.epoch);
         LogObjectEntry {
-            key: named.map(|(_, key)| key.clone()).unwrap_or_default(),
+            key: t.key(o.slot, o.epoch).cloned().unwrap_or_default(),
             id: o.key,
             slot: o.slot,
             epoch: o.epoch,
@@ -391,14 +371,9 @@ impl Owner {
             }
             LogQuestion::Remove(keys) => {
                 let held = keys.into_iter().filter_map(|id| self.find_in_log(id));
-                let held: Vec<_> = held.map(|o| ((o.slot, o.epoch), o.id)).collect();
-                let gone = self.take_away(&held.iter().map(|(at, _)| *at).collect::<Vec<_>>());
-                let gone: HashSet<_> = gone.into_iter().collect();
-                removed = held
-                    .into_iter()
-                    .filter(|(at, _)| gone.contains(at))
-                    .map(|(_, id)| id)
-                    .collect();
+                let held: BTreeMap<_, _> = held.map(|o| ((o.slot, o.epoch), o.id)).collect();
+                let gone = self.take_away(&held.keys().copied().collect::<Vec<_>>());
+                removed = gone.iter().filter_map(|at| held.get(at).copied()).collect();
             }
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
@@ -416,19 +391,14 @@ impl Owner {
         gone
     }
 
-    /// Whether the log serves a key: then an object that a plan wrote under it is the duplicate
-    /// [I15].
-    pub(super) fn log_serves(&self, key: KeyId) -> bool {
-        self.served_at(key).is_some()
-    }
-
-    // Log slots only: a plan may have put the same key into the heap.
-    fn served_at(&self, key: KeyId) -> Option<u32> {
+    /// The slot of the log that serves a key: then an object that a plan wrote under it is the
+    /// duplicate [I15]. Log slots only: a plan may have put the same key into the heap.
+    pub(super) fn served_in_log(&self, key: KeyId) -> Option<u32> {
         self.slots.serving(key, |slot| self.is_of_log(slot))
     }
 
     fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {
-        let slot = self.served_at(key)?;
+        let slot = self.served_in_log(key)?;
         let epoch = nkv_store::layout::epoch_of(self.slots.header(slot).owner);
         let object = self.log.as_ref()?.log.object(slot, epoch)?;
         Some(self.entry_of(&object))

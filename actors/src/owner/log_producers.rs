@@ -3,7 +3,6 @@
 //! asks none of them; a producer whose claim stays open too long loses its rights [I13] [I14]. Kept
 //! outside the Owner actor.
 
-use nkv_store::StoreError;
 use nkv_store::device_log::{Abandon, LogLayout};
 use nkv_store::heap::Heap;
 use nkv_store::layout::AtomicDomain;
@@ -102,7 +101,9 @@ impl LogProducers {
                         self.grants.forget(token);
                     }
                 }
-                Err(error) => log_error(&error),
+                Err(error) => {
+                    tracing::error!(%error, "claims of an ended producer cannot be settled yet");
+                }
             }
         }
         abandoned
@@ -139,8 +140,4 @@ impl LogProducers {
         }
         ProducerState::Open
     }
-}
-
-fn log_error(error: &StoreError) {
-    tracing::error!(%error, "claims of an ended producer cannot be settled yet");
 }

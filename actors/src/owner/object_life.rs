@@ -17,10 +17,8 @@ pub(super) enum Became {
 /// How an object, or the slot of a plan, ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectEnd {
-    /// The evictor chose it.
+    /// The evictor chose it, or the owner, to make contiguous room.
     Evicted,
-    /// The owner chose it, to make contiguous room.
-    EvictedHere,
     /// It was removed, or another object of its key is served.
     Removed,
     /// Its plan ended before it was live.
@@ -50,7 +48,7 @@ impl Owner {
             }
             self.close_plan(object.plan);
             // Where log and heap have the same key, the object accepted first is served [I15].
-            if self.log_serves(done.key) {
+            if self.served_in_log(done.key).is_some() {
                 second.push((at.slot, at.epoch));
             } else {
                 admitted.push((at.slot, at.epoch, done.extent.len));
@@ -73,7 +71,7 @@ impl Owner {
         }
         let (gauges, count) = (&self.durable.tables.gauges, gone.len() as u64);
         match how {
-            ObjectEnd::Evicted | ObjectEnd::EvictedHere => {
+            ObjectEnd::Evicted => {
                 Gauges::add(&gauges.retired, count);
                 Gauges::add(&gauges.evictions, count);
             }
@@ -83,27 +81,16 @@ impl Owner {
         }
         // A slot that is not known to have ended keeps its key string: its plan may still be open.
         if how != ObjectEnd::Absent {
-            self.forget_keys(gone);
+            let mut t = self.durable.tables.lock();
+            gone.iter().for_each(|r| t.forget(r.slot, r.epoch));
         }
         // Also of what the evictor chose: a reading of the headers may have listed it again.
-        if matches!(how, ObjectEnd::Evicted | ObjectEnd::EvictedHere | ObjectEnd::Removed) {
+        if matches!(how, ObjectEnd::Evicted | ObjectEnd::Removed) {
             let ended = gone.iter().map(|r| (r.slot, r.epoch)).collect();
             self.notify_evictor(HeapEvent::Ended(ended));
         }
         for part in gone.chunks(SLOTS_PER_FRAME) {
             self.send_to_master(OwnerToMaster::Retired(part.to_vec()));
-        }
-    }
-
-    fn forget_keys(&self, gone: &[SlotRef]) {
-        let mut t = self.durable.tables.lock();
-        for r in gone {
-            if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
-                t.keys.remove(&r.slot);
-            }
-            if t.log_reported.get(&r.slot) == Some(&r.epoch) {
-                t.log_reported.remove(&r.slot);
-            }
         }
     }
 }

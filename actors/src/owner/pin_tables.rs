@@ -10,19 +10,12 @@ use nkv_store::pins::{TABLES, Table};
 use nkv_transport::wire::Process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How the owner knows that a holder is gone.
-#[derive(Debug, Clone)]
-pub enum Proof {
-    /// The holder is in this process: only its own release ends it.
-    Here,
-    /// The holder is another process, whose death its pidfd (or a substitute) shows.
-    Process(Arc<dyn Process>),
-}
-
 #[derive(Debug)]
 struct Holder {
     attachment: AttachId,
-    proof: Proof,
+    // Another process, whose death its pidfd (or a substitute) shows. None if the holder is in this
+    // one: only its own release ends it.
+    process: Option<Arc<dyn Process>>,
 }
 
 /// See the file's first paragraph.
@@ -44,8 +37,9 @@ impl PinTables {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an empty table and returns its number; none while all are held.
-    pub fn give(&self, attachment: AttachId, proof: Proof) -> Option<u32> {
+    /// Gives an empty table and returns its number; none while all are held. `process`: the holder,
+    /// if it is another process.
+    pub fn give(&self, attachment: AttachId, process: Option<Arc<dyn Process>>) -> Option<u32> {
         self.memory.as_ref()?;
         self.remove_dead();
         let mut holders = self.lock();
@@ -60,7 +54,7 @@ impl PinTables {
                 return None;
             }
         };
-        holders[number] = Some(Holder { attachment, proof });
+        holders[number] = Some(Holder { attachment, process });
         Some(number as u32)
     }
 
@@ -71,10 +65,7 @@ impl PinTables {
 
     /// Takes back the tables of dead processes; true if there were any.
     pub fn remove_dead(&self) -> bool {
-        self.clear(|holder| match &holder.proof {
-            Proof::Here => false,
-            Proof::Process(process) => !process.is_alive(),
-        })
+        self.clear(|holder| holder.process.as_ref().is_some_and(|process| !process.is_alive()))
     }
 
     fn clear(&self, gone: impl Fn(&Holder) -> bool) -> bool {
@@ -126,8 +117,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = Arc::new(pidfd_open(pid, PidfdFlags::empty()).unwrap());
-        assert_eq!(tables.give(1, Proof::Here), Some(0));
-        assert_eq!(tables.give(2, Proof::Process(pidfd)), Some(1));
+        assert_eq!(tables.give(1, None), Some(0));
+        assert_eq!(tables.give(2, Some(pidfd)), Some(1));
         pin(&heap, 0);
         pin(&heap, 1);
         assert!(!tables.remove_dead());
@@ -146,10 +137,10 @@ mod tests {
     fn tables_are_given_once_and_again_when_they_came_back() {
         let (tables, _heap) = tables();
         for n in 0..TABLES {
-            assert_eq!(tables.give(u64::from(n), Proof::Here), Some(n));
+            assert_eq!(tables.give(u64::from(n), None), Some(n));
         }
-        assert_eq!(tables.give(500, Proof::Here), None);
+        assert_eq!(tables.give(500, None), None);
         tables.take_back(77);
-        assert_eq!(tables.give(500, Proof::Here), Some(77));
+        assert_eq!(tables.give(500, None), Some(77));
     }
 }

@@ -1,7 +1,7 @@
 //! The owner's report of its slots: sent after every join, and when a rebuilt master asks.
 
 use super::Owner;
-use crate::message::{KeyBytes, LogObjectEntry, OwnerToMaster, SlotContent, SlotEntry};
+use crate::message::{OwnerToMaster, SlotContent, SlotEntry};
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
@@ -24,61 +24,42 @@ impl Owner {
                 tracing::debug!(%error, "the slot of a recorded plan has moved on");
             }
         }
-        let entries: Vec<SlotEntry> = {
+        let mut entries: Vec<SlotEntry> = {
             let t = self.durable.tables.lock();
             let by_slot: HashMap<_, _> =
                 t.plans.values().map(|p| (p.opened.at, &p.opened)).collect();
-            let open =
-                |r: &SlotReport| by_slot.get(&self.at(r.slot, r.epoch)).map(|p| (*p).clone());
-            let key = |r: &SlotReport| match t.keys.get(&r.slot) {
-                Some((epoch, key)) if *epoch == r.epoch => key.clone(),
-                _ => KeyBytes::default(),
+            let content = |r: &SlotReport| {
+                let held = SlotContent::Held(r.extent.unwrap_or(Extent { offset: 0, len: 0 }));
+                match r.kind {
+                    SlotKind::Free => SlotContent::Free,
+                    SlotKind::Held => held,
+                    SlotKind::Open => by_slot
+                        .get(&self.at(r.slot, r.epoch))
+                        .map_or(held, |p| SlotContent::Open(Box::new((*p).clone()))),
+                    SlotKind::Live { object, .. } => {
+                        let key = t.key(r.slot, r.epoch).cloned().unwrap_or_default();
+                        SlotContent::Live { key, object }
+                    }
+                }
             };
-            self.slots.report().map(|r| entry(&r, &open, &key)).collect()
+            let entry =
+                |r: SlotReport| SlotEntry { slot: r.slot, epoch: r.epoch, what: content(&r) };
+            self.slots.report().map(entry).collect()
         };
-        let entries: Vec<_> = entries.into_iter().chain(self.log_entries()).collect();
-        let mut parts = entries.chunks(REPORTED_PER_FRAME).peekable();
-        if parts.peek().is_none() {
-            return self.send_to_master(OwnerToMaster::Report {
-                number,
-                slots: Vec::new(),
-                last: true,
-            });
-        }
-        while let Some(part) = parts.next() {
-            let last = parts.peek().is_none();
-            self.send_to_master(OwnerToMaster::Report { number, slots: part.to_vec(), last });
-        }
-    }
-}
-
-impl Owner {
-    /// Live logged objects whose key string is known. The master finds the others by asking, and
-    /// gets them as `Announced` once their key string is known.
-    fn log_entries(&mut self) -> Vec<SlotEntry> {
+        // Live logged objects whose key string is known. The master finds the others by asking, and
+        // gets them as `Announced` once their key string is known.
         self.process_log();
-        let named = self.named_in_log().into_iter();
-        let entry = |o: LogObjectEntry| SlotEntry {
+        entries.extend(self.named_in_log().into_iter().map(|o| SlotEntry {
             slot: o.slot,
             epoch: o.epoch,
             what: SlotContent::Logged(Box::new(o)),
-        };
-        named.map(entry).collect()
+        }));
+        let mut entries = entries.into_iter().peekable();
+        let mut last = false;
+        while !last {
+            let slots = entries.by_ref().take(REPORTED_PER_FRAME).collect();
+            last = entries.peek().is_none();
+            self.send_to_master(OwnerToMaster::Report { number, slots, last });
+        }
     }
-}
-
-fn entry(
-    r: &SlotReport,
-    open: &dyn Fn(&SlotReport) -> Option<crate::message::PlanOpened>,
-    key: &dyn Fn(&SlotReport) -> KeyBytes,
-) -> SlotEntry {
-    let extent = r.extent.unwrap_or(Extent { offset: 0, len: 0 });
-    let held = SlotContent::Held(extent);
-    let what = match &r.kind {
-        SlotKind::Free => SlotContent::Free,
-        SlotKind::Held => held,
-        SlotKind::Open => open(r).map_or(held, |p| SlotContent::Open(Box::new(p))),
-        SlotKind::Live { object, .. } => SlotContent::Live { key: key(r), object: *object },
-    };
-    SlotEntry { slot: r.slot, epoch: r.epoch, what }
 }

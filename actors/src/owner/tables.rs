@@ -64,6 +64,28 @@ pub struct Tables {
     pub seen: SeenView,
 }
 
+impl Tables {
+    /// The key string of an object, if it is known.
+    pub fn key(&self, slot: u32, epoch: u32) -> Option<&KeyBytes> {
+        self.keys.get(&slot).filter(|(named, _)| *named == epoch).map(|(_, key)| key)
+    }
+
+    /// Whether the master may list an object of the log.
+    pub fn is_reported(&self, slot: u32, epoch: u32) -> bool {
+        self.log_reported.get(&slot) == Some(&epoch) || self.key(slot, epoch).is_some()
+    }
+
+    /// An object ended.
+    pub fn forget(&mut self, slot: u32, epoch: u32) {
+        if self.key(slot, epoch).is_some() {
+            self.keys.remove(&slot);
+        }
+        if self.log_reported.get(&slot) == Some(&epoch) {
+            self.log_reported.remove(&slot);
+        }
+    }
+}
+
 /// How a term compares with the one obeyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TermOrder {
@@ -206,7 +228,7 @@ impl OwnerTables {
 
     /// Whether a key string is recorded for a slot at an epoch: then a plan was opened there.
     pub fn has_key(&self, slot: u32, epoch: u32) -> bool {
-        self.lock().keys.get(&slot).is_some_and(|(e, _)| *e == epoch)
+        self.lock().key(slot, epoch).is_some()
     }
 
     /// Whether a plan may (still) be written.
@@ -214,10 +236,8 @@ impl OwnerTables {
         let t = self.lock();
         match t.plans.get(&plan) {
             Some(p) if p.ending.is_none() => PlanStatus::Open,
-            Some(_) => PlanStatus::Over,
-            None if plan.term < t.term => PlanStatus::Over,
-            None if t.last_opened.is_none_or(|last| last < plan) => PlanStatus::NotHeardOf,
-            None => PlanStatus::Over,
+            None if plan.term >= t.term && t.last_opened < Some(plan) => PlanStatus::NotHeardOf,
+            _ => PlanStatus::Over,
         }
     }
 

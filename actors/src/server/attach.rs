@@ -9,7 +9,6 @@ use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
 use crate::owner::FromClient;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::log::Drain;
-use crate::owner::pin_tables::Proof;
 use crate::race::{race, read_and_write};
 use nkv_transport::fabric::{Answer, RemoteAccess};
 use nkv_transport::wire::{BoxStream, Peer, WireError, read_frame, write_frame};
@@ -133,8 +132,7 @@ pub(crate) async fn serve_attached(
     };
     // Registered before the welcome: the client is notified of every plan that ends from now on.
     let id = route.map(|route| attachments.add(producer, route));
-    let proof = proof.map(Proof::Process);
-    let pins = id.zip(proof).and_then(|(id, proof)| endpoint.tables.pins.give(id, proof));
+    let pins = id.zip(proof).and_then(|(id, proof)| endpoint.tables.pins.give(id, Some(proof)));
     let log_token = (by == AttachBy::Agent).then_some(token);
     let log_token = log_token.and_then(|t| endpoint.tables.log_producers.give(t));
     let _rights = LogToken { endpoint, token: log_token };

@@ -5,7 +5,6 @@ use crate::attachment::{Answer, AttachId, LocalOwner, ProducerGates};
 use crate::error::Result;
 use crate::message::{ClientToOwner, PlanId, Term, TouchBatch};
 use crate::owner::attachments::Route;
-use crate::owner::pin_tables::Proof;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{FromClient, Owner};
 use nkv_store::Memory;
@@ -37,7 +36,7 @@ impl LocalOwner for LocalSegment {
     }
 
     fn pin_table(&self, id: AttachId) -> Option<u32> {
-        self.tables.pins.give(id, Proof::Here)
+        self.tables.pins.give(id, None)
     }
 
     fn send(&self, frame: ClientToOwner) -> bool {
