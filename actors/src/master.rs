@@ -21,8 +21,8 @@ use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Error;
 use crate::log_limit::LogLimit;
 use crate::message::{
-    ClusterStats, MasterCounters, MasterToOwner, OwnerToMaster, RankInfo, RankStats, Refusal,
-    Request, Response, SeenView, SegmentId, Settings, Term,
+    ClusterStats, MasterCounters, MasterToOwner, OwnerToMaster, PlanId, PlanRef, RankInfo,
+    RankStats, Refusal, Request, Response, SeenView, SegmentId, Settings, Term,
 };
 use allocator::SegmentAllocator;
 use batch::Batches;
@@ -81,10 +81,10 @@ pub struct MasterDurable {
 pub struct Master {
     durable: MasterDurable,
     objects: Index<Entry>,
-    plans: HashMap<crate::message::PlanId, PlanInfo>,
+    plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
     batches: Batches,
-    waiting: VecDeque<Waiting>,
+    waiting: Vec<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
@@ -98,7 +98,7 @@ pub struct Master {
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait until ranks keep the current view.
     deferred: Vec<terms::Deferred>,
-    commits_out: BTreeMap<SegmentId, Vec<crate::message::PlanRef>>,
+    commits_out: BTreeMap<SegmentId, Vec<PlanRef>>,
     // Commits whose owners have not recorded the plan yet.
     unrecorded: BTreeMap<SegmentId, Vec<commit::Unrecorded>>,
     counters: MasterCounters,
@@ -110,7 +110,6 @@ pub struct Master {
     // Incarnations that reported before the panic and have not reported again.
     forgotten: HashSet<u64>,
     parked: VecDeque<(Ask, Reply<Response>)>,
-    lost_producers: HashSet<u64>,
     // Limits the log lines about refused ranks, by segment and world size.
     refused: LogLimit<(SegmentId, u32)>,
     // The last refusal of each rank that has not joined since.
@@ -197,7 +196,7 @@ impl Role for Master {
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
             batches: Batches::default(),
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
             aside: HashMap::new(),
@@ -213,7 +212,6 @@ impl Role for Master {
             blind: BTreeSet::new(),
             forgotten: HashSet::new(),
             parked: VecDeque::new(),
-            lost_producers: HashSet::new(),
             refused: LogLimit::default(),
             not_taken: membership::NotTaken::default(),
             last_tick_ms: durable.clock.now_ms(),
@@ -230,6 +228,11 @@ impl Master {
         self.durable.clock.now_ms()
     }
 
+    fn next_plan(&self) -> PlanId {
+        let seq = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
+        PlanId { term: self.durable.members.term(), seq }
+    }
+
     /// True once every rank has reported with all its segments, or one TTL has passed since the
     /// term began.
     fn settled(&self) -> bool {
@@ -244,7 +247,7 @@ impl Master {
         let missing: Vec<u32> = (0..world).filter(|r| !joined(r)).collect();
         let mut whom = format!("ranks {missing:?} of {world}");
         if missing.is_empty() {
-            whom = recover::names(&self.durable.members.awaited());
+            whom = recover::names(&self.durable.members.lock().awaited());
         }
         Error::not_ready(format!(
             "the cluster is starting: {what} waits for {whom} to join, or {} ms{}",
@@ -408,8 +411,9 @@ impl On<MasterTick> for Master {
         self.expire_commits();
         self.expire_log_questions();
         self.complete_deferred();
-        if self.durable.members.superseded() > 0 && self.durable.members.unreported().is_empty() {
-            self.durable.members.forget_superseded();
+        let superseded = self.durable.members.lock().superseded.len();
+        if superseded > 0 && self.durable.members.unreported().is_empty() {
+            self.durable.members.lock().superseded = HashSet::new();
         }
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
             self.blind = std::mem::take(&mut self.recovering);
@@ -417,13 +421,6 @@ impl On<MasterTick> for Master {
         }
         self.start_rounds(ctx);
         reply.send(());
-    }
-}
-
-impl Master {
-    fn next_plan(&self) -> crate::message::PlanId {
-        let seq = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
-        crate::message::PlanId { term: self.durable.members.term(), seq }
     }
 }
 

@@ -5,7 +5,6 @@ use crate::message::{RankInfo, SlotRef};
 use hashbrown::HashMap;
 use nkv_store::arena::{Arena, Extent};
 use nkv_store::heap::FIRST_EPOCH;
-use nkv_store::layout::Region;
 use nkv_store::{KeyId, StoreError};
 
 /// A taken slot.
@@ -45,19 +44,15 @@ fn managed(info: &RankInfo) -> u32 {
     info.layout.slots.saturating_sub(info.layout.log_slots)
 }
 
-fn region(info: &RankInfo) -> Region {
-    Region { offset: info.layout.arena.offset, len: info.layout.arena.len }
-}
-
-/// An error if extents of one segment overlap or lie outside it.
-pub(super) fn check_extents(info: &RankInfo, extents: &[Extent]) -> Result<(), StoreError> {
-    Arena::rebuild(region(info), managed(info), extents).map(drop)
+/// The arena of a segment with these extents taken. An error if they overlap or lie outside it.
+pub(super) fn arena_of(info: &RankInfo, taken: &[Extent]) -> Result<Arena, StoreError> {
+    Arena::rebuild(info.layout.arena, managed(info), taken)
 }
 
 impl SegmentAllocator {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
-            arena: Arena::new(region(&info), managed(&info)),
+            arena: Arena::new(info.layout.arena, managed(&info)),
             untouched: info.layout.log_slots,
             info,
             taken: HashMap::new(),
@@ -73,21 +68,20 @@ impl SegmentAllocator {
         }
     }
 
-    /// Rebuilds from the taken slots and from the epochs of used slots that are free. An error if
-    /// the extents overlap.
+    /// Rebuilds from the taken slots with their arena, and from the epochs of used slots that are
+    /// free.
     pub(super) fn rebuild(
         info: RankInfo,
+        arena: Arena,
         taken: HashMap<u32, Taken>,
         free_epochs: HashMap<u32, u32>,
-    ) -> Result<Self, StoreError> {
-        let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
-        let arena = Arena::rebuild(region(&info), managed(&info), &extents)?;
+    ) -> Self {
         // Only used slots; `take` finds those that were never used by counting up `untouched`.
         let mut free: Vec<u32> = free_epochs.keys().copied().collect();
         free.retain(|slot| !taken.contains_key(slot));
         free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
         let base = Self::new(info);
-        Ok(Self { arena, taken, free, epochs: free_epochs, reported: true, ..base })
+        Self { arena, taken, free, epochs: free_epochs, reported: true, ..base }
     }
 
     /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.
@@ -184,7 +178,9 @@ mod tests {
         let mut taken = b.taken.clone();
         let gone = taken.remove(&all[2].0.slot).unwrap();
         let epochs = HashMap::from_iter([(all[2].0.slot, 5)]);
-        let mut r = SegmentAllocator::rebuild(info(4 * 4096), taken, epochs).unwrap();
+        let extents: Vec<_> = taken.values().map(|t| t.extent).collect();
+        let arena = arena_of(&info(4 * 4096), &extents).unwrap();
+        let mut r = SegmentAllocator::rebuild(info(4 * 4096), arena, taken, epochs);
         let (at, extent) = r.take(4096, K).unwrap();
         assert_eq!((at.slot, at.epoch, extent), (all[2].0.slot, 5, gone.extent));
         assert!(r.take(1, K).is_err());

@@ -26,21 +26,10 @@ pub(super) struct Unrecorded {
     until_ms: u64,
 }
 
-/// The result of a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Accepted {
-    Newly,
-    /// It was live already.
-    Before,
-    /// The owner has not recorded the plan yet.
-    Waits(SegmentId),
-}
-
 impl Master {
     pub(super) fn commit(&mut self, list: &[PlanRef], reply: Reply<Response>) {
         let accepted: Vec<_> = list.iter().map(|c| self.commit_one(c)).collect();
-        let waits = |a: &Result<Accepted>| matches!(a, Ok(Accepted::Waits(_)));
-        if !accepted.iter().any(waits) {
+        if !accepted.iter().any(|a| matches!(a, Ok(Some(_)))) {
             let done = accepted.into_iter().map(|a| a.map(drop)).collect();
             return reply.send(Response::Done(done));
         }
@@ -50,14 +39,14 @@ impl Master {
             MAX_UNRECORDED.saturating_sub(self.unrecorded.values().map(Vec::len).sum::<usize>());
         for (item, (accepted, commit)) in accepted.into_iter().zip(list).enumerate() {
             match accepted {
-                Ok(Accepted::Waits(segment_id)) if room == 0 => {
+                Ok(Some(segment_id)) if room == 0 => {
                     let why = format!(
                         "{MAX_UNRECORDED} commits wait for owners already, this one for \
                          {segment_id}"
                     );
                     self.batches.complete_item(batch, item, Err(Error::not_ready(why)));
                 }
-                Ok(Accepted::Waits(segment_id)) => {
+                Ok(Some(segment_id)) => {
                     room -= 1;
                     self.durable.members.slow_path.commits_waited.one();
                     let waits = Unrecorded { batch, item, commit: *commit, until_ms };
@@ -73,20 +62,12 @@ impl Master {
         RECORD_LIMIT_MS.min(self.durable.settings.call_timeout_ms / 2)
     }
 
-    fn commit_one(&mut self, c: &PlanRef) -> Result<Accepted> {
-        let accepted = self.accept_commit(c);
-        match &accepted {
-            Ok(Accepted::Newly) => {
-                self.plans.remove(&c.plan);
-                self.counters.committed += 1;
-            }
-            Ok(_) => {}
-            Err(_) => self.counters.commit_refused += 1,
-        }
-        accepted
+    /// Commits a plan, or returns the segment whose owner has not recorded it yet.
+    fn commit_one(&mut self, c: &PlanRef) -> Result<Option<SegmentId>> {
+        self.accept_commit(c).inspect_err(|_| self.counters.commit_refused += 1)
     }
 
-    fn accept_commit(&mut self, c: &PlanRef) -> Result<Accepted> {
+    fn accept_commit(&mut self, c: &PlanRef) -> Result<Option<SegmentId>> {
         let id = c.key;
         let reclaimed = |why: &str| {
             Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
@@ -103,7 +84,7 @@ impl Master {
             return reclaimed("lost its slot: it ended and the key was written again");
         }
         if e.state == State::Live {
-            return Ok(Accepted::Before);
+            return Ok(None);
         }
         if e.state != State::Writing(c.plan) {
             return reclaimed("was aborted by a remove");
@@ -129,13 +110,15 @@ impl Master {
             return Err(Error::not_ready(format!("{segment_id} is still reporting")));
         }
         if !reported && !self.durable.members.is_recorded(segment_id, c.plan) {
-            return Ok(Accepted::Waits(segment_id));
+            return Ok(Some(segment_id));
         }
         e.state = State::Live;
         e.plan = None;
+        self.plans.remove(&c.plan);
+        self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
         self.retire_aside(id, segment_id);
-        Ok(Accepted::Newly)
+        Ok(None)
     }
 
     /// Commits of one request go to each owner as one frame.
@@ -166,9 +149,7 @@ impl Master {
     fn recheck(&mut self, waiting: Vec<Unrecorded>) {
         for w in waiting {
             match self.commit_one(&w.commit) {
-                Ok(Accepted::Waits(segment_id)) => {
-                    self.unrecorded.entry(segment_id).or_default().push(w)
-                }
+                Ok(Some(segment_id)) => self.unrecorded.entry(segment_id).or_default().push(w),
                 other => self.batches.complete_item(w.batch, w.item, other.map(drop)),
             }
         }

@@ -3,7 +3,7 @@
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
 use super::Master;
-use super::objects::{Entry, State};
+use super::objects::{Entry, PlanInfo, State};
 use super::recover::given_up;
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
@@ -31,16 +31,17 @@ impl Master {
 
     pub(super) fn withdraw(&mut self, producer: u64, request: u64) {
         self.give_up_waiting(producer, request);
-        let mut granted: Vec<_> = self
-            .plans
-            .iter()
-            .filter(|(_, p)| (p.producer, p.request) == (producer, request) && p.ending.is_none())
-            .map(|(id, _)| *id)
-            .collect();
-        granted.sort_unstable();
-        for plan in granted {
-            self.end_plan(plan, EndCause::Aborted);
-        }
+        let of = |p: &PlanInfo| (p.asked.0, p.asked.1) == (producer, request);
+        self.end_plans(of, EndCause::Aborted);
+    }
+
+    /// Ends the plans that `which` picks, in the order of their grants; returns their number.
+    fn end_plans(&mut self, which: impl Fn(&PlanInfo) -> bool, cause: EndCause) -> usize {
+        let open = self.plans.iter().filter(|(_, p)| p.ending.is_none() && which(p));
+        let mut plans: Vec<_> = open.map(|(id, _)| *id).collect();
+        plans.sort_unstable();
+        plans.iter().for_each(|plan| self.end_plan(*plan, cause));
+        plans.len()
     }
 
     /// Asks the owner to end a plan; the plan ends at the master with the owner's Retired or
@@ -54,25 +55,13 @@ impl Master {
     }
 
     pub(super) fn end_plans_of_lost_producers(&mut self) {
-        for lost in self.durable.members.lost_producers(self.now_ms(), self.durable.ttl_ms) {
-            self.lost_producers.insert(lost);
-        }
-        if self.lost_producers.is_empty() {
+        let lost = self.durable.members.lost_producers(self.now_ms(), self.durable.ttl_ms);
+        if lost.is_empty() {
             return;
         }
-        let lost = std::mem::take(&mut self.lost_producers);
-        let mut theirs: Vec<_> = self
-            .plans
-            .iter()
-            .filter(|(_, p)| p.ending.is_none() && lost.contains(&p.producer))
-            .map(|(id, _)| *id)
-            .collect();
-        if !theirs.is_empty() {
-            tracing::info!(plans = theirs.len(), "producers are gone; their plans end");
-        }
-        theirs.sort_unstable();
-        for plan in theirs {
-            self.end_plan(plan, EndCause::ProducerGone);
+        let plans = self.end_plans(|p| lost.contains(&p.asked.0), EndCause::ProducerGone);
+        if plans > 0 {
+            tracing::info!(plans, "producers are gone; their plans end");
         }
     }
 
@@ -129,16 +118,15 @@ impl Master {
             return Err(Error::not_found(format!("no key {key}")));
         };
         let (replicas, state) = (e.replicas().copied().collect::<Vec<_>>(), e.state);
+        let now = self.now_ms();
         if let Some(e) = self.objects.get_mut(&id) {
-            if state != State::Removing || e.remove_until_ms <= self.durable.clock.now_ms() {
-                e.remove_until_ms = self.durable.clock.now_ms() + REMOVE_LIMIT_MS;
+            if state != State::Removing || e.remove_until_ms <= now {
+                e.remove_until_ms = now + REMOVE_LIMIT_MS;
             }
             e.state = State::Removing;
         }
         match state {
-            State::Writing(plan) => {
-                self.end_plan(plan, EndCause::Removed);
-            }
+            State::Writing(plan) => self.end_plan(plan, EndCause::Removed),
             // Sent again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
                 for replica in replicas {
@@ -167,28 +155,21 @@ impl Master {
     }
 
     fn unconfirmed(&self, e: &Entry) -> Error {
-        Error::disconnected(match self.reachable(e.replica.segment_id) {
-            true => {
-                format!(
-                    "{} did not confirm the removal within {REMOVE_LIMIT_MS} ms",
-                    e.replica.segment_id
-                )
-            }
+        let (segment_id, key) = (e.replica.segment_id, &e.key);
+        Error::disconnected(match self.reachable(segment_id) {
+            true => format!("{segment_id} did not confirm the removal within {REMOVE_LIMIT_MS} ms"),
             false => format!(
-                "the link of {} is down: key {} is removed once it is back, or gone for its TTL",
-                e.replica.segment_id, e.key
+                "the link of {segment_id} is down: key {key} is removed once it is back, or gone \
+                 for its TTL"
             ),
         })
     }
 
     pub(super) fn retired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
         for part in list.chunks(SIDE_BY_SIDE) {
-            let keys: SmallVec<[_; SIDE_BY_SIDE]> = match self.allocators.get(&segment_id) {
-                Some(allocator) => {
-                    part.iter().map(|at| allocator.key_at(at.slot, at.epoch)).collect()
-                }
-                None => return,
-            };
+            let Some(allocator) = self.allocators.get(&segment_id) else { return };
+            let keys = part.iter().map(|at| allocator.key_at(at.slot, at.epoch));
+            let keys: SmallVec<[_; SIDE_BY_SIDE]> = keys.collect();
             // A million objects do not fit into the CPU caches: loading the entries of a part
             // together overlaps the cache misses.
             let entries = keys.iter().flatten().filter_map(|key| self.objects.get(key));

@@ -62,7 +62,7 @@ pub(super) struct Member {
     // Whether anything was placed on it before it joined.
     pub holds: bool,
     // The other segments of its node, if it is a first one: segment and incarnation.
-    pub siblings: Vec<(SegmentId, u64)>,
+    pub siblings: Vec<(u32, u64)>,
     // The view that it kept from an earlier master, and the number of the latest view of ours that
     // it keeps.
     pub brought: SeenView,
@@ -93,12 +93,13 @@ pub(super) struct Inner {
     pub past: Vec<SeenView>,
     // Keys put while a rank with objects of an earlier term had not reported. Kept here, so that a
     // panic of the actor does not lose them.
-    superseded: HashSet<KeyId>,
+    pub superseded: HashSet<KeyId>,
     // Ordered, so that lost producers are handled in a fixed order.
     producers: BTreeMap<u64, Producer>,
     pub number: u64,
-    // Term and number that waiting watchers were last notified of.
-    shown: (Term, u64),
+    // Wakes the tasks that wait for a later view. Not a tokio `watch`, which wakes them in any
+    // order.
+    later: Arc<Notify>,
     // Number of the first view without the member that was lost last: removes wait until other
     // ranks keep that view.
     pub loss: u64,
@@ -110,42 +111,11 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
-    // Wakes the tasks that wait for a later view. Not a tokio `watch`, which wakes them in any
-    // order.
-    later: Notify,
+    later: Arc<Notify>,
     // Kept here, so that a panic of the actor does not lose it.
     pub(crate) slow_path: MasterSlowPath,
     // Times from the arrival of a request to its answer, by kind.
     pub(crate) requests: [Histogram; Request::KINDS.len()],
-}
-
-/// The table, locked. When the lock is released, tasks that wait for a later view are woken.
-pub(super) struct Locked<'a> {
-    inner: MutexGuard<'a, Inner>,
-    later: &'a Notify,
-}
-
-impl std::ops::Deref for Locked<'_> {
-    type Target = Inner;
-    fn deref(&self) -> &Inner {
-        &self.inner
-    }
-}
-
-impl std::ops::DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Inner {
-        &mut self.inner
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let now = (self.inner.term, self.inner.number);
-        if self.inner.shown != now {
-            self.inner.shown = now;
-            self.later.notify_waiters();
-        }
-    }
 }
 
 impl Members {
@@ -157,14 +127,13 @@ impl Members {
     /// A table without members.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        let (later, slow_path) = (Notify::new(), MasterSlowPath::default());
+        let (later, slow_path) = (inner.later.clone(), MasterSlowPath::default());
         let requests = Default::default();
         Self { inner: Mutex::new(inner), world_size, later, slow_path, requests }
     }
 
-    pub(super) fn lock(&self) -> Locked<'_> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { inner, later: &self.later }
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The master's term.
@@ -184,12 +153,6 @@ impl Members {
         }
     }
 
-    /// The order of the present view.
-    fn shown(&self) -> (Term, u64) {
-        let inner = self.lock();
-        (inner.term, inner.number)
-    }
-
     /// The view once it is later than `seen`, or the same after `WATCH_LIMIT`.
     pub(crate) async fn view_after(&self, seen: (Term, u64)) -> View {
         let later = async {
@@ -197,7 +160,11 @@ impl Members {
                 let mut later = pin!(self.later.notified());
                 // Registered before the check, so that a change after it wakes this task.
                 later.as_mut().enable();
-                if self.shown() > seen {
+                let shown = {
+                    let inner = self.lock();
+                    (inner.term, inner.number)
+                };
+                if shown > seen {
                     return;
                 }
                 later.await;
@@ -208,27 +175,12 @@ impl Members {
         self.view()
     }
 
-    /// Records a key that is put while a rank has not reported.
-    pub(super) fn supersede(&self, id: KeyId) {
-        self.lock().superseded.insert(id);
-    }
-
     /// True if an object of this key in this incarnation is superseded: the incarnation had not
     /// reported when the key was put. Incarnations that reported before are excluded, since a
     /// rebuilt master gets their objects again.
     pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
         let inner = self.lock();
         inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
-    }
-
-    /// Number of keys recorded by `supersede`.
-    pub(super) fn superseded(&self) -> usize {
-        self.lock().superseded.len()
-    }
-
-    /// All ranks have reported, or a new term began.
-    pub(super) fn forget_superseded(&self) {
-        self.lock().superseded = HashSet::new();
     }
 
     /// Members that brought objects from an earlier term and have not reported them.
@@ -261,21 +213,10 @@ impl Members {
         inner.settled
     }
 
-    /// Segments that their nodes announced and that have not reported yet.
-    pub(super) fn awaited(&self) -> Vec<SegmentId> {
-        self.lock().awaited()
-    }
-
     /// The number of ranks that obey now, if they are no quorum (more than half, or half with rank
     /// 0). A rank counts if its first segment obeys; its other segments do not count.
     pub(super) fn too_few(&self) -> Option<usize> {
         self.lock().too_few(self.world_size)
-    }
-
-    /// Whether this term may have granted plans on this incarnation: it reported since the term
-    /// began.
-    pub(super) fn was_placed_on(&self, incarnation: u64) -> bool {
-        self.lock().reported_once.contains(&incarnation)
     }
 
     pub(super) fn set_reported(&self, segment_id: SegmentId) {
@@ -336,7 +277,7 @@ impl Members {
         let Some(m) = inner.ranks.get_mut(&segment_id) else { return };
         if m.link == link && m.state != RankState::Suspect {
             m.cut();
-            inner.number += 1;
+            inner.changed();
             tracing::warn!(%segment_id, "link down: the segment is suspect");
         }
     }
@@ -351,7 +292,7 @@ impl Members {
         let mut inner = self.lock();
         if let Some(m) = inner.ranks.get_mut(&segment_id) {
             m.cut();
-            inner.number += 1;
+            inner.changed();
         }
     }
 
@@ -373,15 +314,9 @@ impl Members {
     }
 
     /// Producers without a connection for a TTL; each is reported once.
-    pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> Vec<u64> {
-        let mut inner = self.lock();
+    pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> HashSet<u64> {
         let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;
-        let lost: Vec<_> =
-            inner.producers.iter().filter(|(_, p)| late(p)).map(|(id, _)| *id).collect();
-        for id in &lost {
-            inner.producers.remove(id);
-        }
-        lost
+        self.lock().producers.extract_if(.., |_, p| late(p)).map(|(id, _)| id).collect()
     }
 
     /// Members with their links, for a rebuilt master.
@@ -406,16 +341,24 @@ impl Inner {
         (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
     }
 
-    fn awaited(&self) -> Vec<SegmentId> {
-        let met = |segment_id: &SegmentId, incarnation: &u64| {
-            let here = |m: &Member| m.info.incarnation == *incarnation && m.reported;
-            self.gone.contains(*incarnation) || self.ranks.get(segment_id).is_some_and(here)
+    /// Segments that their nodes announced and that have not reported yet.
+    pub(super) fn awaited(&self) -> Vec<SegmentId> {
+        let met = |segment_id: &SegmentId, incarnation: u64| {
+            let here = |m: &Member| m.info.incarnation == incarnation && m.reported;
+            self.gone.contains(incarnation) || self.ranks.get(segment_id).is_some_and(here)
         };
-        let announced = self.firsts().flat_map(|m| &m.siblings);
-        announced
-            .filter(|(segment_id, inc)| !met(segment_id, inc))
-            .map(|(segment_id, _)| *segment_id)
-            .collect()
+        let announced = self.firsts().flat_map(|m| m.siblings.iter().map(|s| (m.info.rank, *s)));
+        let awaited = announced.filter_map(|(rank, (segment, incarnation))| {
+            let segment_id = SegmentId { rank, segment };
+            (!met(&segment_id, incarnation)).then_some(segment_id)
+        });
+        awaited.collect()
+    }
+
+    /// The view changed.
+    pub(super) fn changed(&mut self) {
+        self.number += 1;
+        self.later.notify_waiters();
     }
 
     /// Segments of a rank without a link, other than its first. If its node was started again, no
@@ -448,7 +391,7 @@ impl Inner {
     /// term is settled: until then a rank that has not joined is not lost, and nothing was granted
     /// or removed that a later master must know.
     pub(super) fn spread_view(&mut self) {
-        self.number += 1;
+        self.changed();
         if !self.settled {
             return;
         }

@@ -33,17 +33,18 @@ pub struct Joined {
     pub urgent: Arc<Notify>,
 }
 
-/// Ranks that run and were refused; `stats` and errors show them. One entry per rank: (pid, reason,
-/// time in ms) of its last refusal.
+/// Ranks that run and were refused; `stats` and errors show them. One entry per rank: its last
+/// refusal, and when that was, in ms.
 #[derive(Debug, Default)]
-pub(super) struct NotTaken(BTreeMap<u32, (u32, String, u64)>);
+pub(super) struct NotTaken(BTreeMap<u32, (RefusedRank, u64)>);
 
 impl NotTaken {
     /// The caller has checked that the job has a rank of that number.
     fn note(&mut self, info: &RankInfo, why: &Refusal, now_ms: u64) {
         let mut why = why.to_string();
         why.truncate(why.floor_char_boundary(MAX_TEXT_BYTES));
-        self.0.insert(info.rank, (info.pid, why, now_ms));
+        let refused = RefusedRank { rank: info.rank, pid: info.pid, why, ago_ms: 0 };
+        self.0.insert(info.rank, (refused, now_ms));
     }
 
     fn joined(&mut self, rank: u32) {
@@ -52,11 +53,11 @@ impl NotTaken {
 
     /// All refused ranks, by rank number.
     pub(super) fn list(&self, now_ms: u64) -> Vec<RefusedRank> {
-        let last_sent = |(rank, (pid, why, at_ms)): (&u32, &(u32, String, u64))| {
-            let ago_ms = now_ms.saturating_sub(*at_ms);
-            RefusedRank { rank: *rank, pid: *pid, why: why.clone(), ago_ms }
+        let now = |(refused, at_ms): &(RefusedRank, u64)| RefusedRank {
+            ago_ms: now_ms.saturating_sub(*at_ms),
+            ..refused.clone()
         };
-        self.0.iter().map(last_sent).collect()
+        self.0.values().map(now).collect()
     }
 
     /// Text about the first of them to append to an error; empty if there is none.
@@ -71,23 +72,14 @@ impl NotTaken {
 
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
-        let odd = self.check_consistent(&m).inspect_err(|why| self.log_refused(&m.info, why));
-        if let Err(why) = &odd
-            && m.info.rank < self.durable.world_size
-        {
-            self.not_taken.note(&m.info, why, self.now_ms());
-        }
-        odd?;
-        let lost = self.refuse_the_lost(&m);
-        if matches!(lost, Err(Refusal::Gone { .. })) {
-            self.durable.members.slow_path.late_refused.one();
-        }
-        lost?;
+        self.check_consistent(&m).inspect_err(|why| self.note_refused(&m.info, why))?;
+        self.refuse_the_lost(&m).inspect_err(|why| {
+            if matches!(why, Refusal::Gone { .. }) {
+                self.durable.members.slow_path.late_refused.one();
+            }
+        })?;
         let segment_id = m.info.id();
         let Join { info, seen, tx, own, holds, siblings, .. } = m;
-        let siblings = siblings.into_iter();
-        let siblings =
-            siblings.map(|(segment, inc)| (SegmentId { rank: segment_id.rank, segment }, inc));
         let now = self.now_ms();
         let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
         let same_host = info.boot_id == self.durable.boot_id && info.memory.name().is_some();
@@ -104,8 +96,6 @@ impl Master {
                     return Err(Refusal::RankAlive { rank, pid, heard_ms });
                 }
                 replaced = Some(m.info.incarnation);
-            }
-            if replaced.is_some() {
                 inner.forget(segment_id);
             }
             inner.links = inner.links.next();
@@ -125,7 +115,7 @@ impl Master {
                 gauges: OwnerGauges::default(),
                 reported: false,
                 holds,
-                siblings: siblings.collect(),
+                siblings,
                 brought: seen,
                 keeps_view: 0,
             };
@@ -173,8 +163,12 @@ impl Master {
         Ok(())
     }
 
-    /// Limited, since a refused rank tries again twice a second for as long as it runs.
-    fn log_refused(&mut self, info: &RankInfo, why: &Refusal) {
+    /// Shows a refusal in the statistics and in the log; there limited, since a refused rank tries
+    /// again twice a second for as long as it runs.
+    fn note_refused(&mut self, info: &RankInfo, why: &Refusal) {
+        if info.rank < self.durable.world_size {
+            self.not_taken.note(info, why, self.now_ms());
+        }
         if !self.refused.is_due((info.id(), info.world_size), self.now_ms()) {
             return;
         }
@@ -186,7 +180,7 @@ impl Master {
     fn drop_orphans(&mut self, rank: u32) {
         let orphans = self.durable.members.lock().orphans(rank);
         for (segment_id, incarnation) in orphans {
-            self.gone(segment_id, Some(incarnation), "its node was started afresh");
+            self.gone(segment_id, incarnation, "its node was started afresh");
         }
     }
 
@@ -232,7 +226,7 @@ impl Master {
                     if let Some(m) = inner.ranks.get_mut(&segment_id) {
                         m.state = RankState::Draining;
                     }
-                    inner.number += 1;
+                    inner.changed();
                 }
                 self.durable.members.send(segment_id, MasterToOwner::NoMorePlans);
                 // Opens that waited for room there are routed elsewhere.
@@ -246,7 +240,7 @@ impl Master {
             OwnerToMaster::LogAnswer { number, served, removed, taken } => {
                 self.log_answer(segment_id, number, served, (removed, taken));
             }
-            OwnerToMaster::Leave => self.gone(segment_id, Some(incarnation), LEFT),
+            OwnerToMaster::Leave => self.gone(segment_id, incarnation, LEFT),
         }
     }
 
@@ -259,16 +253,15 @@ impl Master {
             inner.ranks.values().filter(late).map(|m| (m.info.id(), m.info.incarnation)).collect()
         };
         for (segment_id, incarnation) in late {
-            self.gone(segment_id, Some(incarnation), "no heartbeat for a TTL");
+            self.gone(segment_id, incarnation, "no heartbeat for a TTL");
         }
     }
 
-    /// Removes a segment. With `incarnation`, only if that is its current one.
-    pub(super) fn gone(&mut self, segment_id: SegmentId, incarnation: Option<u64>, why: &str) {
+    /// Removes a segment, if this is its current incarnation.
+    pub(super) fn gone(&mut self, segment_id: SegmentId, incarnation: u64, why: &str) {
         {
             let mut inner = self.durable.members.lock();
-            let Some(m) = inner.ranks.get(&segment_id) else { return };
-            if incarnation.is_some_and(|i| i != m.info.incarnation) {
+            if inner.ranks.get(&segment_id).is_none_or(|m| m.info.incarnation != incarnation) {
                 return;
             }
             inner.forget(segment_id);
@@ -282,18 +275,14 @@ impl Master {
         self.allocators.remove(&segment_id);
         self.blind.remove(&segment_id);
         self.recheck_commits(segment_id);
-        if self.recovering.remove(&segment_id) && self.recovering.is_empty() {
-            self.unpark();
-        }
+        self.recovering.remove(&segment_id);
+        self.unpark();
         // Opens that waited for room there are routed elsewhere, or fail.
         self.retry_waiting(segment_id.rank);
     }
 
     /// Removes its objects from the index, ends plans on it, and completes removes of its keys.
     pub(super) fn drop_objects_of(&mut self, segment_id: SegmentId) {
-        let theirs: Vec<_> = self.replicas_in(segment_id).collect();
-        for (id, at) in theirs {
-            self.drop_entry(id, at);
-        }
+        self.drop_replicas(segment_id, |_| true);
     }
 }

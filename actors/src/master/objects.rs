@@ -1,6 +1,7 @@
 //! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
 
 use super::Master;
+use super::open::Asked;
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, ObjectDesc, PlanId, SegmentId, SlotRef};
 use nkv_store::{Key, KeyId};
@@ -43,9 +44,7 @@ pub(super) struct Entry {
 pub(super) struct PlanInfo {
     pub segment_id: SegmentId,
     pub at: SlotRef,
-    pub producer: u64,
-    pub request: u64,
-    pub item: u32,
+    pub asked: Asked,
     pub token: u64,
     // Its owner reported it, so the owner has recorded it.
     pub reported: bool,
@@ -96,11 +95,7 @@ impl Hasher for IdentityHasher {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }
 
     fn write_u64(&mut self, n: u64) {
@@ -133,13 +128,13 @@ impl Master {
         reachable.map(|replica| self.meta(&e.key, replica))
     }
 
-    /// The replicas in a segment, each with its key.
-    pub(super) fn replicas_in(
-        &self,
-        segment_id: SegmentId,
-    ) -> impl Iterator<Item = (KeyId, SlotRef)> {
+    /// Drops the replicas in a segment that `gone` picks.
+    pub(super) fn drop_replicas(&mut self, segment_id: SegmentId, gone: impl Fn(SlotRef) -> bool) {
         let all = self.objects.iter().flat_map(|(id, e)| e.replicas().map(|r| (*id, r)));
-        all.filter(move |(_, r)| r.segment_id == segment_id).map(|(id, r)| (id, r.at))
+        let gone = all.filter(|(_, r)| r.segment_id == segment_id && gone(r.at));
+        for (id, at) in gone.map(|(id, r)| (id, r.at)).collect::<Vec<_>>() {
+            self.drop_entry(id, at);
+        }
     }
 
     /// The entry of a key. `Corrupt` if another key with the same 128-bit identity is stored [I16].

@@ -3,12 +3,12 @@
 //! answered from the rebuilt state.
 
 use super::Master;
-use super::allocator::{SegmentAllocator, Taken, check_extents};
+use super::allocator::{SegmentAllocator, Taken, arena_of};
 use super::objects::{Entry, PlanInfo, Replica, State};
 use crate::error::Error;
 use crate::message::{
-    EndCause, KeyBytes, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef,
-    SLOTS_PER_FRAME, SegmentId, SlotContent, SlotEntry, SlotRef,
+    EndCause, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef, SLOTS_PER_FRAME,
+    SegmentId, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -19,18 +19,8 @@ use std::sync::atomic::Ordering;
 /// A report that takes longer is requested again.
 const REPORT_LIMIT_MS: u64 = 2_000;
 
-/// A plan that its owner has not received, and what happened to it since.
-struct UnopenedPlan {
-    opened: PlanOpened,
-    since: Since,
-}
-
-/// What must be sent again after the plan itself.
-enum Since {
-    Nothing,
-    Committed,
-    Ended(EndCause),
-}
+/// A plan that its owner has not received, and what must be sent after the plan itself.
+type UnopenedPlan = (PlanOpened, Option<MasterToOwner>);
 
 /// The contents of a report of one segment.
 #[derive(Default)]
@@ -53,7 +43,8 @@ impl Master {
         self.recover_until_ms = self.now_ms() + RECOVER_LIMIT_MS;
         for info in self.durable.members.infos() {
             let segment_id = info.id();
-            if self.durable.members.was_placed_on(info.incarnation) {
+            // This term may have granted plans there.
+            if self.durable.members.lock().reported_once.contains(&info.incarnation) {
                 self.forgotten.insert(info.incarnation);
             }
             self.allocators.insert(segment_id, SegmentAllocator::new(info));
@@ -117,8 +108,11 @@ impl Master {
         )))
     }
 
+    /// Answers the parked requests, once no report is missing.
     pub(super) fn unpark(&mut self) {
-        while let Some((ask, reply)) = self.parked.pop_front() {
+        while self.recovering.is_empty()
+            && let Some((ask, reply)) = self.parked.pop_front()
+        {
             self.answer(ask, reply);
             // Before the next request: a remove must not overtake a commit on the owner's link.
             self.flush_commits();
@@ -163,9 +157,7 @@ impl Master {
         self.ask_log_again(segment_id);
         self.recheck_commits(segment_id);
         self.retry_waiting(segment_id.rank);
-        if self.recovering.is_empty() {
-            self.unpark();
-        }
+        self.unpark();
     }
 
     /// The report is authoritative for this segment: its entries replace what was known of it.
@@ -181,22 +173,22 @@ impl Master {
         let mut lost = self.plans_the_owner_never_opened(segment_id, &report);
         // In the order of their grants: an owner that has a plan assumes that it has all earlier
         // ones.
-        lost.sort_by_key(|u| u.opened.plan);
-        let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
+        lost.sort_by_key(|(opened, _)| opened.plan);
+        let kept: HashSet<SlotRef> = lost.iter().map(|(opened, _)| opened.at).collect();
         // Checked before anything is changed: a contradictory report changes nothing.
         let extents = report.iter().filter_map(extent_of);
-        let lost_extents = lost.iter().map(|u| u.opened.object.extent);
+        let lost_extents = lost.iter().map(|(opened, _)| opened.object.extent);
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
-        check_extents(&info, &all)?;
+        let arena = arena_of(&info, &all)?;
         self.forget_what_the_report_lacks(segment_id, &report, &kept);
         let Reported { mut taken, free, logged, mut duplicates } =
             self.take_in(segment_id, info.incarnation, report, &kept);
-        for p in lost.iter().map(|u| &u.opened) {
+        for (p, _) in &lost {
             let extent = p.object.extent;
             let key = Key::new(&p.key).ok().map(|k| self.id_of(k.as_bytes()));
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
-        let mut allocator = SegmentAllocator::rebuild(info, taken, free)?;
+        let mut allocator = SegmentAllocator::rebuild(info, arena, taken, free);
         if let Some(old) = self.allocators.get(&segment_id) {
             allocator.report_number = old.report_number;
         }
@@ -285,21 +277,9 @@ impl Master {
     /// Sends an owner the plans that it never received, and what happened to them since.
     fn resend_plans(&self, segment_id: SegmentId, lost: Vec<UnopenedPlan>) {
         self.durable.members.slow_path.plans_resent.add(lost.len());
-        for UnopenedPlan { opened, since } in lost {
-            let (plan, at, id) = (opened.plan, opened.at, self.id_of(&opened.key));
+        for (opened, then) in lost {
             self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
-            match since {
-                Since::Nothing => {}
-                Since::Committed => {
-                    let done = PlanRef { plan, at, key: id };
-                    self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
-                }
-                Since::Ended(cause) => {
-                    self.durable
-                        .members
-                        .send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
-                }
-            }
+            then.into_iter().for_each(|then| self.durable.members.send(segment_id, then));
         }
     }
 
@@ -316,41 +296,33 @@ impl Master {
             .map(|e| (e.slot, (e.epoch, matches!(e.what, SlotContent::Free))))
             .collect();
         // A slot that the report leaves out is free at its first epoch.
-        let unopened = |e: &&Entry| {
+        let unopened = |(_, e): &(&KeyId, &Entry)| {
             let (epoch, free) =
                 known.get(&e.replica.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
             free && epoch == e.replica.at.epoch
         };
         let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.log_slots);
         // Plans are never granted in a log.
-        let managed = |e: &&Entry| e.replica.segment_id == segment_id && e.replica.at.slot >= first;
-        let mine = self.objects.values().filter(managed).filter(unopened);
-        mine.filter_map(|e| {
-            let (plan, info) = match (e.plan, e.state) {
-                (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
-                // Committed: its plan is over here, so any new number will do.
-                (None, _) => (self.next_plan(), None),
-            };
-            let since = match (info, e.state) {
+        let managed = |(_, e): &(&KeyId, &Entry)| {
+            e.replica.segment_id == segment_id && e.replica.at.slot >= first
+        };
+        let mine = self.objects.iter().filter(managed).filter(unopened);
+        mine.filter_map(|(key, e)| {
+            let at = e.replica.at;
+            if let Some(plan) = e.plan {
+                let info = self.plans.get(&plan)?;
+                let then = info.ending.map(|cause| MasterToOwner::EndPlan { plan, at, cause });
+                return Some((self.opened(plan, info.token, info.asked, e), then));
+            }
+            // Committed: its plan is over here, so any new number will do.
+            let (plan, token) = (self.next_plan(), self.durable.random.u64());
+            let then = match e.state {
                 // An object that is being removed may be READY there: it must be retired before its
                 // slot is used again, and before the removal is confirmed [I6].
-                (None, State::Removing) => Since::Ended(EndCause::Removed),
-                (None, _) => Since::Committed,
-                (Some(plan), _) => plan.ending.map_or(Since::Nothing, Since::Ended),
+                State::Removing => MasterToOwner::EndPlan { plan, at, cause: EndCause::Removed },
+                _ => MasterToOwner::Committed(vec![PlanRef { plan, at, key: *key }]),
             };
-            let asked = info.map_or((0, 0, 0), |p| (p.producer, p.request, p.item));
-            let opened = PlanOpened {
-                plan,
-                token: info.map_or_else(|| self.durable.random.u64(), |p| p.token),
-                at: e.replica.at,
-                object: e.replica.object,
-                key: KeyBytes::from(e.key.as_bytes()),
-                producer: asked.0,
-                request: asked.1,
-                item: asked.2,
-                deadline_ms: self.durable.settings.write_ttl_ms,
-            };
-            Some(UnopenedPlan { opened, since })
+            Some((self.opened(plan, token, (0, 0, 0), e), Some(then)))
         })
         .collect()
     }
@@ -361,24 +333,12 @@ impl Master {
         report: &[SlotEntry],
         kept: &HashSet<SlotRef>,
     ) {
-        let present: HashSet<(u32, u32)> = report
-            .iter()
-            .filter(|e| {
-                let what = &e.what;
-                matches!(
-                    what,
-                    SlotContent::Live { .. } | SlotContent::Open(_) | SlotContent::Logged(_)
-                )
-            })
-            .map(|e| (e.slot, e.epoch))
-            .collect();
-        let gone: Vec<_> = self
-            .replicas_in(segment_id)
-            .filter(|(_, at)| !kept.contains(at) && !present.contains(&(at.slot, at.epoch)))
-            .collect();
-        for (id, at) in gone {
-            self.drop_entry(id, at);
-        }
+        let objects =
+            report.iter().filter(|e| !matches!(e.what, SlotContent::Free | SlotContent::Held(_)));
+        let present: HashSet<_> = objects.map(|e| (e.slot, e.epoch)).collect();
+        self.drop_replicas(segment_id, |at| {
+            !kept.contains(&at) && !present.contains(&(at.slot, at.epoch))
+        });
     }
 
     fn reported_plan(&mut self, segment_id: SegmentId, p: &PlanOpened) -> Option<KeyId> {
@@ -402,9 +362,8 @@ impl Master {
                 _ => ending,
             };
             if let Some(cause) = cause {
-                self.durable
-                    .members
-                    .send(segment_id, MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause });
+                let end = MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause };
+                self.durable.members.send(segment_id, end);
             }
             return Some(id);
         }
@@ -412,9 +371,8 @@ impl Master {
         let replica = Replica { segment_id, at: p.at, header_off, object: p.object };
         let entry = Entry::new(key, replica, State::Writing(p.plan), Some(p.plan));
         self.objects.insert(id, entry);
-        let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
-        let (at, reported, ending) = (p.at, true, None);
-        let info = PlanInfo { segment_id, at, producer, request, item, token, reported, ending };
+        let (asked, token) = ((p.producer, p.request, p.item), p.token);
+        let info = PlanInfo { segment_id, at: p.at, asked, token, reported: true, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }

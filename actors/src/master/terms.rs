@@ -7,6 +7,7 @@ use super::recover::names;
 use super::{Join, Master};
 use crate::error::{Error, Result};
 use crate::message::{RankInfo, Refusal, SeenView, SegmentId, Term};
+use hashbrown::HashSet;
 
 /// An answer to a remove that waits until the loss of a rank is known to the others.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl Inner {
     }
 
     /// Takes in a view of an earlier master; returns the members that it proves lost.
-    fn learn(&mut self, seen: &SeenView) -> Vec<SegmentId> {
+    fn learn(&mut self, seen: &SeenView) -> Vec<(SegmentId, u64)> {
         // Incarnations that this process declared gone in an earlier term of its own are in `gone`.
         let ours = seen.term.master == self.term.master;
         if seen.number == 0 || ours || !self.keep_past(seen.clone()) {
@@ -48,7 +49,8 @@ impl Inner {
             let own = is_of_this_process(m.own, &m.info);
             m.holds && !own && self.was_lost(m.info.incarnation, &m.brought)
         };
-        self.ranks.values().filter(lost).map(|m| m.info.id()).collect()
+        let lost = self.ranks.values().filter(lost);
+        lost.map(|m| (m.info.id(), m.info.incarnation)).collect()
     }
 
     /// Keeps the latest view of a term: members that were lost in an earlier view are absent from
@@ -117,9 +119,9 @@ impl Master {
             }
             lost
         };
-        for segment_id in lost {
+        for (segment_id, incarnation) in lost {
             tracing::warn!(%segment_id, "an earlier master had declared this segment gone");
-            self.gone(segment_id, None, "lost before this master began");
+            self.gone(segment_id, incarnation, "lost before this master began");
         }
         Ok(())
     }
@@ -161,7 +163,7 @@ impl Master {
             inner.ruled = false;
             inner.ranks.clear();
             inner.reported_once.clear();
-            inner.number += 1;
+            inner.changed();
             inner.loss = 0;
         }
         self.durable.members.slow_path.terms_risen.one();
@@ -227,8 +229,7 @@ impl Master {
     fn forget_all(&mut self) {
         let again = || Error::not_ready("a new term of the master began; try again");
         for w in std::mem::take(&mut self.waiting) {
-            let (batch, item) = w.names();
-            self.batches.complete_plan(batch, item, Err(again()));
+            self.batches.complete_plan(w.opening.batch, w.opening.item(), Err(again()));
         }
         let open = std::mem::take(&mut self.removing).into_values().flatten();
         let deferred = std::mem::take(&mut self.deferred);
@@ -245,7 +246,7 @@ impl Master {
         self.plans.clear();
         self.allocators.clear();
         self.commits_out.clear();
-        self.durable.members.forget_superseded();
+        self.durable.members.lock().superseded = HashSet::new();
         self.recovering.clear();
         self.blind.clear();
         self.forgotten.clear();

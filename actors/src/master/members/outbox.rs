@@ -46,7 +46,7 @@ impl Members {
             m.urgent.notify_one();
         }
         if !m.send(down) {
-            inner.number += 1;
+            inner.changed();
         }
     }
 
