@@ -10,7 +10,6 @@ use crate::owner::tables::OwnerTables;
 use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of, low, state};
-use nkv_store::memory::Memory;
 use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -78,9 +77,7 @@ impl AnnouncePoller {
         self.stop = Arc::default();
         let mut poll = Poll {
             log,
-            memory: heap.memory().clone(),
-            tables: self.durable.tables.clone(),
-            owner: self.durable.owner.clone(),
+            durable: self.durable.clone(),
             stop: self.stop.clone(),
             longest: match self.durable.platform {
                 Platform::Threads => LONGEST,
@@ -130,9 +127,7 @@ impl On<PollerTick> for AnnouncePoller {
 /// The state of the polling thread.
 struct Poll {
     log: LogLayout,
-    memory: Arc<dyn Memory>,
-    tables: Arc<OwnerTables>,
-    owner: Arc<OnceLock<ActorAddr<Owner>>>,
+    durable: PollerDurable,
     stop: Arc<AtomicBool>,
     // The longest pause, the current pause, and the number of polls without news.
     longest: Duration,
@@ -150,7 +145,7 @@ impl Poll {
         if self.is_news() || beyond && self.is_claimed_beyond() {
             self.quiet = 0;
             if self.notify_owner() {
-                let accepted = self.tables.gauges.log_accepted.load(Ordering::Relaxed);
+                let accepted = self.durable.tables.gauges.log_accepted.load(Ordering::Relaxed);
                 let flood = accepted.saturating_sub(self.accepted) >= FLOOD;
                 self.accepted = accepted;
                 self.pause = if flood { self.longest } else { SHORTEST };
@@ -162,38 +157,35 @@ impl Poll {
         !self.stop.load(Ordering::Acquire)
     }
 
-    fn frontier(&self) -> u64 {
-        self.tables.log_signals.frontier.load(Ordering::Acquire)
-    }
-
     /// Whether the next claim is settled.
     fn is_news(&self) -> bool {
-        let next = self.frontier();
+        let next = self.durable.tables.log_signals.frontier.load(Ordering::Acquire);
         let at = self.log.header_off(self.log.slot(next)) + PUBLISH_OFF;
-        let word = self.memory.load(at).unwrap_or(0);
+        let word = self.durable.heap.memory().load(at).unwrap_or(0);
         let settled = matches!(low(word), state::READY | state::DEAD);
         settled && self.log.epoch(next) == Some(epoch_of(word))
     }
 
     /// Whether the log has claims that the owner has not counted as settled.
     fn is_claimed_beyond(&self) -> bool {
-        let g = &self.tables.gauges;
+        let g = &self.durable.tables.gauges;
         let load = |gauge: &std::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed);
         let known = load(&g.log_accepted_bytes)
             + load(&g.log_skipped_bytes)
             + load(&g.log_abandoned_bytes)
             + load(&g.log_voided_bytes);
-        self.memory.load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
+        self.durable.heap.memory().load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
     }
 
     /// Notifies the owner; false if it has not handled the last notification yet.
     fn notify_owner(&self) -> bool {
-        let Some(owner) = self.owner.get() else { return false };
-        if self.tables.log_signals.notified.swap(true, Ordering::AcqRel) {
+        let Some(owner) = self.durable.owner.get() else { return false };
+        let notified = &self.durable.tables.log_signals.notified;
+        if notified.swap(true, Ordering::AcqRel) {
             return false;
         }
         if let Err(error) = owner.try_send(Drain) {
-            self.tables.log_signals.notified.store(false, Ordering::Release);
+            notified.store(false, Ordering::Release);
             tracing::debug!(%error, "the owner is busy: it is notified again later");
         }
         true

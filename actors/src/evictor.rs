@@ -110,23 +110,15 @@ impl HeapObserver for ActorAddr<Evictor> {
 }
 
 impl Evictor {
-    /// Decides: takes victims from the policy until its bytes are at most `target` or only `spare`
-    /// objects are left.
-    fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32, u64)> {
-        let mut victims = Vec::new();
+    /// Takes victims from the policy until its bytes are at most `target` or only `spare` objects
+    /// are left, and sends them to the owner; returns those that were sent.
+    fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
+        let (mut victims, mut sent) = (Vec::new(), Victims::default());
         while self.policy.bytes() > target && self.policy.len() > spare {
             let Some(victim) = self.policy.victim() else { break };
             victims.push(victim);
         }
-        victims
-    }
-
-    /// Applies: sends the victims to the owner, and returns those that were sent.
-    fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
-        let (victims, mut sent) = (self.victims_down_to(target, spare), Victims::default());
-        let Some(owner) = self.durable.owner.get() else {
-            return sent;
-        };
+        let Some(owner) = self.durable.owner.get() else { return sent };
         let mut batches = victims.chunks(VICTIMS_PER_BATCH);
         for batch in batches.by_ref() {
             let names = batch.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();

@@ -86,7 +86,8 @@ pub struct Master {
     batches: Batches,
     waiting: Vec<Waiting>,
     rounds: Rounds,
-    log_questions: log::LogQuestions,
+    // Requests that wait for owners of logs, by the number of their question.
+    log_questions: BTreeMap<u64, log::Asked>,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
     // segment.
     aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
@@ -198,7 +199,7 @@ impl Role for Master {
             batches: Batches::default(),
             waiting: Vec::new(),
             rounds: Rounds::default(),
-            log_questions: log::LogQuestions::default(),
+            log_questions: BTreeMap::new(),
             aside: HashMap::new(),
             found_gone: HashSet::new(),
             backlogged: BTreeSet::new(),
@@ -296,7 +297,9 @@ impl Master {
                 self.withdraw(ask.producer, request);
                 reply.send(Response::Done(Vec::new()));
             }
-            Request::GetLocation { keys, gone } => reply.send(self.get_location(&keys, &gone)),
+            Request::GetLocation { keys, gone } => {
+                reply.send(Response::Locations(self.locations(&keys, &gone)));
+            }
             Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
             Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),

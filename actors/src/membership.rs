@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 /// A connect or hello that takes longer fails.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
@@ -262,12 +262,15 @@ impl Membership {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.uplink.set(Some(tx), self.clock.now_ms());
         let left = AtomicBool::new(false);
-        let recorded = confirm.then(Recorded::default);
+        // The latest recorded plan that is not acknowledged yet. The reader handles all frames that
+        // have arrived before the writer runs, so one frame acknowledges many plans.
+        let (recorded, news) = watch::channel(None);
+        let recorded = confirm.then_some(&recorded);
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(OwnerToMaster::Draining);
         }
-        let read = async { Err(self.read(reader, silence, state, recorded.as_ref()).await) };
-        let write = async { Err(self.write(writer, rx, &left, recorded.as_ref()).await) };
+        let read = async { Err(self.read(reader, silence, state, recorded).await) };
+        let write = async { Err(self.write(writer, rx, news, &left).await) };
         // Frames that a dead master sent before bring plans with their keys.
         let Err(ended) = read_and_write::<std::convert::Infallible, _>(read, write).await;
         (ended, left.load(Ordering::Acquire))
@@ -278,7 +281,7 @@ impl Membership {
         mut reader: ReadHalf<BoxStream>,
         silence: Duration,
         state: &watch::Sender<LinkState>,
-        recorded: Option<&Recorded>,
+        recorded: Option<&watch::Sender<Option<PlanId>>>,
     ) -> Error {
         let mut buf = Vec::new();
         let mut listening = Listening::new(&*self.clock, silence);
@@ -288,50 +291,8 @@ impl Membership {
             let Some(frame) = listening.hear(frame).await else {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
-            if let Ok(Some((_, down))) = &frame
-                && let Err(e) = self.info.check_to_owner(down)
-            {
-                return Error::disconnected(format!(
-                    "the master sent an impossible frame: {}",
-                    e.message()
-                ));
-            }
-            match frame {
-                Ok(Some((_, MasterToOwner::Heartbeat))) => {}
-                Ok(Some((_, MasterToOwner::Refused(why)))) => {
-                    return Error::disconnected(format!(
-                        "the master refused a frame of this rank: {why}"
-                    ));
-                }
-                Ok(Some((_, MasterToOwner::View(view)))) => {
-                    let number = view.number;
-                    self.tables.keep_view(view);
-                    self.uplink.send(OwnerToMaster::ViewSeen { number });
-                }
-                Ok(Some((_, MasterToOwner::ReportTaken))) => {
-                    state.send_replace(LinkState::Joined);
-                    if self.missed.swap(false, Ordering::Relaxed) {
-                        tracing::info!(segment_id = %self.info.id(), "joined again");
-                    }
-                }
-                Ok(Some((_, MasterToOwner::NoMorePlans))) => {
-                    self.quiet.store(true, Ordering::Release)
-                }
-                Ok(Some((_, down))) => {
-                    if let MasterToOwner::PlanOpened(p) = &down
-                        && p.at.incarnation == self.info.incarnation
-                    {
-                        // Recorded outside the actor first: a panic must not lose a plan [I10].
-                        let now = self.clock.now_ns();
-                        if self.tables.record(p, now) {
-                            recorded.inspect(|r| r.add(p.plan));
-                        }
-                    }
-                    let sent = self.owner.push(FromMaster(down), crate::actor::Reply::nobody());
-                    if let Err(e) = sent.await {
-                        return e;
-                    }
-                }
+            let down = match frame {
+                Ok(Some((_, down))) => down,
                 Ok(None) => {
                     let stood = listening.stood();
                     return Error::disconnected(format!("the master closed the link{stood}"));
@@ -339,6 +300,48 @@ impl Membership {
                 Err(e) => {
                     let stood = listening.stood();
                     return Error::disconnected(format!("link to the master: {e}{stood}"));
+                }
+            };
+            if let Err(e) = self.info.check_to_owner(&down) {
+                return Error::disconnected(format!(
+                    "the master sent an impossible frame: {}",
+                    e.message()
+                ));
+            }
+            match down {
+                MasterToOwner::Heartbeat => {}
+                MasterToOwner::Refused(why) => {
+                    return Error::disconnected(format!(
+                        "the master refused a frame of this rank: {why}"
+                    ));
+                }
+                MasterToOwner::View(view) => {
+                    let number = view.number;
+                    self.tables.keep_view(view);
+                    self.uplink.send(OwnerToMaster::ViewSeen { number });
+                }
+                MasterToOwner::ReportTaken => {
+                    state.send_replace(LinkState::Joined);
+                    if self.missed.swap(false, Ordering::Relaxed) {
+                        tracing::info!(segment_id = %self.info.id(), "joined again");
+                    }
+                }
+                MasterToOwner::NoMorePlans => self.quiet.store(true, Ordering::Release),
+                down => {
+                    if let MasterToOwner::PlanOpened(p) = &down
+                        && p.at.incarnation == self.info.incarnation
+                    {
+                        // Recorded outside the actor first: a panic must not lose a plan [I10].
+                        if self.tables.record(p, self.clock.now_ns())
+                            && let Some(recorded) = recorded
+                        {
+                            recorded.send_replace(Some(p.plan));
+                        }
+                    }
+                    let sent = self.owner.push(FromMaster(down), crate::actor::Reply::nobody());
+                    if let Err(e) = sent.await {
+                        return e;
+                    }
                 }
             }
         }
@@ -348,8 +351,8 @@ impl Membership {
         &self,
         mut writer: WriteHalf<BoxStream>,
         mut rx: mpsc::Receiver<OwnerToMaster>,
+        mut recorded: watch::Receiver<Option<PlanId>>,
         left: &AtomicBool,
-        recorded: Option<&Recorded>,
     ) -> Error {
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -363,7 +366,10 @@ impl Membership {
                     let gauges = self.tables.gauges.snapshot();
                     OwnerToMaster::Heartbeat(Box::new(gauges))
                 }
-                up_to = Recorded::next(recorded) => OwnerToMaster::PlansRecorded { up_to },
+                Ok(()) = recorded.changed() => match *recorded.borrow_and_update() {
+                    Some(up_to) => OwnerToMaster::PlansRecorded { up_to },
+                    None => continue,
+                },
                 up = rx.recv() => match up {
                     Some(up) => up,
                     None => return Error::disconnected("the queue of the link was full"),
@@ -377,34 +383,6 @@ impl Membership {
                 tokio::time::sleep(LEAVE_ANSWER).await;
                 left.store(false, Ordering::Release);
                 return Error::disconnected("left");
-            }
-        }
-    }
-}
-
-/// The latest recorded plan of one link that is not acknowledged to its master yet. The reader
-/// handles all frames that have arrived before the writer runs, so one frame acknowledges many
-/// plans.
-#[derive(Debug, Default)]
-struct Recorded {
-    up_to: Mutex<Option<PlanId>>,
-    news: Notify,
-}
-
-impl Recorded {
-    fn add(&self, plan: PlanId) {
-        *self.up_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
-        self.news.notify_one();
-    }
-
-    /// The latest one, once there is one to acknowledge; never resolves if the master wants none.
-    async fn next(recorded: Option<&Self>) -> PlanId {
-        let Some(recorded) = recorded else { return std::future::pending().await };
-        loop {
-            let up_to = recorded.up_to.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match up_to {
-                Some(plan) => return plan,
-                None => recorded.news.notified().await,
             }
         }
     }

@@ -6,112 +6,98 @@ use crate::message::{PlanDesc, Response, Swept};
 use nkv_store::KeyId;
 use std::collections::BTreeMap;
 
-enum Results {
-    Plans(Vec<Option<Result<PlanDesc>>>),
-    Done(Vec<Option<Result<()>>>),
-    // A removal by pattern: where its next round begins, and the removals that logs made before.
-    // The last item is not a key (see `swept`).
-    Swept(Vec<Option<Result<()>>>, Option<KeyId>, u64),
-}
+/// A removal by pattern: where its next round begins, and the removals that logs made before.
+type Sweep = (Option<KeyId>, u64);
 
-struct Batch {
-    results: Results,
+struct Batch<T> {
+    results: Vec<Option<Result<T>>>,
     left: usize,
     reply: Reply<Response>,
+    // The last item of a sweep is not a key (see `Batches::swept`).
+    sweep: Option<Sweep>,
 }
 
 /// All requests in progress.
 #[derive(Default)]
 pub(super) struct Batches {
     next: u64,
-    open: BTreeMap<u64, Batch>,
+    plans: BTreeMap<u64, Batch<PlanDesc>>,
+    items: BTreeMap<u64, Batch<()>>,
+}
+
+impl<T> Batch<T> {
+    fn new(n: usize, reply: Reply<Response>, sweep: Option<Sweep>) -> Self {
+        Self { results: (0..n).map(|_| None).collect(), left: n, reply, sweep }
+    }
+
+    fn into_results(self) -> (Vec<Result<T>>, Reply<Response>, Option<Sweep>) {
+        let lost = || Error::internal("an item of the batch was never completed");
+        let results = self.results.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
+        (results.collect(), self.reply, self.sweep)
+    }
+}
+
+/// Records the result of an item, if it has none; takes the batch out once each item has one.
+fn complete<T>(
+    open: &mut BTreeMap<u64, Batch<T>>,
+    batch: u64,
+    item: usize,
+    result: Result<T>,
+) -> Option<(Vec<Result<T>>, Reply<Response>, Option<Sweep>)> {
+    let b = open.get_mut(&batch)?;
+    if b.results[item].is_none() {
+        b.results[item] = Some(result);
+        b.left -= 1;
+    }
+    if b.left > 0 { None } else { open.remove(&batch).map(Batch::into_results) }
 }
 
 impl Batches {
-    fn start(&mut self, n: usize, results: Results, reply: Reply<Response>) -> u64 {
+    pub(super) fn plans(&mut self, n: usize, reply: Reply<Response>) -> u64 {
         self.next += 1;
-        let batch = Batch { results, left: n, reply };
         if n == 0 {
-            finish(batch);
+            reply.send(Response::Plans(Vec::new()));
         } else {
-            self.open.insert(self.next, batch);
+            self.plans.insert(self.next, Batch::new(n, reply, None));
         }
         self.next
     }
 
-    pub(super) fn plans(&mut self, n: usize, reply: Reply<Response>) -> u64 {
-        self.start(n, Results::Plans((0..n).map(|_| None).collect()), reply)
-    }
-
     pub(super) fn done(&mut self, n: usize, reply: Reply<Response>) -> u64 {
-        self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
+        self.next += 1;
+        if n == 0 {
+            reply.send(Response::Done(Vec::new()));
+        } else {
+            self.items.insert(self.next, Batch::new(n, reply, None));
+        }
+        self.next
     }
 
     /// A batch of `keys` removals, plus those that logs made before. One more item completes when
     /// the other ranks know of the ranks that were lost.
-    pub(super) fn swept(
-        &mut self,
-        keys: usize,
-        (next, from_logs): (Option<KeyId>, u64),
-        reply: Reply<Response>,
-    ) -> u64 {
-        let n = keys + 1;
-        self.start(n, Results::Swept((0..n).map(|_| None).collect(), next, from_logs), reply)
+    pub(super) fn swept(&mut self, keys: usize, sweep: Sweep, reply: Reply<Response>) -> u64 {
+        self.next += 1;
+        self.items.insert(self.next, Batch::new(keys + 1, reply, Some(sweep)));
+        self.next
     }
 
     pub(super) fn complete_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
-        self.complete(batch, |r| match r {
-            Results::Plans(v) if v[item].is_none() => {
-                v[item] = Some(result);
-                true
-            }
-            _ => false,
-        });
+        if let Some((results, reply, _)) = complete(&mut self.plans, batch, item, result) {
+            reply.send(Response::Plans(results));
+        }
     }
 
     pub(super) fn complete_item(&mut self, batch: u64, item: usize, result: Result<()>) {
-        self.complete(batch, |r| match r {
-            Results::Done(v) | Results::Swept(v, ..) if v[item].is_none() => {
-                v[item] = Some(result);
-                true
-            }
-            _ => false,
-        });
-    }
-
-    fn complete(&mut self, batch: u64, put: impl FnOnce(&mut Results) -> bool) {
-        let Some(b) = self.open.get_mut(&batch) else {
-            return;
-        };
-        if put(&mut b.results) {
-            b.left -= 1;
-            if b.left == 0
-                && let Some(b) = self.open.remove(&batch)
-            {
-                finish(b);
-            }
+        if let Some((results, reply, sweep)) = complete(&mut self.items, batch, item, result) {
+            reply.send(match sweep {
+                None => Response::Done(results),
+                Some(sweep) => Response::Swept(count(results, sweep)),
+            });
         }
     }
 }
 
-fn finish(b: Batch) {
-    let lost = || Error::internal("an item of the batch was never completed");
-    let response = match b.results {
-        Results::Plans(v) => {
-            Response::Plans(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
-        }
-        Results::Done(v) => {
-            Response::Done(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
-        }
-        Results::Swept(v, next, from_logs) => {
-            let results = v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
-            Response::Swept(count(results.collect(), (next, from_logs)))
-        }
-    };
-    b.reply.send(response);
-}
-
-fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<KeyId>, u64)) -> Swept {
+fn count(mut results: Vec<Result<()>>, (next, from_logs): Sweep) -> Swept {
     let losses = results.pop().and_then(Result::err);
     let mut swept = Swept { next, removed: from_logs, ..Swept::default() };
     for result in results {

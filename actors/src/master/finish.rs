@@ -207,27 +207,23 @@ impl Master {
             return;
         }
         let id = a.key;
-        match self.objects.get_mut(&id) {
-            Some(e)
-                if e.replica.at == a.at
-                    && e.state == State::Writing(a.plan)
-                    && given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) =>
-            {
+        match self.objects.get_mut(&id).filter(|e| e.replica.at == a.at) {
+            Some(e) if e.state == State::Live => return,
+            Some(e) if e.state == State::Writing(a.plan) => {
+                if !given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) {
+                    e.state = State::Live;
+                    e.plan = None;
+                    self.plans.remove(&a.plan);
+                    self.counters.adopted += 1;
+                    return self.retire_aside(id, segment_id);
+                }
                 // The plan was aborted or removed before the owner received that: its object must
                 // not become readable.
                 e.state = State::Removing;
-                self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at]));
             }
-            Some(e) if e.replica.at == a.at && e.state == State::Writing(a.plan) => {
-                e.state = State::Live;
-                e.plan = None;
-                self.plans.remove(&a.plan);
-                self.counters.adopted += 1;
-                self.retire_aside(id, segment_id);
-            }
-            Some(e) if e.replica.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: a removed object must never come back.
-            _ => self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at])),
+            _ => {}
         }
+        self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at]));
     }
 }

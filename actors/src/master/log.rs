@@ -25,7 +25,7 @@ const ANSWER_LIMIT_MS: u64 = 1_000;
 const MAX_ASKED: usize = 4096;
 
 /// A request that waits for answers of the owners of logs.
-struct Asked {
+pub(super) struct Asked {
     ask: Ask,
     reply: Reply<Response>,
     question: LogQuestion,
@@ -43,10 +43,6 @@ struct Asked {
     // Number of objects that logs retired for a removal of all keys.
     taken: u64,
 }
-
-/// All waiting requests, by the number of their question.
-#[derive(Default)]
-pub(super) struct LogQuestions(BTreeMap<u64, Asked>);
 
 /// Locations that the reader was sent to and where it found no valid object.
 fn gone_slots(request: &Request) -> HashSet<SlotRef> {
@@ -124,7 +120,7 @@ impl Master {
             reply.send(answer);
             return None;
         }
-        if self.log_questions.0.len() >= MAX_ASKED {
+        if self.log_questions.len() >= MAX_ASKED {
             let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
             reply.send(Response::Failed(Error::not_ready(text)));
             return None;
@@ -139,7 +135,7 @@ impl Master {
         }
         let (removed, taken) = (HashSet::new(), 0);
         let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, taken };
-        self.log_questions.0.insert(number, asked);
+        self.log_questions.insert(number, asked);
         None
     }
 
@@ -181,9 +177,9 @@ impl Master {
         served: Vec<LogObjectEntry>,
         (removed, taken): (Vec<KeyId>, u64),
     ) {
-        let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
+        let Some(mut asked) = self.log_questions.remove(&number) else { return };
         if asked.left.remove(&segment_id).is_none() {
-            self.log_questions.0.insert(number, asked);
+            self.log_questions.insert(number, asked);
             return;
         }
         if let Request::GetLocation { keys, .. } | Request::Exists(keys) = &asked.ask.request {
@@ -221,13 +217,13 @@ impl Master {
         if asked.left.is_empty() {
             self.all_answered(asked);
         } else {
-            self.log_questions.0.insert(number, asked);
+            self.log_questions.insert(number, asked);
         }
     }
 
     /// A segment has a new link: the question or the answer may have been lost with the old one.
     pub(super) fn ask_log_again(&self, segment_id: SegmentId) {
-        for (number, asked) in &self.log_questions.0 {
+        for (number, asked) in &self.log_questions {
             if asked.left.contains_key(&segment_id) {
                 let (number, question) = (*number, asked.question.clone());
                 self.durable.members.send(segment_id, MasterToOwner::AskLog { number, question });
@@ -238,7 +234,7 @@ impl Master {
     /// Completes requests whose remaining owners are gone, and those whose time is over.
     pub(super) fn expire_log_questions(&mut self) {
         let now = self.now_ms();
-        for asked in self.log_questions.0.values_mut() {
+        for asked in self.log_questions.values_mut() {
             // A segment that is gone or replaced serves nothing; one that may come back has to
             // answer.
             let is_member = |segment_id: &SegmentId, incarnation: &mut u64| {
@@ -247,7 +243,7 @@ impl Master {
             asked.left.retain(is_member);
         }
         let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
-        let done: Vec<_> = self.log_questions.0.extract_if(.., |_, a| over(a)).collect();
+        let done: Vec<_> = self.log_questions.extract_if(.., |_, a| over(a)).collect();
         for (_, asked) in done {
             match asked.left.first_key_value() {
                 None => self.all_answered(asked),
@@ -274,15 +270,13 @@ impl Master {
             }
             _ => return reply.send(failed(format!("not all of it can be removed now: {why}"))),
         };
-        let mut answer = self.get_location(keys, gone);
-        if let Response::Locations(list) = &mut answer {
-            for found in list {
-                if found.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
-                    *found = Err(unknown());
-                }
+        let mut list = self.locations(keys, gone);
+        for found in &mut list {
+            if found.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+                *found = Err(unknown());
             }
         }
-        reply.send(answer);
+        reply.send(Response::Locations(list));
     }
 
     fn all_answered(&mut self, asked: Asked) {
@@ -296,13 +290,13 @@ impl Master {
             let _ = self.ask_logs(question, ask, reply, (until_ms, about, besides));
             return self.flush_commits();
         }
-        if let Some(answer) = self.found(&ask.request, &besides) {
-            reply.send(answer);
-            return self.flush_commits();
-        }
-        match ask.request {
-            Request::Remove(keys) => self.remove(&keys, &removed, reply),
-            _ => self.enter_round(Round { ask, reply, from_logs: taken }),
+        match (self.found(&ask.request, &besides), ask.request) {
+            (Some(answer), _) => reply.send(answer),
+            (None, Request::Remove(keys)) => self.remove(&keys, &removed, reply),
+            (None, request) => {
+                let ask = Ask { request, ..ask };
+                self.enter_round(Round { ask, reply, from_logs: taken });
+            }
         }
         // Send what this put into the queues to owners before anything else is sent to them.
         self.flush_commits();
@@ -311,27 +305,19 @@ impl Master {
     /// The answer to a lookup, after the owners of logs were asked; none for other requests.
     fn found(&mut self, request: &Request, besides: &HashMap<KeyId, ObjMeta>) -> Option<Response> {
         match request {
-            Request::GetLocation { keys, gone } => Some(self.location_or((keys, gone), besides)),
+            Request::GetLocation { keys, gone } => {
+                let mut list = self.locations(keys, gone);
+                // For keys without a listed location the object that a log serves.
+                for (found, key) in list.iter_mut().zip(keys).filter(|(found, _)| found.is_err()) {
+                    if let Some(meta) = besides.get(&self.id_of(key)) {
+                        *found = Ok(vec![meta.clone()]);
+                    }
+                }
+                Some(Response::Locations(list))
+            }
             Request::Exists(keys) => Some(self.exists(keys, besides)),
             _ => None,
         }
-    }
-
-    /// The listed locations, or for keys without one the object that a log serves.
-    fn location_or(
-        &mut self,
-        (keys, gone): (&[KeyBytes], &[SlotRef]),
-        besides: &HashMap<KeyId, ObjMeta>,
-    ) -> Response {
-        let mut answer = self.get_location(keys, gone);
-        if let Response::Locations(list) = &mut answer {
-            for (result, key) in list.iter_mut().zip(keys).filter(|(result, _)| result.is_err()) {
-                if let Some(meta) = besides.get(&self.id_of(key)) {
-                    *result = Ok(vec![meta.clone()]);
-                }
-            }
-        }
-        answer
     }
 
     /// Whether a reader that is sent to this entry can read it.

@@ -32,8 +32,8 @@ impl Master {
         )
     }
 
-    fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        Ok(self.entry(key)?.filter(|e| self.is_readable(e)))
+    fn readable(&self, key: &[u8]) -> Option<&Entry> {
+        self.entry(key).ok().flatten().filter(|e| self.is_readable(e))
     }
 
     fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<Vec<ObjMeta>> {
@@ -72,13 +72,17 @@ impl Master {
     }
 
     /// `gone`: locations where the reader found no valid object.
-    pub(super) fn get_location(&mut self, keys: &[KeyBytes], gone: &[SlotRef]) -> Response {
+    pub(super) fn locations(
+        &mut self,
+        keys: &[KeyBytes],
+        gone: &[SlotRef],
+    ) -> Vec<Result<Vec<ObjMeta>>> {
         let gone = gone.iter().collect();
         let found: Vec<_> = keys.iter().map(|k| self.locate(k, &gone)).collect();
         let hits = found.iter().filter(|r| r.is_ok()).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;
-        Response::Locations(found)
+        found
     }
 
     pub(super) fn match_prefix(&mut self, keys: &[KeyBytes]) -> Response {
@@ -87,10 +91,8 @@ impl Master {
         }
         let mut run = Vec::new();
         for key in keys {
-            match self.readable(key) {
-                Ok(Some(e)) => run.extend(self.metas(e).next()),
-                _ => break,
-            }
+            let Some(e) = self.readable(key) else { break };
+            run.extend(self.metas(e).next());
         }
         self.counters.lookup_hits += run.len() as u64;
         self.counters.lookup_misses += u64::from(run.len() < keys.len());
@@ -108,18 +110,15 @@ impl Master {
         }
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| {
-            let entry = self.entry(key);
-            let listed = entry.as_ref().ok().and_then(|e| e.filter(|e| self.is_readable(e)));
-            let there = listed.map(|e| e.replica.at.incarnation);
-            let there =
-                there.or_else(|| besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation));
+            let beside = || besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation);
+            let there = self.readable(key).map(|e| e.replica.at.incarnation).or_else(beside);
             if let Some(owner) = there {
                 if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
                     owners.push(owner);
                 }
                 return Existence::Ready;
             }
-            match entry {
+            match self.entry(key) {
                 Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
                 Ok(Some(Entry { state: State::Live, .. })) => Existence::Unreachable,
                 _ => Existence::Absent,

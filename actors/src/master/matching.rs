@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES, Request, Response, Selection,
 };
+use nkv_store::KeyId;
 use nkv_store::clock::Clock;
-use nkv_store::{Key, KeyId};
 use regex::bytes::{Regex, RegexBuilder};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,14 +41,7 @@ pub(super) struct Rounds {
 }
 
 /// A key as the round found it in the index.
-#[derive(Debug)]
-struct Seen {
-    id: KeyId,
-    key: Key,
-    bytes_total: u64,
-    rank: u32,
-    state: KeyState,
-}
+type Seen = (KeyId, Listed);
 
 /// The keys that matched, and where the next round begins.
 #[derive(Debug)]
@@ -108,12 +101,10 @@ impl Master {
 
     fn scan(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
         let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
-        let seen = entries.into_iter().map(|(id, e)| Seen {
-            id,
-            key: e.key.clone(),
-            bytes_total: e.replica.object.bytes_total,
-            rank: e.replica.segment_id.rank,
-            state: self.state_of(e),
+        let seen = entries.into_iter().map(|(id, e)| {
+            let key = KeyBytes::from(e.key.as_bytes());
+            let (rank, bytes_total) = (e.replica.segment_id.rank, e.replica.object.bytes_total);
+            (id, Listed { key, bytes_total, rank, state: self.state_of(e) })
         });
         (seen.collect(), next)
     }
@@ -140,11 +131,8 @@ impl Master {
         let next = found.next;
         let n = found.keys.len();
         let batch = self.batches.swept(n, (next, from_logs), reply);
-        self.remove_each(
-            batch,
-            found.keys.iter().map(|s| s.key.as_bytes()),
-            &hashbrown::HashSet::new(),
-        );
+        let keys = found.keys.iter().map(|(_, row)| &*row.key);
+        self.remove_each(batch, keys, &hashbrown::HashSet::new());
         // Counted as one more item, so that the answer waits until the loss of a rank is known to
         // the others: keys of a lost rank come back if a later master does not learn of the loss.
         self.complete_remove(batch, n, Ok(()));
@@ -158,23 +146,13 @@ impl On<RoundMatched> for Master {
         match (m.found, &m.round.ask.request) {
             (Err(e), _) => m.round.reply.send(Response::Failed(e)),
             (Ok(found), Request::RemoveMatching(_)) => self.sweep(m.round, found),
-            (Ok(found), _) => m.round.reply.send(found.listed()),
+            (Ok(Found { keys, next }), _) => {
+                let keys = keys.into_iter().map(|(_, row)| row).collect();
+                m.round.reply.send(Response::Listed { keys, next });
+            }
         }
         self.start_rounds(ctx);
         reply.send(());
-    }
-}
-
-impl Found {
-    fn listed(self) -> Response {
-        let row = |s: Seen| Listed {
-            key: KeyBytes::from(s.key.as_bytes()),
-            bytes_total: s.bytes_total,
-            rank: s.rank,
-            state: s.state,
-        };
-        let keys = self.keys.into_iter().map(row).collect();
-        Response::Listed { keys, next: self.next }
     }
 }
 
@@ -210,20 +188,20 @@ impl Query {
         let pattern = self.pattern.as_deref().map(compile).transpose()?;
         let after = self.page.as_ref().and_then(|(after, _)| after.as_deref());
         let mut found = Found { keys: Vec::new(), next };
-        seen.sort_unstable_by_key(|s| s.id);
+        seen.sort_unstable_by_key(|(id, _)| *id);
         let until_ms = clock.now_ms() + MATCH_LIMIT_MS;
         for (looked_at, s) in seen.into_iter().enumerate() {
             if looked_at > 0 && clock.now_ms() >= until_ms {
-                found.next = Some(s.id);
+                found.next = Some(s.0);
                 break;
             }
-            let key = s.key.as_bytes();
+            let key = &*s.1.key;
             if after.is_none_or(|a| key > a) && pattern.as_ref().is_none_or(|p| p.is_match(key)) {
                 found.keys.push(s);
             }
         }
         if let Some((_, limit)) = self.page {
-            found.keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+            found.keys.sort_unstable_by(|(_, a), (_, b)| a.key.cmp(&b.key));
             found.keys.truncate(limit);
         }
         Ok(found)
@@ -246,9 +224,9 @@ fn compile(pattern: &str) -> Result<Regex> {
 mod tests {
     use super::{MATCH_LIMIT_MS, Query, Seen, compile};
     use crate::ErrorKind;
-    use crate::message::{KeyState, MAX_PATTERN_BYTES};
+    use crate::message::{KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES};
+    use nkv_store::KeyId;
     use nkv_store::clock::Clock;
-    use nkv_store::{Key, KeyId};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -268,14 +246,9 @@ mod tests {
 
     fn seen(keys: &[&[u8]]) -> Vec<Seen> {
         let one = |k: &&[u8]| {
-            let key = Key::new(k).unwrap();
-            Seen {
-                id: nkv_store::KeyHasher::new([7; 16]).id(k),
-                key,
-                bytes_total: 1,
-                rank: 0,
-                state: KeyState::Ready,
-            }
+            let (key, state) = (KeyBytes::from(*k), KeyState::Ready);
+            let row = Listed { key, bytes_total: 1, rank: 0, state };
+            (nkv_store::KeyHasher::new([7; 16]).id(k), row)
         };
         keys.iter().map(one).collect()
     }
@@ -286,7 +259,7 @@ mod tests {
     }
 
     fn keys_of(found: &super::Found) -> Vec<&[u8]> {
-        found.keys.iter().map(|s| s.key.as_bytes()).collect()
+        found.keys.iter().map(|(_, row)| &*row.key).collect()
     }
 
     #[test]
@@ -324,7 +297,7 @@ mod tests {
         let (mut got, mut from, mut rounds) = (Vec::new(), KeyId { hash: 0, check: 0 }, 0);
         loop {
             let mut left = seen(&all);
-            left.retain(|s| s.id >= from);
+            left.retain(|(id, _)| *id >= from);
             let round = query(Some("k"), None).run(left, None, &clock(MATCH_LIMIT_MS)).unwrap();
             got.extend(keys_of(&round).into_iter().map(<[u8]>::to_vec));
             rounds += 1;

@@ -47,10 +47,6 @@ impl NotTaken {
         self.0.insert(info.rank, (refused, now_ms));
     }
 
-    fn joined(&mut self, rank: u32) {
-        self.0.remove(&rank);
-    }
-
     /// All refused ranks, by rank number.
     pub(super) fn list(&self, now_ms: u64) -> Vec<RefusedRank> {
         let now = |(refused, at_ms): &(RefusedRank, u64)| RefusedRank {
@@ -132,7 +128,7 @@ impl Master {
                 self.drop_orphans(segment_id.rank);
             }
         }
-        self.not_taken.joined(segment_id.rank);
+        self.not_taken.0.remove(&segment_id.rank);
         tracing::info!(%segment_id, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.allocators.entry(segment_id).or_insert_with(|| SegmentAllocator::new(info));
         self.ask_for_report(segment_id);

@@ -44,8 +44,8 @@ enum ClaimHolder {
     Agents(u64),
 }
 
-/// The index of the segment, as the log updates it. Collects the (slot, epoch) of removed objects.
-struct SegmentDirectory<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
+/// The index of the segment, as the log updates it, and the (slot, epoch) of removed objects.
+struct SegmentDirectory<'a>(&'a mut Slots, Vec<(u32, u32)>);
 
 impl Directory for SegmentDirectory<'_> {
     fn contains(&self, key: &KeyId) -> bool {
@@ -83,13 +83,8 @@ impl Log {
         let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
         let times = LogTimes { quarantine_ns: layout.quarantine_ns(), claim_ttl_ns };
         let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);
-        match DeviceLog::rebuild(
-            memory,
-            log,
-            times,
-            now_ns,
-            &mut SegmentDirectory(slots, &mut Vec::new()),
-        ) {
+        let mut segment = SegmentDirectory(slots, Vec::new());
+        match DeviceLog::rebuild(memory, log, times, now_ns, &mut segment) {
             Ok(log) => {
                 // What was reported before an actor restart is sent again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
@@ -188,12 +183,12 @@ impl Owner {
         // Advance first: it is cheap and producers wait for it. Under a flood of puts the rest
         // takes long.
         self.advance(log, now)?;
-        let mut evicted = Vec::new();
-        let mut segment = SegmentDirectory(&mut self.slots, &mut evicted);
+        let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
         let accepted = log.log.accept(now, &mut segment);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
         // Also for objects that were removed before an error.
+        let evicted = segment.1;
         self.forget_evicted(&evicted);
         done?;
         self.advance(log, now)?;
@@ -250,11 +245,8 @@ impl Owner {
             Ok(report) => {
                 let fenced = report.fenced();
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
-                log.log.close_holes(
-                    report,
-                    now,
-                    &mut SegmentDirectory(&mut self.slots, &mut Vec::new()),
-                )?;
+                let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
+                log.log.close_holes(report, now, &mut segment)?;
             }
             Err(asking) => log.asking = Some(asking),
         }
@@ -331,15 +323,10 @@ impl Owner {
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
+        let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
         let mut gone = Vec::new();
         for &(slot, epoch) in list {
-            let done = log.log.retire(
-                slot,
-                epoch,
-                now,
-                &mut SegmentDirectory(&mut self.slots, &mut Vec::new()),
-            );
-            match done {
+            match log.log.retire(slot, epoch, now, &mut segment) {
                 Ok(Retire::Done | Retire::Already) => gone.push((slot, epoch)),
                 // The log does not know this object, so its end is not reported either.
                 Ok(Retire::Unknown) => {}
