@@ -29,12 +29,11 @@ impl<T> Batch<T> {
     fn new(n: usize, reply: Reply<Response>, sweep: Option<Sweep>) -> Self {
         Self { results: (0..n).map(|_| None).collect(), left: n, reply, sweep }
     }
+}
 
-    fn into_results(self) -> (Vec<Result<T>>, Reply<Response>, Option<Sweep>) {
-        let lost = || Error::internal("an item of the batch was never completed");
-        let results = self.results.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
-        (results.collect(), self.reply, self.sweep)
-    }
+fn all<T>(results: Vec<Option<Result<T>>>) -> Vec<Result<T>> {
+    let lost = || Error::internal("an item of the batch was never completed");
+    results.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect()
 }
 
 /// Records the result of an item, if it has none; takes the batch out once each item has one.
@@ -43,13 +42,13 @@ fn complete<T>(
     batch: u64,
     item: usize,
     result: Result<T>,
-) -> Option<(Vec<Result<T>>, Reply<Response>, Option<Sweep>)> {
+) -> Option<Batch<T>> {
     let b = open.get_mut(&batch)?;
     if b.results[item].is_none() {
         b.results[item] = Some(result);
         b.left -= 1;
     }
-    if b.left > 0 { None } else { open.remove(&batch).map(Batch::into_results) }
+    if b.left > 0 { None } else { open.remove(&batch) }
 }
 
 impl Batches {
@@ -82,16 +81,16 @@ impl Batches {
     }
 
     pub(super) fn complete_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
-        if let Some((results, reply, _)) = complete(&mut self.plans, batch, item, result) {
-            reply.send(Response::Plans(results));
+        if let Some(b) = complete(&mut self.plans, batch, item, result) {
+            b.reply.send(Response::Plans(all(b.results)));
         }
     }
 
     pub(super) fn complete_item(&mut self, batch: u64, item: usize, result: Result<()>) {
-        if let Some((results, reply, sweep)) = complete(&mut self.items, batch, item, result) {
-            reply.send(match sweep {
-                None => Response::Done(results),
-                Some(sweep) => Response::Swept(count(results, sweep)),
+        if let Some(b) = complete(&mut self.items, batch, item, result) {
+            b.reply.send(match b.sweep {
+                None => Response::Done(all(b.results)),
+                Some(sweep) => Response::Swept(count(all(b.results), sweep)),
             });
         }
     }
