@@ -94,8 +94,8 @@ impl Master {
         }
     }
 
-    /// Grants the plan or fails the item; the segment to wait for if none has room. `taken`: whether
-    /// another open waits for a segment before this one.
+    /// Grants the plan or fails the item; the segment to wait for if none has room. `taken` says
+    /// whether another open waits for a segment before this one.
     fn try_open(
         &mut self,
         o: &Opening,
