@@ -40,7 +40,8 @@ pub use retire::Retire;
 use crate::error::StoreError;
 use crate::layout::{HEADER_BYTES, ObjHeader};
 use crate::memory::Memory;
-use known::{Kind, KnownClaims, Quarantine};
+use crate::quarantine::Quarantine;
+use known::{Kind, KnownClaims};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -90,7 +91,8 @@ pub struct DeviceLog {
     clear_below: u64,
     /// Number of the hole check in progress.
     check: Option<u64>,
-    quarantine: Quarantine,
+    /// Positions of retired claims.
+    quarantine: Quarantine<u64>,
     counts: LogCounts,
     usage: LogUsage,
 }

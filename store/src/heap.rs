@@ -161,14 +161,7 @@ impl Heap {
     pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
         config.validate()?;
         let (ctl, ext) = control_block(config);
-        if memory.len() < ext.segment_bytes {
-            return Err(StoreError::OutOfBounds {
-                what: "format",
-                offset: 0,
-                len: ext.segment_bytes,
-                segment_len: memory.len(),
-            });
-        }
+        StoreError::check_bounds("format", 0, ext.segment_bytes, memory.len())?;
         memory.store(EXT_OFF, 0)?;
         memory.write(0, ctl.as_bytes())?;
         memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;

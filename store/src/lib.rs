@@ -32,6 +32,7 @@ pub mod memory;
 pub mod object;
 pub mod op;
 pub mod pins;
+mod quarantine;
 pub mod random;
 pub mod reader;
 pub mod segment_layout;

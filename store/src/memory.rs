@@ -50,6 +50,13 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn host_len(&self) -> u64 {
         if self.host_base().is_some() { self.len() } else { 0 }
     }
+    /// What the host's CPU can access, for accesses without a call through a trait object. Use it
+    /// only while `self` lives.
+    fn host(&self) -> Option<HostRegion> {
+        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which the
+        // caller ensures; mappings are page aligned.
+        self.host_base().map(|base| unsafe { HostRegion::new(base, self.host_len()) })
+    }
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
@@ -78,10 +85,7 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
 /// order that `words` asks for or a stronger one.
 impl Words for dyn Memory + '_ {
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.len()) {
-            return Ok(());
-        }
-        Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len() })
+        StoreError::check_bounds(what, offset, len, self.len())
     }
     fn load_word(&self, offset: u64, _: Ordering) -> Result<u64, StoreError> {
         self.load(offset)
@@ -112,10 +116,8 @@ impl Words for dyn Memory + '_ {
         self.flush();
     }
     fn prefetch(&self, offset: u64, len: u64) {
-        if let Some(base) = self.host_base()
-            && offset.checked_add(len).is_some_and(|end| end <= self.host_len())
-        {
-            crate::streaming::prefetch(base.as_ptr().wrapping_add(offset as usize), len as usize);
+        if let Some(host) = self.host() {
+            host.prefetch(offset, len);
         }
     }
 }
@@ -157,19 +159,11 @@ impl HostRegion {
     }
 
     /// The address of `len` bytes at `offset`; valid as long as the region is.
-    pub fn address(&self, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
-        let at = self.at("address", offset, len)?;
-        // An address inside a region whose base is not null.
-        Ok(NonNull::new(at).unwrap_or(self.base))
-    }
-
     #[inline]
-    fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<*mut u8, StoreError> {
-        match offset.checked_add(len) {
-            // SAFETY: offset + len <= self.len, within the range `new` was promised.
-            Some(end) if end <= self.len => Ok(unsafe { self.base.as_ptr().add(offset as usize) }),
-            _ => Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len }),
-        }
+    pub fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
+        StoreError::check_bounds(what, offset, len, self.len)?;
+        // SAFETY: offset + len <= self.len, within the range `new` was promised.
+        Ok(unsafe { self.base.add(offset as usize) })
     }
 
     #[inline]
@@ -180,43 +174,7 @@ impl HostRegion {
         }
         // SAFETY: in bounds, aligned (base is), and only ever accessed atomically or under the
         // header protocol [I1].
-        Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
-    }
-
-    /// Copies out, as [`Memory::read`].
-    #[inline]
-    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        words::read(self, offset, dst)
-    }
-
-    /// Copies in, as [`Memory::write`].
-    #[inline]
-    pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        words::write(self, offset, src)
-    }
-
-    /// Loads a word (acquire).
-    #[inline]
-    pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        words::load(self, offset)
-    }
-
-    /// Stores a word (release).
-    #[inline]
-    pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        words::store(self, offset, value)
-    }
-
-    /// Compare-and-swap (acquire-release); the word found.
-    #[inline]
-    pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        words::compare_swap(self, offset, expect, new)
-    }
-
-    /// Fetch-and-add (acquire-release); the word before.
-    #[inline]
-    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        words::fetch_add(self, offset, add)
+        Ok(unsafe { AtomicU64::from_ptr(p.as_ptr().cast()) })
     }
 }
 
@@ -258,14 +216,14 @@ impl Words for HostRegion {
     fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let p = self.at("read", offset, dst.len() as u64)?;
         // SAFETY: in bounds; a concurrent writer makes the copy stale, which [I7] detects.
-        unsafe { crate::streaming::copy_out(p, dst.as_mut_ptr(), dst.len()) };
+        unsafe { crate::streaming::copy_out(p.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 
     fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         let p = self.at("write", offset, src.len() as u64)?;
         // SAFETY: in bounds; only the holder of the plan writes an extent [I10].
-        unsafe { crate::streaming::copy_in(src.as_ptr(), p, src.len()) };
+        unsafe { crate::streaming::copy_in(src.as_ptr(), p.as_ptr(), src.len()) };
         Ok(())
     }
 
@@ -277,7 +235,7 @@ impl Words for HostRegion {
     #[inline]
     fn prefetch(&self, offset: u64, len: u64) {
         if let Ok(at) = self.at("prefetch", offset, len) {
-            crate::streaming::prefetch(at, len as usize);
+            crate::streaming::prefetch(at.as_ptr(), len as usize);
         }
     }
 }
@@ -293,11 +251,7 @@ pub struct HostMemory {
 impl HostMemory {
     /// None for memory that the CPU cannot access.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
-        let base = memory.host_base()?;
-        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
-        // beside it ensures; mappings are page aligned.
-        let region = unsafe { HostRegion::new(base, memory.host_len()) };
-        Some(Self { region, memory })
+        Some(Self { region: memory.host()?, memory })
     }
 
     /// Its words and bytes.
@@ -312,47 +266,43 @@ impl HostMemory {
     }
 }
 
-/// Implements [`Memory`] for a type with a `region: HostRegion` field and an `export_handle()`.
+/// Implements [`Memory`] for a type with a `region: HostRegion` field; `$export` is how other
+/// processes reach it.
 macro_rules! host_memory {
-    ($t:ty) => {
+    ($t:ty, $export:expr) => {
         impl $crate::memory::Memory for $t {
             fn len(&self) -> u64 {
                 self.region.len()
             }
             fn export(&self) -> $crate::memory::Export {
-                self.export_handle()
+                let export: fn(&$t) -> $crate::memory::Export = $export;
+                export(self)
             }
             fn host_base(&self) -> Option<std::ptr::NonNull<u8>> {
                 Some(self.region.base())
             }
-            #[inline]
-            fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::error::StoreError> {
-                self.region.read(offset, dst)
+            fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::StoreError> {
+                $crate::words::read(&self.region, offset, dst)
             }
-            #[inline]
-            fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::error::StoreError> {
-                self.region.write(offset, src)
+            fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::StoreError> {
+                $crate::words::write(&self.region, offset, src)
             }
-            #[inline]
-            fn load(&self, offset: u64) -> Result<u64, $crate::error::StoreError> {
-                self.region.load(offset)
+            fn load(&self, offset: u64) -> Result<u64, $crate::StoreError> {
+                $crate::words::load(&self.region, offset)
             }
-            #[inline]
-            fn store(&self, offset: u64, value: u64) -> Result<(), $crate::error::StoreError> {
-                self.region.store(offset, value)
+            fn store(&self, offset: u64, value: u64) -> Result<(), $crate::StoreError> {
+                $crate::words::store(&self.region, offset, value)
             }
-            #[inline]
             fn compare_swap(
                 &self,
-                offset: u64,
+                at: u64,
                 expect: u64,
                 new: u64,
-            ) -> Result<u64, $crate::error::StoreError> {
-                self.region.compare_swap(offset, expect, new)
+            ) -> Result<u64, $crate::StoreError> {
+                $crate::words::compare_swap(&self.region, at, expect, new)
             }
-            #[inline]
-            fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::error::StoreError> {
-                self.region.fetch_add(offset, add)
+            fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::StoreError> {
+                $crate::words::fetch_add(&self.region, offset, add)
             }
         }
     };
@@ -386,13 +336,9 @@ impl AnonMemory {
         let region = unsafe { HostRegion::new(base, len) };
         Ok(Self { region })
     }
-
-    fn export_handle(&self) -> Export {
-        Export::Private
-    }
 }
 
-host_memory!(AnonMemory);
+host_memory!(AnonMemory, |_| Export::Private);
 
 impl Drop for AnonMemory {
     fn drop(&mut self) {

@@ -65,7 +65,7 @@ struct Created {
     lock: Lock,
 }
 
-host_memory!(ShmMemory);
+host_memory!(ShmMemory, |m| Export::Shm { name: m.file_name.clone() });
 
 impl ShmMemory {
     fn new(mapping: Arc<Mapping>, file_name: &str, created: Option<Created>) -> Self {
@@ -76,10 +76,6 @@ impl ShmMemory {
     /// Its name under /dev/shm.
     pub fn file_name(&self) -> &str {
         &self.file_name
-    }
-
-    fn export_handle(&self) -> Export {
-        Export::Shm { name: self.file_name.clone() }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
 use nkv_store::memory::HostRegion;
 use nkv_store::{Memory, Stripes};
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// One segment as this process accesses it.
@@ -22,10 +23,8 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     pub(crate) fn new(memory: Arc<dyn Memory>) -> Self {
-        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
-        // beside it ensures; mappings are page aligned.
-        let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.host_len()) });
-        Self { memory, host, stripes: Stripes::NONE }
+        // `memory` beside it lives as long.
+        Self { host: memory.host(), memory, stripes: Stripes::NONE }
     }
 
     /// The same, with large reads and writes of a batch done by several threads.
@@ -39,10 +38,7 @@ impl Mapped {
 
     /// The address of `len` bytes at `offset`, if the CPU can access them and they are in bounds.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
-        let host = self.host?;
-        let end = offset.checked_add(len as u64)?;
-        // SAFETY: offset + len is inside the region.
-        (end <= host.len()).then(|| unsafe { host.base().as_ptr().add(offset as usize) })
+        self.host?.at("address", offset, len as u64).ok().map(NonNull::as_ptr)
     }
 
     /// Copies out, as [`Memory::read`].

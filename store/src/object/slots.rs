@@ -13,8 +13,8 @@ use crate::heap::{FIRST_EPOCH, Heap};
 use crate::index::Index;
 use crate::key::KeyId;
 use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
+use crate::quarantine::Quarantine;
 use hashbrown::HashSet;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The answer to a commit.
@@ -76,12 +76,10 @@ pub struct Slots {
     slots: Vec<Slot>,
     usage: Usage,
     index: Index,
-    /// (end of quarantine, slot, epoch), ends never decreasing.
-    quarantine: VecDeque<(u64, u32, u32)>,
-    /// How many at the back of `quarantine` were added since the last `restart_quarantines`.
-    unsettled: usize,
-    /// Quarantine is over, but somebody holds the object: (since, slot, epoch) [I9].
-    held: Vec<(u64, u32, u32)>,
+    /// (slot, epoch).
+    quarantine: Quarantine<(u32, u32)>,
+    /// Quarantine is over, but somebody holds the object: since when, (slot, epoch) [I9].
+    held: Vec<(u64, (u32, u32))>,
     /// Whom to ask; the pins first.
     holders: Vec<Arc<dyn Holders>>,
 }
@@ -103,9 +101,8 @@ impl Slots {
         let index = Index::empty(heap.memory().clone(), heap.layout().index);
         let (memory, region) = (heap.memory().clone(), heap.layout().pins);
         let holders: Vec<Arc<dyn Holders>> = vec![Arc::new(Pinned { memory, region })];
-        let (quarantine, held) = (VecDeque::new(), Vec::new());
-        let mut table =
-            Slots { heap, slots, usage, index, quarantine, unsettled: 0, held, holders };
+        let (quarantine, held) = (Quarantine::default(), Vec::new());
+        let mut table = Slots { heap, slots, usage, index, quarantine, held, holders };
         let live: Vec<_> =
             table.all().filter(|(_, at)| matches!(at.state, State::Live(_))).collect();
         for (slot, at) in live {
@@ -208,12 +205,7 @@ impl Slots {
     /// process may be stopped between the two. An owner that reads its clock once more after a
     /// batch of retires, and calls this, closes that gap.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
-        let from = self.quarantine.len() - self.unsettled;
-        let until = now_ns.saturating_add(self.heap.layout().quarantine_ns());
-        for entry in self.quarantine.range_mut(from..) {
-            entry.0 = entry.0.max(until);
-        }
-        self.unsettled = 0;
+        self.quarantine.restart(now_ns.saturating_add(self.heap.layout().quarantine_ns()));
     }
 
     /// One more holder to ask from now on.
@@ -235,14 +227,7 @@ impl Slots {
     /// and returns these slots [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
         let mut waiting = std::mem::take(&mut self.held);
-        while let Some(&(until, slot, epoch)) = self.quarantine.front() {
-            if until > now_ns {
-                break;
-            }
-            self.quarantine.pop_front();
-            self.unsettled = self.unsettled.min(self.quarantine.len());
-            waiting.push((until, slot, epoch));
-        }
+        waiting.extend(std::iter::from_fn(|| self.quarantine.due(now_ns)));
         if waiting.is_empty() {
             return Vec::new();
         }
@@ -257,9 +242,9 @@ impl Slots {
             }
         };
         let mut freed = Vec::new();
-        for (since, slot, epoch) in waiting {
+        for (since, (slot, epoch)) in waiting {
             if held.contains(&(slot, epoch)) {
-                self.held.push((since, slot, epoch));
+                self.held.push((since, (slot, epoch)));
                 continue;
             }
             match self.arm_next(slot, epoch) {
@@ -277,13 +262,13 @@ impl Slots {
 
     /// Time at which [`Slots::due`] next has something to return. Held slots have no such time.
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.quarantine.front().map(|&(until, ..)| until)
+        self.quarantine.next_due_ns()
     }
 
     /// Number of retired objects whose quarantine is over and that are still held, and how many of
     /// them for longer than `suspect_ns`.
     pub fn held_longer(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
-        let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
+        let long = |(since, _): &&(u64, (u32, u32))| now_ns.saturating_sub(*since) > suspect_ns;
         (self.held.len() as u64, self.held.iter().filter(long).count() as u64)
     }
 
@@ -342,10 +327,7 @@ impl Slots {
 
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
         let q = self.heap.layout().quarantine_ns();
-        // If the caller's clock went back, a later entry must still not end before an earlier one.
-        let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
-        self.quarantine.push_back((now_ns.saturating_add(q).max(last), slot, epoch));
-        self.unsettled += 1;
+        self.quarantine.begin((slot, epoch), now_ns.saturating_add(q));
     }
 
     pub(super) fn clear_live(&self, slot: u32, epoch: u32) -> Result<(), StoreError> {

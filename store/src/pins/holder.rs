@@ -68,7 +68,7 @@ impl Pins {
         (offset, len): (u64, u64),
         still_valid: impl FnOnce() -> bool,
     ) -> Result<PinnedBytes, NoPin> {
-        let at = self.memory.words().address(offset, len).map_err(|_| NoPin::Changed)?;
+        let at = self.memory.words().at("pin", offset, len).map_err(|_| NoPin::Changed)?;
         let mut held = self.lock();
         if held.closed {
             return Err(NoPin::Closed);
