@@ -72,7 +72,7 @@ impl Process {
         let put = LogPut::new(self.layout, key, 4096, UNIT).unwrap();
         let mut line = ControlLine::unread();
         self.run(&mut line.read());
-        let Ok(bound) = put.room(&line) else { return false };
+        let Some(bound) = put.room(&line) else { return false };
         let open = self.claims.enter(bound).unwrap();
         let mut op = put.fetch_add();
         self.run(&mut op);

@@ -29,7 +29,7 @@ mod retire;
 pub use accept::AbandonReply;
 pub use claim::{
     Abandon, Abort, BUMP_PTR_OFF, Claim, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF,
-    LogPut, PlanPath, Skip,
+    LogPut, Skip,
 };
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
@@ -173,8 +173,7 @@ impl DeviceLog {
         self.usage
     }
 
-    /// Claimed bytes that are not settled. `counts().settled_bytes()` plus this is
-    /// `claimed_bytes()`, at any time.
+    /// Claimed bytes that are not settled.
     pub fn unsettled_bytes(&self) -> Result<u64, StoreError> {
         let gaps: u64 = self.gaps.iter().map(|gap| gap.end - gap.start).sum();
         let ahead: u64 = self.ahead.values().sum();

@@ -5,7 +5,7 @@
 mod split;
 
 use crate::error::StoreError;
-use crate::words::{self, Words};
+use crate::words::Words;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -356,6 +356,7 @@ impl Drop for AnonMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::words;
 
     #[test]
     fn accesses_outside_or_misaligned_are_refused() {

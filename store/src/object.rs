@@ -21,7 +21,7 @@ pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
 pub use slots::{Committed, Freed, Retired, RetiredState, Slots};
 pub use usage::Usage;
-pub use view::{SlotKind, SlotReport, WriteProgress};
+pub use view::{SlotKind, SlotReport};
 
 use crate::error::StoreError;
 use crate::heap::Heap;
@@ -31,7 +31,7 @@ use crate::layout::{
     state, word,
 };
 use crate::words::{self, Words};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// What a reader expects of the object it wants, from a location or a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +138,7 @@ pub fn dead(epoch: u32) -> u64 {
 /// Reads a header by its segment offset, word by word, each an acquire load.
 #[inline]
 pub(crate) fn header_at<W: Words + ?Sized>(words: &W, at: u64) -> Result<ObjHeader, StoreError> {
-    let mut header = ObjHeader::new_zeroed();
+    let mut header = ObjHeader::default();
     words::read(words, at, header.as_mut_bytes())?;
     Ok(header)
 }
@@ -162,23 +162,11 @@ pub(crate) fn settled_header<W: Words + ?Sized>(
 
 /// Reads one header, its publish and owner words first (acquire), then its fields [I7].
 pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
-    let layout = heap.layout();
-    if slot >= layout.slots {
-        return Err(StoreError::OutOfBounds {
-            what: "header slot",
-            offset: u64::from(slot),
-            len: 1,
-            segment_len: u64::from(layout.slots),
-        });
-    }
-    let at = layout.header_off(slot);
-    let publish = heap.memory().load(at + PUBLISH_OFF)?;
-    let owner = heap.memory().load(at + OWNER_OFF)?;
-    let mut bytes = [0; HEADER_BYTES as usize];
-    heap.memory().read(at, &mut bytes)?;
-    let fields = ObjHeader::read_from_bytes(&bytes)
-        .map_err(|_| StoreError::BadSegment("a header is not 64 bytes".to_string()))?;
-    Ok(ObjHeader { publish, owner, ..fields })
+    let (memory, at) = (heap.memory(), heap.layout().header_off(slot));
+    let (publish, owner) = (memory.load(at + PUBLISH_OFF)?, memory.load(at + OWNER_OFF)?);
+    let mut header = ObjHeader::default();
+    memory.read(at, header.as_mut_bytes())?;
+    Ok(ObjHeader { publish, owner, ..header })
 }
 
 #[cfg(test)]

@@ -108,13 +108,6 @@ impl SegmentLayout {
         self.header_base + u64::from(slot) * HEADER_BYTES
     }
 
-    /// The slot whose header starts at this segment offset.
-    pub fn slot_of(&self, header_off: u64) -> Option<u32> {
-        let at = header_off.checked_sub(self.header_base)?;
-        let slot = u32::try_from(at / HEADER_BYTES).ok()?;
-        (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
-    }
-
     /// The device log, if there is one.
     pub fn device_log(&self) -> Option<LogLayout> {
         let log = self.log;

@@ -65,31 +65,6 @@ impl ControlLine {
     }
 }
 
-/// Why a put uses the plan path. Nothing was claimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlanPath {
-    /// More bytes than a claim may have.
-    TooLarge {
-        /// Logical bytes of the object.
-        bytes: u64,
-        /// Largest claim in bytes.
-        max: u64,
-    },
-    /// No room before the limit now; eviction makes some.
-    Full {
-        /// Bytes claimed so far.
-        bump_ptr: u64,
-        /// Bytes that may be claimed.
-        heap_limit: u64,
-    },
-    /// The claimed bytes are not whole units: another process overwrote the word and the log is
-    /// unusable.
-    Broken {
-        /// The word found.
-        bump_ptr: u64,
-    },
-}
-
 /// One object to be written to the log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogPut {
@@ -101,33 +76,24 @@ pub struct LogPut {
 }
 
 impl LogPut {
-    /// An object of `bytes_total` bytes. `TooLarge` if it exceeds a quarter of the log.
-    pub fn new(
-        layout: LogLayout,
-        key: KeyId,
-        page_bytes: u32,
-        bytes_total: u64,
-    ) -> Result<LogPut, PlanPath> {
-        let max = layout.max_claim();
-        let n =
-            layout.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
-        Ok(LogPut { layout, key, page_bytes, bytes_total, n: n? })
+    /// An object of `bytes_total` bytes. None if it exceeds a quarter of the log: a put of it uses
+    /// the plan path.
+    pub fn new(layout: LogLayout, key: KeyId, page_bytes: u32, bytes_total: u64) -> Option<LogPut> {
+        let n = layout.claim_bytes(bytes_total)?;
+        Some(LogPut { layout, key, page_bytes, bytes_total, n })
     }
 
     /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
-    /// `OpenClaims`, since the fetch-and-add returns no lower value.
+    /// `OpenClaims`, since the fetch-and-add returns no lower value. None: use the plan path. There
+    /// is no room before the limit now, which eviction changes; or the claimed bytes are not whole
+    /// units: another process overwrote the word and the log is unusable.
     #[inline]
-    pub fn room(&self, line: &ControlLine) -> Result<u64, PlanPath> {
-        let (heap_limit, bump_ptr) = (line.heap_limit(), line.bump_ptr());
-        if !bump_ptr.is_multiple_of(self.layout.unit()) {
-            return Err(PlanPath::Broken { bump_ptr });
-        }
+    pub fn room(&self, line: &ControlLine) -> Option<u64> {
+        let bump_ptr = line.bump_ptr();
         // The owner's limit never passes the last epoch, so every position below it has an epoch
         // [I3].
-        match bump_ptr.checked_add(self.n) {
-            Some(end) if end <= heap_limit => Ok(bump_ptr),
-            _ => Err(PlanPath::Full { bump_ptr, heap_limit }),
-        }
+        let fits = bump_ptr.checked_add(self.n).is_some_and(|end| end <= line.heap_limit());
+        (fits && bump_ptr.is_multiple_of(self.layout.unit())).then_some(bump_ptr)
     }
 
     /// The claim. After it the log depends on the producer: the claim must be settled or abandoned,
@@ -255,7 +221,7 @@ impl ClaimWrite {
     /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
         let fields = producer_fields(self.key, &self.object);
-        Abort { header_off: self.header_off, epoch: self.epoch, fields }
+        Abort(Skip { header_off: self.header_off, epoch: self.epoch, fields })
     }
 
     /// Position at which it begins.
@@ -276,21 +242,13 @@ impl ClaimWrite {
 
 /// Marks as DEAD a claim whose writing failed.
 #[derive(Debug)]
-pub struct Abort {
-    header_off: u64,
-    epoch: u32,
-    fields: [u8; PRODUCER_FIELDS as usize],
-}
+pub struct Abort(Skip);
 
 impl Abort {
     /// Flush, the header's fields once more, then (DEAD, epoch). The fields are repeated because
     /// the write that failed may have been theirs, and the owner ignores a DEAD without them.
     pub fn ops(&self) -> [Op<'_>; 4] {
-        [
-            Op::Flush,
-            Op::Write { offset: self.header_off, src: &self.fields },
-            Op::Flush,
-            Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
-        ]
+        let [fields, flush, dead] = self.0.ops();
+        [Op::Flush, fields, flush, dead]
     }
 }

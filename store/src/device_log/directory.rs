@@ -94,21 +94,6 @@ pub struct LogCounts {
     pub hole_checks: u64,
 }
 
-impl LogCounts {
-    /// Bytes settled with any outcome, since the log was formatted.
-    pub fn settled_bytes(&self) -> u64 {
-        let sums = [
-            self.accepted,
-            self.found_retired,
-            self.duplicates,
-            self.skipped,
-            self.abandoned,
-            self.voided,
-        ];
-        self.before_bytes + sums.iter().map(|sum| sum.bytes).sum::<u64>()
-    }
-}
-
 /// Claims and bytes that are in a log now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogUsage {

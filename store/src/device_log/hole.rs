@@ -141,10 +141,4 @@ impl DeviceLog {
         }
         Ok(voided)
     }
-
-    /// Drops the check in progress, so that another may begin: for a caller that has lost its
-    /// inquiry.
-    pub fn drop_check(&mut self) {
-        self.check = None;
-    }
 }

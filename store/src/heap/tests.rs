@@ -60,12 +60,8 @@ fn every_slot_is_armed_at_epoch_one() {
         let header = ObjHeader::read_from_bytes(&bytes).unwrap();
         assert_eq!(header.publish, object::reserved(1));
         assert_eq!(header.owner, word(flag::LIVE, 1));
-        assert_eq!(g.slot_of(g.header_off(slot)), Some(slot));
     }
     assert!(heap.memory().load(g.header_off(g.slots) + 56).is_err());
-    assert_eq!(g.slot_of(g.header_off(1) + 8), None);
-    assert_eq!(g.slot_of(g.header_base - 64), None);
-    assert_eq!(g.slot_of(g.header_base + u64::from(g.slots) * 64), None);
 }
 
 #[test]

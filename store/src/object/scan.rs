@@ -58,7 +58,7 @@ impl Slots {
         let arena = heap.layout().arena;
         let managed = heap.layout().managed_slots();
         let mut slots = Vec::with_capacity(managed.len());
-        let mut retire = Vec::new();
+        let (mut retire, mut held) = (Vec::new(), Vec::new());
         let mut unheard = 0u64;
         for slot in managed {
             let found = match read_header(&heap, slot) {
@@ -74,6 +74,9 @@ impl Slots {
             if found.clear {
                 retire.push((slot, found.slot.epoch));
             }
+            if matches!(found.slot.state, State::Quarantined(_)) {
+                held.push((slot, found.slot.epoch));
+            }
             unheard += u64::from(found.unheard);
             slots.push(found.slot);
         }
@@ -84,23 +87,14 @@ impl Slots {
             }
         }
         table.heap().memory().flush();
-        (0..unheard).for_each(|_| table.count_unheard());
+        table.usage.unheard = unheard;
         if unheard > 0 {
             tracing::warn!(unheard, "slots were written for plans that the owner has not received");
         }
-        table.quarantine_again(now_ns);
-        table
-    }
-
-    fn quarantine_again(&mut self, now_ns: u64) {
-        let held: Vec<(u32, u32)> = self
-            .all()
-            .filter(|(_, at)| matches!(at.state, State::Quarantined(_)))
-            .map(|(slot, at)| (slot, at.epoch))
-            .collect();
         for (slot, epoch) in held {
-            self.begin_quarantine(slot, epoch, now_ns);
+            table.begin_quarantine(slot, epoch, now_ns);
         }
+        table
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::holders::{Holders, Pinned};
 use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
-use super::usage::{Sign, Usage, count};
+use super::usage::{Usage, count};
 use super::{key_of, read_header, ready};
 use crate::arena::Extent;
 use crate::arming::arm;
@@ -15,6 +15,7 @@ use crate::key::KeyId;
 use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
 use crate::quarantine::Quarantine;
 use hashbrown::HashSet;
+use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
 /// The answer to a commit.
@@ -60,21 +61,13 @@ pub struct Freed {
     pub extent: Extent,
 }
 
-impl Freed {
-    /// The epoch at which the slot is armed now; `None` if that was the last one and the slot is
-    /// lost [I3].
-    pub fn next_epoch(&self) -> Option<u32> {
-        self.epoch.checked_add(1)
-    }
-}
-
 /// The heap slots of one segment: the owner's state. The slots of its device log are not in it.
 #[derive(Debug)]
 pub struct Slots {
     heap: Heap,
     /// Element 0 is the first slot after the log's slots.
     slots: Vec<Slot>,
-    usage: Usage,
+    pub(super) usage: Usage,
     index: Index,
     /// (slot, epoch).
     quarantine: Quarantine<(u32, u32)>,
@@ -96,7 +89,7 @@ impl Slots {
     pub(super) fn of(slots: Vec<Slot>, heap: Heap) -> Slots {
         let mut usage = Usage::default();
         for slot in &slots {
-            count(&mut usage, slot.state, Sign::In);
+            count(&mut usage, slot.state, u64::add_assign);
         }
         let index = Index::empty(heap.memory().clone(), heap.layout().index);
         let (memory, region) = (heap.memory().clone(), heap.layout().pins);
@@ -128,8 +121,7 @@ impl Slots {
     }
 
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
-    /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), if it is
-    /// not READY, or if the header's payload is not the plan's.
+    /// retired (the caller answers `Reclaimed` [I11]), if it is not READY, or if the header's payload is not the plan's.
     pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
         let arena = self.heap.layout().arena;
         let at = self.at(slot);
@@ -157,7 +149,7 @@ impl Slots {
     /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
     /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
     /// (see [`Slots::restart_quarantines`]). Without, the slot is held until [`Slots::fenced`]
-    /// [I10]. If it was retired before or the epoch is past: [`StoreError::is_already_retired`].
+    /// [I10]. `WrongState` if it was retired before or the epoch is past.
     pub fn retire(
         &mut self,
         slot: u32,
@@ -166,14 +158,9 @@ impl Slots {
         now_ns: u64,
     ) -> Result<Retired, StoreError> {
         let before = self.at(slot);
-        let event = Event::Retire { fenced };
-        let (was, packed) = match before.map(|at| (at, decide(at, epoch, event))) {
-            Some((Slot { state: State::Live(p), .. }, Decision::Become(_))) => {
-                (RetiredState::Live, p)
-            }
-            Some((Slot { state: State::Open(p), .. }, Decision::Become(_))) => {
-                (RetiredState::Open, p)
-            }
+        let (was, packed) = match before.filter(|at| at.epoch == epoch).map(|at| at.state) {
+            Some(State::Live(packed)) => (RetiredState::Live, packed),
+            Some(State::Open(packed)) => (RetiredState::Open, packed),
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
@@ -183,7 +170,7 @@ impl Slots {
         // Everything read after this fence, such as a scan of the pins, sees the retires before it
         // [I9].
         self.heap.memory().flush();
-        self.step(slot, epoch, event, "retire")?;
+        self.step(slot, epoch, Event::Retire { fenced }, "retire")?;
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
@@ -321,10 +308,6 @@ impl Slots {
         slot.checked_sub(self.heap.layout().log_slots).map(|index| index as usize)
     }
 
-    pub(super) fn count_unheard(&mut self) {
-        self.usage.unheard += 1;
-    }
-
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
         let q = self.heap.layout().quarantine_ns();
         self.quarantine.begin((slot, epoch), now_ns.saturating_add(q));
@@ -338,12 +321,9 @@ impl Slots {
 
     /// Ends a quarantine and arms the slot. `None` if it is not in quarantine at that epoch.
     fn arm_next(&mut self, slot: u32, epoch: u32) -> Result<Option<Extent>, StoreError> {
-        let Some(at) = self.at(slot) else {
-            return Ok(None);
-        };
-        let (Some(packed), Decision::Become(next)) =
-            (at.state.extent(), decide(at, epoch, Event::Elapsed))
-        else {
+        let elapsed =
+            self.at(slot).map(|at| (at.state.extent(), decide(at, epoch, Event::Elapsed)));
+        let Some((Some(packed), Decision::Become(next))) = elapsed else {
             return Ok(None);
         };
         if next.state == State::Free {
@@ -375,8 +355,8 @@ impl Slots {
 
     fn put(&mut self, slot: u32, next: Slot) {
         if let Some(at) = self.index_of(slot).and_then(|index| self.slots.get_mut(index)) {
-            count(&mut self.usage, at.state, Sign::Out);
-            count(&mut self.usage, next.state, Sign::In);
+            count(&mut self.usage, at.state, u64::sub_assign);
+            count(&mut self.usage, next.state, u64::add_assign);
             *at = next;
         }
     }

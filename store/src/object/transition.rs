@@ -56,26 +56,15 @@ pub(super) enum State {
     Spent,
 }
 
-/// State names in error texts; `is_already_retired` compares the last four.
-const FREE: &str = "free";
-const OPEN: &str = "open";
-const LIVE: &str = "live";
-const FENCING: &str = "fencing";
-const QUARANTINED: &str = "quarantined";
-const SPENT: &str = "spent";
-const PAST: &str = "past the epoch asked for";
-/// A slot that does not exist.
-const OUTSIDE: &str = "outside the header arena";
-
 impl State {
     pub(super) fn name(self) -> &'static str {
         match self {
-            State::Free => FREE,
-            State::Open(_) => OPEN,
-            State::Live(_) => LIVE,
-            State::Fencing(_) => FENCING,
-            State::Quarantined(_) => QUARANTINED,
-            State::Spent => SPENT,
+            State::Free => "free",
+            State::Open(_) => "open",
+            State::Live(_) => "live",
+            State::Fencing(_) => "fencing",
+            State::Quarantined(_) => "quarantined",
+            State::Spent => "spent",
         }
     }
 
@@ -154,8 +143,8 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
 /// A refusal with the slot's state; `refused` names the request.
 pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &str) -> StoreError {
     let (epoch, state) = match at {
-        None => (0, OUTSIDE),
-        Some(at) if asked_epoch < at.epoch => (at.epoch, PAST),
+        None => (0, "outside the header arena"),
+        Some(at) if asked_epoch < at.epoch => (at.epoch, "past the epoch asked for"),
         Some(at) => (at.epoch, at.state.name()),
     };
     StoreError::WrongState {
@@ -163,15 +152,6 @@ pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &s
         epoch,
         state,
         refused: format!("{refused} at epoch {asked_epoch}"),
-    }
-}
-
-impl StoreError {
-    /// True if the slot was already retired at the epoch asked for, or is past it: for a retire
-    /// this means "done before", for a commit it is `Reclaimed` [I11].
-    pub fn is_already_retired(&self) -> bool {
-        let retired = [FENCING, QUARANTINED, SPENT, PAST];
-        matches!(self, StoreError::WrongState { state, .. } if retired.contains(state))
     }
 }
 

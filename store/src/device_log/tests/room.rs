@@ -116,7 +116,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
         let bytes = 1 + name * 37 % (3 * U);
         let put = LogPut::new(w.layout, key(name), 4096, bytes).unwrap();
         // After a skip there is no room for a second claim every time: the next object uses it.
-        if put.room(&w.line()).is_ok() {
+        if put.room(&w.line()).is_some() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {
                 ClaimStep::Write(write) => w.publish(&write, name, bytes),
                 ClaimStep::Skip(skip) => w.run(&mut skip.ops()),

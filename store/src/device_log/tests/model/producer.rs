@@ -182,9 +182,9 @@ impl Model {
         let next = match life {
             Life::Idle => self.begin(i),
             Life::Looked(put, line) => match put.room(&line) {
-                Err(_) => Life::Idle,
-                Ok(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
-                Ok(bound) => {
+                None => Life::Idle,
+                Some(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
+                Some(bound) => {
                     let ticket = self.producers[i].claims.enter_from(0, bound).unwrap().detach();
                     Life::Entered(put, Some(ticket))
                 }
@@ -295,7 +295,7 @@ impl Model {
         mine.for_each(|actual| actual.done = true);
         let line = self.line();
         let open = self.producers[i].claims.resume(ticket);
-        match again.and_then(|put| put.room(&line).ok().map(|bound| (put, bound))) {
+        match again.and_then(|put| put.room(&line).map(|bound| (put, bound))) {
             Some((put, bound)) => {
                 open.note(bound);
                 Life::Entered(put, Some(open.detach()))
