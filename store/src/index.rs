@@ -109,7 +109,7 @@ impl Index {
         let index = Index { memory, region, overflow: Overflow::default(), overflowed: 0 };
         for at in (region.offset..region.offset + region.len).step_by(8) {
             // Does not write to pages that were never written.
-            if index.load(at) != 0 {
+            if index.memory.load(at).is_ok_and(|word| word != 0) {
                 index.store(at, 0);
             }
         }
@@ -178,13 +178,8 @@ impl Index {
         }
     }
 
-    // Memory that cannot be reached (a device lost) yields no entry; its headers fail for every
-    // reader too.
-    fn load(&self, at: u64) -> u64 {
-        self.memory.load(at).unwrap_or(0)
-    }
-
-    /// A bucket's words, read by one call to the memory.
+    /// A bucket's words, read by one call to the memory. Memory that cannot be reached (a device
+    /// lost) yields no entry; its headers fail for every reader too.
     fn bucket(&self, at: u64) -> [u64; ENTRIES] {
         let mut words = [0; ENTRIES];
         let read = self.memory.read(at, words.as_mut_bytes());

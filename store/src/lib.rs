@@ -50,7 +50,7 @@ pub use buffer::Buffer;
 pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Heap, HeapConfig, SegmentIdentity};
-pub use incarnation::{boot_id, new_incarnation, random_u64};
+pub use incarnation::{boot_id, random_u64};
 pub use key::{Key, KeyHasher, KeyId};
 pub use memory::{AnonMemory, Export, Memory};
 pub use object::{Expect, Slots, Unreadable};

@@ -175,28 +175,18 @@ mod x86 {
     /// As [`super::copy_out`], of more than a page; the CPU must have AVX2.
     #[target_feature(enable = "avx2")]
     pub unsafe fn page_then_rest(src: *const u8, dst: *mut u8, len: usize) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: as promised by the caller; the counter may be read by everybody.
         unsafe {
-            let cached = first_page_is_cached(src, dst);
+            let began = _rdtsc();
+            std::ptr::copy_nonoverlapping(src, dst, PAGE);
+            // Whether it was in a cache of this core.
+            let cached = _rdtsc().wrapping_sub(began) < CACHED_CYCLES;
             let (src, dst, len) = (src.add(PAGE), dst.add(PAGE), len - PAGE);
             if cached {
                 std::ptr::copy_nonoverlapping(src, dst, len);
             } else {
                 gather(src, dst, len);
             }
-        }
-    }
-
-    /// Copies one page; returns whether it was in a cache of this core.
-    ///
-    /// # Safety
-    /// As [`super::copy_out`], for a page.
-    unsafe fn first_page_is_cached(src: *const u8, dst: *mut u8) -> bool {
-        // SAFETY: as promised by the caller; the counter may be read by everybody.
-        unsafe {
-            let began = _rdtsc();
-            std::ptr::copy_nonoverlapping(src, dst, PAGE);
-            _rdtsc().wrapping_sub(began) < CACHED_CYCLES
         }
     }
 

@@ -12,6 +12,7 @@ use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
 use crate::object::{ObjectDesc, Publication, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
+use zerocopy::IntoBytes;
 
 /// Segment offset of the word of claimable bytes.
 pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
@@ -21,47 +22,39 @@ pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
 /// The first 64 bytes of a segment, with `heap_limit` and `bump_ptr`. If a transport splits the
 /// read, it reads `heap_limit` first; both words only grow.
 #[derive(Debug, Clone, Copy)]
-pub struct ControlLine([u8; 64]);
+pub struct ControlLine([u64; 8]);
 
 impl ControlLine {
     /// Not read yet: it permits no claim.
     pub fn unread() -> ControlLine {
-        ControlLine([0; 64])
+        ControlLine([0; 8])
     }
 
     /// From values known before, possibly read at different times: both words only grow, so neither
     /// value is too high. For a caller for which a read costs a round trip: the fetch-and-add
     /// returns the current bump.
     pub fn known(heap_limit: u64, bump_ptr: u64) -> ControlLine {
-        let mut line = [0; 64];
-        for (at, word) in [(HEAP_LIMIT_OFF, heap_limit), (BUMP_PTR_OFF, bump_ptr)] {
-            line[at as usize..at as usize + 8].copy_from_slice(&word.to_ne_bytes());
-        }
-        ControlLine(line)
+        let mut line = ControlLine::unread();
+        line.0[HEAP_LIMIT_OFF as usize / 8] = heap_limit;
+        line.0[BUMP_PTR_OFF as usize / 8] = bump_ptr;
+        line
     }
 
     /// The verb that reads it.
     pub fn read(&mut self) -> Op<'_> {
-        Op::Read { offset: 0, dst: &mut self.0 }
+        Op::Read { offset: 0, dst: self.0.as_mut_bytes() }
     }
 
     /// Position up to which claims may be written, at the time of the read; it only grows.
     #[inline]
     pub fn heap_limit(&self) -> u64 {
-        self.word(HEAP_LIMIT_OFF)
+        self.0[HEAP_LIMIT_OFF as usize / 8]
     }
 
     /// Bytes claimed, at the time of the read; it only grows.
     #[inline]
     pub fn bump_ptr(&self) -> u64 {
-        self.word(BUMP_PTR_OFF)
-    }
-
-    #[inline]
-    fn word(&self, offset: u64) -> u64 {
-        let mut word = [0; 8];
-        word.copy_from_slice(&self.0[offset as usize..offset as usize + 8]);
-        u64::from_ne_bytes(word)
+        self.0[BUMP_PTR_OFF as usize / 8]
     }
 }
 
