@@ -167,7 +167,7 @@ impl Arena {
             return Err(refused);
         };
         let (allocation, _) = entry.remove();
-        self.used_units -= u64::from(self.allocator.allocation_size(allocation));
+        self.used_units -= extent.len / PAYLOAD_ALIGN;
         self.allocator.free(allocation);
         Ok(())
     }
@@ -242,12 +242,7 @@ impl Arena {
 
     /// The same extents, with nodes for twice as many.
     fn grow(&mut self) -> Result<(), StoreError> {
-        let (base, allocator) = (self.region.offset, &self.allocator);
-        let extent = |a: &Allocation| Extent {
-            offset: base + u64::from(a.offset) * PAYLOAD_ALIGN,
-            len: u64::from(allocator.allocation_size(*a)) * PAYLOAD_ALIGN,
-        };
-        let extents: Vec<Extent> = self.taken.iter().map(extent).collect();
+        let extents: Vec<Extent> = self.taken.iter().map(|a| self.extent_of(*a)).collect();
         let room = self.room.saturating_mul(2);
         *self = Arena::rebuild_with_room(self.region, self.max_extents, room, &extents)?;
         Ok(())
@@ -310,12 +305,16 @@ impl Arena {
     }
 
     fn take(&mut self, allocation: Allocation) -> Extent {
-        let units = u64::from(self.allocator.allocation_size(allocation));
-        self.used_units += units;
+        let extent = self.extent_of(allocation);
+        self.used_units += extent.len / PAYLOAD_ALIGN;
         self.taken.insert_unique(hash(allocation.offset), allocation, |a| hash(a.offset));
+        extent
+    }
+
+    fn extent_of(&self, allocation: Allocation) -> Extent {
         Extent {
             offset: self.region.offset + u64::from(allocation.offset) * PAYLOAD_ALIGN,
-            len: units * PAYLOAD_ALIGN,
+            len: u64::from(self.allocator.allocation_size(allocation)) * PAYLOAD_ALIGN,
         }
     }
 

@@ -148,16 +148,6 @@ impl DeviceLog {
         Ok(bump - bump % self.layout.unit())
     }
 
-    /// Position up to which claims may be written: the value of `heap_limit`. It never decreases.
-    pub fn heap_limit(&self) -> u64 {
-        self.limit
-    }
-
-    /// Position of the tail, in bytes since the log was formatted.
-    pub fn tail(&self) -> u64 {
-        self.tail
-    }
-
     /// The first position of which the owner has read no header: the next new claim begins here.
     pub fn frontier(&self) -> u64 {
         self.frontier

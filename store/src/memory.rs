@@ -309,49 +309,64 @@ macro_rules! host_memory {
 }
 pub(crate) use host_memory;
 
+/// A private anonymous mapping: zero bytes, page aligned.
+#[derive(Debug)]
+pub(crate) struct AnonMap {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is private to this value, like a Box<[u8]>.
+unsafe impl Send for AnonMap {}
+// SAFETY: as above; access is in the hands of the value that it is part of.
+unsafe impl Sync for AnonMap {}
+
+impl AnonMap {
+    /// Maps `len` bytes, at least 1.
+    pub(crate) fn new(len: usize) -> Result<Self, StoreError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let (len, protection) = (len.max(1), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh private mapping at an address of the kernel's choice.
+        let at =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }
+                .map_err(|e| StoreError::os("mmap", format!("{len} anonymous bytes"), e))?;
+        let base = NonNull::new(at.cast())
+            .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
+        Ok(Self { base, len })
+    }
+
+    /// First byte; mapped until the value is dropped.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for AnonMap {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; no access can follow, `self` is gone.
+        let r = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(r.is_ok(), "munmap of our own mapping failed");
+    }
+}
+
 /// Anonymous memory of this process only: for tests, models and simulation.
 #[derive(Debug)]
 pub struct AnonMemory {
     region: HostRegion,
+    _map: AnonMap,
 }
 
 impl AnonMemory {
     /// Maps `len` zero bytes (page aligned).
     pub fn new(len: u64) -> Result<Self, StoreError> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let bytes = (len.max(1)) as usize;
-        // SAFETY: a fresh private mapping at an address of the kernel's choice.
-        let p = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }
-        .map_err(|e| StoreError::os("mmap", format!("{bytes} anonymous bytes"), e))?;
-        let base = NonNull::new(p.cast())
-            .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
-        // SAFETY: the mapping is page aligned, `len` long, and unmapped only in Drop.
-        let region = unsafe { HostRegion::new(base, len) };
-        Ok(Self { region })
+        let map = AnonMap::new(len as usize)?;
+        // SAFETY: the mapping is page aligned, `len` long, and unmapped only with `_map`.
+        let region = unsafe { HostRegion::new(map.base(), len) };
+        Ok(Self { region, _map: map })
     }
 }
 
 host_memory!(AnonMemory, |_| Export::Private);
-
-impl Drop for AnonMemory {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; no access can follow, `self` is gone.
-        let r = unsafe {
-            rustix::mm::munmap(
-                self.region.base().as_ptr().cast(),
-                self.region.len().max(1) as usize,
-            )
-        };
-        debug_assert!(r.is_ok(), "munmap of our own mapping failed");
-    }
-}
 
 #[cfg(test)]
 mod tests {

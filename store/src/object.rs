@@ -19,7 +19,7 @@ pub use desc::ObjectDesc;
 pub use holders::Holders;
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
-pub use slots::{Committed, Freed, Retired, RetiredState, Slots};
+pub use slots::{Committed, Freed, Slots};
 pub use usage::Usage;
 pub use view::{SlotKind, SlotReport};
 

@@ -229,12 +229,8 @@ impl Alive {
     /// Marks the owner as gone: every post from now on, and every one in flight, ends
     /// `Disconnected`.
     pub fn mark_dead(&self) {
-        if self.0.dead.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let hooks = std::mem::take(&mut *self.hooks());
-        for hook in hooks {
-            hook();
+        if !self.0.dead.swap(true, Ordering::SeqCst) {
+            self.run_hooks();
         }
     }
 
@@ -246,17 +242,16 @@ impl Alive {
     /// Runs `hook` when the owner is marked dead; at once if it already is. Hooks live as long as
     /// the flag, so register one per handle, not one per call.
     pub fn on_death(&self, hook: impl Fn() + Send + 'static) {
-        if self.is_alive() {
-            self.hooks().push(Box::new(hook));
-            if self.is_alive() {
-                return;
-            }
-            // It was marked dead meanwhile, and that call may have missed the hook just added.
-            let late = std::mem::take(&mut *self.hooks());
-            late.iter().for_each(|h| h());
-        } else {
-            hook();
+        self.hooks().push(Box::new(hook));
+        // If it is dead, the call that marked it may have missed the hook just added.
+        if !self.is_alive() {
+            self.run_hooks();
         }
+    }
+
+    fn run_hooks(&self) {
+        let hooks = std::mem::take(&mut *self.hooks());
+        hooks.iter().for_each(|hook| hook());
     }
 
     pub(crate) fn check(&self, who: &dyn fmt::Display) -> Result<(), TransportError> {

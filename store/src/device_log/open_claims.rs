@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// path.
 pub const OPEN_CLAIMS: usize = 256;
 
-const TAKEN: u64 = 1;
+pub(super) const TAKEN: u64 = 1;
 /// The put gave up without knowing whether everything it posted has landed.
-const IN_DOUBT: u64 = 2;
+pub(super) const IN_DOUBT: u64 = 2;
 const FLAGS: u64 = TAKEN | IN_DOUBT;
 
 /// The word of an entry: an atomic in production, or a model checker's.
@@ -76,7 +76,7 @@ pub enum Landing {
 /// however many handles there are, else its answer is incomplete.
 #[derive(Debug)]
 pub struct OpenClaims<E = Line> {
-    entries: Box<[E]>,
+    pub(super) entries: Box<[E]>,
     landing: Landing,
 }
 
@@ -133,14 +133,6 @@ impl<E: Entry> OpenClaims<E> {
             word & IN_DOUBT != 0 && entry.exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
         };
         self.entries.iter().filter(forget).count()
-    }
-
-    /// Entries taken, and those of them in doubt.
-    pub fn open(&self) -> (usize, usize) {
-        let words = self.entries.iter().map(|entry| entry.load(Ordering::Relaxed));
-        words.fold((0, 0), |(taken, doubt), word| {
-            (taken + usize::from(word & TAKEN != 0), doubt + usize::from(word & IN_DOUBT != 0))
-        })
     }
 
     /// Continues a claim that was [detached](OpenClaim::detach) from this table.

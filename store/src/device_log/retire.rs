@@ -129,13 +129,10 @@ impl DeviceLog {
             }
         }
         while self.tail < self.retired_to {
-            let free = match self.known_at(self.tail) {
-                Some((bytes, Kind::Never)) => Some(bytes),
-                Some((bytes, Kind::Over)) if self.unpinned(&unpinned) => Some(bytes),
-                _ => None,
-            };
-            let Some(bytes) = free else {
-                break;
+            let bytes = match self.known_at(self.tail) {
+                Some((bytes, Kind::Never)) => bytes,
+                Some((bytes, Kind::Over)) if self.unpinned(&unpinned) => bytes,
+                _ => break,
             };
             self.known.put(self.tail, 0, Kind::Never);
             self.tail += bytes;

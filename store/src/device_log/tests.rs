@@ -15,7 +15,9 @@ use crate::key::{KEYS, KeyId};
 use crate::memory::AnonMemory;
 use crate::object::{Expect, Reading};
 use crate::op::Op;
+use open_claims::{IN_DOUBT, TAKEN};
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 
 /// Bytes of a unit of the test logs.
 const U: u64 = 128;
@@ -57,6 +59,14 @@ impl Directory for Index {
             self.objects.remove(key);
         }
     }
+}
+
+/// Entries taken, and those of them in doubt.
+fn open_entries(claims: &OpenClaims) -> (usize, usize) {
+    let words = claims.entries.iter().map(|entry| entry.load(Ordering::Relaxed));
+    words.fold((0, 0), |(taken, doubt), word| {
+        (taken + usize::from(word & TAKEN != 0), doubt + usize::from(word & IN_DOUBT != 0))
+    })
 }
 
 /// Bytes settled with any outcome, since the log was formatted.

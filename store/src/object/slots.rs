@@ -31,24 +31,6 @@ pub struct Committed {
     pub extent: Extent,
 }
 
-/// The answer to a retire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retired {
-    /// Extent of the payload.
-    pub extent: Extent,
-    /// Its state before.
-    pub was: RetiredState,
-}
-
-/// State of a slot before it was retired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RetiredState {
-    /// A committed object.
-    Live,
-    /// An open plan.
-    Open,
-}
-
 /// A slot whose quarantine is over. Its extent may be allocated again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Freed {
@@ -146,8 +128,8 @@ impl Slots {
         Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
     }
 
-    /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
-    /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
+    /// Ends a committed object or an open plan, and returns its extent: its owner word loses LIVE at
+    /// once, so no reader accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
     /// (see [`Slots::restart_quarantines`]). Without, the slot is held until [`Slots::fenced`]
     /// [I10]. `WrongState` if it was retired before or the epoch is past.
     pub fn retire(
@@ -156,15 +138,14 @@ impl Slots {
         epoch: u32,
         fenced: bool,
         now_ns: u64,
-    ) -> Result<Retired, StoreError> {
+    ) -> Result<Extent, StoreError> {
         let before = self.at(slot);
-        let (was, packed) = match before.filter(|at| at.epoch == epoch).map(|at| at.state) {
-            Some(State::Live(packed)) => (RetiredState::Live, packed),
-            Some(State::Open(packed)) => (RetiredState::Open, packed),
-            _ => return Err(refusal(slot, before, epoch, "retire")),
+        let state = before.filter(|at| at.epoch == epoch).map(|at| at.state);
+        let Some(State::Live(packed) | State::Open(packed)) = state else {
+            return Err(refusal(slot, before, epoch, "retire"));
         };
         self.clear_live(slot, epoch)?;
-        if was == RetiredState::Live {
+        if self.is_live(slot, epoch) {
             self.index.remove(key_of(&self.header(slot)), slot, epoch);
         }
         // Everything read after this fence, such as a scan of the pins, sees the retires before it
@@ -174,7 +155,7 @@ impl Slots {
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
-        Ok(Retired { extent: packed.extent(&self.heap.layout().arena), was })
+        Ok(packed.extent(&self.heap.layout().arena))
     }
 
     /// The producer of a retired plan can write no more: its quarantine begins. Returns false if

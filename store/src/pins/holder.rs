@@ -85,7 +85,8 @@ impl Pins {
             debug_assert!(set.is_ok(), "a pin table outside its segment");
         }
         drop(held);
-        let pinned = PinnedBytes { pins: self.clone(), slot, epoch, at, len: len as usize };
+        let pinned =
+            PinnedBytes { pins: self.clone(), object: (slot, epoch), at, len: len as usize };
         // If it is dropped here, the pin is cleared.
         if still_valid() { Ok(pinned) } else { Err(NoPin::Changed) }
     }
@@ -126,8 +127,8 @@ impl Pins {
 #[derive(Debug)]
 pub struct PinnedBytes {
     pins: Arc<Pins>,
-    slot: u32,
-    epoch: u32,
+    /// Slot and epoch.
+    object: (u32, u32),
     at: NonNull<u8>,
     len: usize,
 }
@@ -154,7 +155,7 @@ impl Drop for PinnedBytes {
     fn drop(&mut self) {
         // In a forked child the table is not mapped, and the pin is its parent's.
         if self.pins.made.is_here() {
-            self.pins.release((self.slot, self.epoch));
+            self.pins.release(self.object);
         }
     }
 }

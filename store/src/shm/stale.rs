@@ -28,22 +28,12 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
     // Held throughout: no thread of this process creates or maps a segment while this one opens
     // files.
     let registry = registry();
-    let mut removed = Vec::new();
-    for name in names.iter().filter(|n| is_segment(n)) {
-        if remove_segment(dir, name, &registry) {
-            removed.push(name.clone());
-        }
-    }
-    for name in names.iter().filter(|n| n.ends_with(LOCK_SUFFIX)) {
-        if remove_lone_lock(dir, name, &registry) {
-            removed.push(name.clone());
-        }
-    }
-    for name in names.iter().filter(|n| n.ends_with(SOCKET_SUFFIX)) {
-        if remove_socket(dir, name) {
-            removed.push(name.clone());
-        }
-    }
+    // Segments first, with their locks.
+    let segment = |n: &&String| is_segment(n) && remove_segment(dir, n, &registry);
+    let lock = |n: &&String| n.ends_with(LOCK_SUFFIX) && remove_lone_lock(dir, n, &registry);
+    let socket = |n: &&String| n.ends_with(SOCKET_SUFFIX) && remove_socket(dir, n);
+    let removed = names.iter().filter(segment).chain(names.iter().filter(lock));
+    let removed: Vec<String> = removed.chain(names.iter().filter(socket)).cloned().collect();
     for name in &removed {
         tracing::info!(name, "removed a file of a dead process");
     }

@@ -164,7 +164,7 @@ fn i13_an_abandoned_claim_is_settled_wherever_it_lies() {
     // There is room for a quarter again; with the next two objects the abandoned units return, too.
     w.fill(20, 2);
     assert_eq!(w.make_room(0), 6 * U);
-    assert_eq!((w.log.tail(), w.get(21)), (11 * U, Some(payload(21, U))));
+    assert_eq!((w.log.tail, w.get(21)), (11 * U, Some(payload(21, U))));
     assert_eq!(w.log.abandon(Abandon { p: 0, n: U }).unwrap(), AbandonReply::Already);
 }
 

@@ -145,7 +145,7 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
         w.make_room(0);
         assert_eq!(w.put(name, U).slot(), (3 + name as u32, u32::MAX));
     }
-    assert_eq!(w.log.heap_limit(), g.end());
+    assert_eq!(w.log.limit, g.end());
     let put = LogPut::new(g, key(9), 4096, U).unwrap();
     assert_eq!(put.room(&w.line()), None);
     // A producer that claims nevertheless, with values read before, waits without end and abandons.
@@ -154,6 +154,6 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     assert_eq!(w.log.abandon(claim.abandon()).unwrap(), AbandonReply::Noted);
     w.log.accept(0, &mut w.index).unwrap();
     w.make_room(0);
-    assert_eq!(w.log.heap_limit(), g.end());
+    assert_eq!(w.log.limit, g.end());
     assert_eq!(w.get(1), Some(payload(1, U)));
 }

@@ -110,7 +110,7 @@ fn a_log_that_was_restarted_at_every_step_ends_like_any_other() {
         w.make_room(turn * Q);
         w.check_counts();
     }
-    assert!(w.log.tail() > 24 * U);
+    assert!(w.log.tail > 24 * U);
     let live: Vec<LogObject> = w.log.live().collect();
     assert!(!live.is_empty() && live.iter().all(|object| w.read(object).is_some()));
 }

@@ -151,15 +151,15 @@ fn i13_the_tail_never_passes_what_was_retired_and_room_is_made_for_ever_after() 
         }
         assert!(!w.log.tail_is_free() && !w.log.held_by_pin());
         assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0, "nothing was retired");
-        assert_eq!((w.log.tail(), w.log.heap_limit()), (0, 8 * U));
+        assert_eq!((w.log.tail, w.log.limit), (0, 8 * U));
         // From here on every lap needs room, and finds it.
         for name in 2..=33 {
             w.fill(name, 1);
             w.make_room(name * Q);
-            assert!(w.log.tail() + 8 * U > w.log.claimed_bytes().unwrap(), "no room for {name}");
+            assert!(w.log.tail + 8 * U > w.log.claimed_bytes().unwrap(), "no room for {name}");
             w.check_counts();
         }
-        assert_eq!(w.log.heap_limit(), w.log.tail() + 8 * U);
+        assert_eq!(w.log.limit, w.log.tail + 8 * U);
         assert!(w.log.counts().evicted.claims >= 24);
     }
 }

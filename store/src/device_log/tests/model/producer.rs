@@ -2,7 +2,7 @@
 //! were posted, also after it died.
 
 use super::{Actual, Bug, Model, Step as Done, TIMES, Wrong};
-use crate::device_log::tests::{U, key};
+use crate::device_log::tests::{U, key, open_entries};
 use crate::device_log::*;
 use crate::key::KeyId;
 use crate::op::Op;
@@ -95,7 +95,7 @@ impl Producer {
 
     /// The owner may drop it without asking: dead, with no claim open and no verb in flight.
     fn is_gone(&self) -> bool {
-        self.dead && (self.fenced || self.queue.is_empty() && self.claims.open() == (0, 0))
+        self.dead && (self.fenced || self.queue.is_empty() && open_entries(&self.claims) == (0, 0))
     }
 
     fn post(&mut self, (p, n): (u64, u64), ops: &[Op<'_>]) {
@@ -158,7 +158,7 @@ impl Model {
         if self.all_seeing && end > limit {
             return Err(Wrong::AboveTheLimit(p));
         }
-        if self.all_seeing && p < self.w.log.tail() {
+        if self.all_seeing && p < self.w.log.tail {
             return Err(Wrong::BelowTheTail(p));
         }
         let memory = &self.w.memory;
