@@ -81,7 +81,7 @@ impl Process {
         let ClaimStep::Write(write) = put.claimed(old).next(line.heap_limit()) else {
             return false;
         };
-        black_box(write.payload_base());
+        black_box(write.object.payload_off());
         if much != Much::Claim {
             let object = write.publication();
             object.announce().iter_mut().for_each(|op| self.run(op));

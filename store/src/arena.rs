@@ -35,11 +35,7 @@ impl Extent {
         self.len > 0
             && self.offset.is_multiple_of(PAYLOAD_ALIGN)
             && self.len.is_multiple_of(PAYLOAD_ALIGN)
-            && self.offset >= region.offset
-            && self
-                .offset
-                .checked_add(self.len)
-                .is_some_and(|e| e <= region.offset.saturating_add(region.len))
+            && region.covers(self.offset, self.len)
     }
 }
 

@@ -34,11 +34,11 @@ pub use claim::{
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
-pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims, Ticket};
+pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims};
 pub use retire::Retire;
 
 use crate::error::StoreError;
-use crate::layout::{HEADER_BYTES, ObjHeader};
+use crate::layout::ObjHeader;
 use crate::memory::Memory;
 use crate::quarantine::Quarantine;
 use known::{Kind, KnownClaims};
@@ -232,8 +232,6 @@ impl LogLayout {
         tail.saturating_add(self.log_bytes()).min(self.end())
     }
 }
-
-const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);
 
 #[cfg(test)]
 mod tests;

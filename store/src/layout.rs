@@ -148,6 +148,14 @@ pub struct Region {
     pub len: u64,
 }
 
+impl Region {
+    /// Whether `len` bytes at `offset` lie in it.
+    pub fn covers(&self, offset: u64, len: u64) -> bool {
+        let end = offset.checked_add(len);
+        offset >= self.offset && end.is_some_and(|end| end <= self.offset.saturating_add(self.len))
+    }
+}
+
 /// Entries of a region table.
 pub const REGIONS: usize = 7;
 
@@ -271,5 +279,5 @@ offsets!(ObjHeader, 64, {
 const _: () = {
     assert!(EXT_OFF as usize >= size_of::<HeapCtl>());
     assert!(EXT_OFF as usize + size_of::<HeapExt>() <= CTL_BYTES as usize);
-    assert!(align_of::<ObjHeader>() == 64);
+    assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize && align_of::<ObjHeader>() == 64);
 };

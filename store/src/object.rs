@@ -76,7 +76,7 @@ pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreada
         return Err(Unreadable::OtherKey);
     }
     let as_copied = h.payload_base == e.payload_base && h.bytes_total == e.bytes_total;
-    if !as_copied || !inside(h, arena) {
+    if !as_copied || !arena.covers(h.payload_base, h.bytes_total) {
         return Err(Unreadable::BadExtent);
     }
     Ok(())
@@ -90,12 +90,6 @@ pub fn unchanged(before: &ObjHeader, after: &ObjHeader) -> bool {
 /// The key identity in a header.
 pub fn key_of(h: &ObjHeader) -> KeyId {
     KeyId { hash: h.key_hash, check: h.key_check }
-}
-
-fn inside(h: &ObjHeader, arena: &Region) -> bool {
-    let end = h.payload_base.checked_add(h.bytes_total);
-    let limit = arena.offset.checked_add(arena.len);
-    h.payload_base >= arena.offset && end.zip(limit).is_some_and(|(end, limit)| end <= limit)
 }
 
 /// The first 40 bytes of a header, which the producer writes with one write, before (WRITING,

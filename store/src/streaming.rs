@@ -82,11 +82,7 @@ pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
 #[inline]
 pub fn prefetch(at: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..len).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
-    }
+    x86::fetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at, len);
     #[cfg(not(target_arch = "x86_64"))]
     let _no_such_instruction_here = (at, len);
 }
@@ -96,11 +92,7 @@ pub fn prefetch(at: *const u8, len: usize) {
 pub fn fetch_source(src: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     if src.len() >= STREAM_FROM_BYTES {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        for line in (0..x86::AHEAD).step_by(64) {
-            // SAFETY: a prefetch never faults, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(src.as_ptr().wrapping_add(line).cast()) };
-        }
+        x86::fetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(src.as_ptr(), x86::AHEAD);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _no_such_instruction_here = src;
@@ -135,6 +127,15 @@ mod x86 {
         let vendor = __cpuid(0);
         [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
     });
+
+    /// Prefetches the lines of `len` bytes.
+    #[inline(always)]
+    pub fn fetch<const HINT: i32>(at: *const u8, len: usize) {
+        for line in (0..len).step_by(LINE) {
+            // SAFETY: a prefetch never faults, whatever the address.
+            unsafe { _mm_prefetch::<HINT>(at.wrapping_add(line).cast()) };
+        }
+    }
 
     /// # Safety
     /// As [`super::copy_out`]; the CPU must have AVX2.
@@ -273,9 +274,7 @@ mod x86 {
         let n = (len - head) / BLOCK;
         // SAFETY: head + n * BLOCK <= len; the prefetches may point past the end: they never fault.
         unsafe {
-            for ahead in (0..AHEAD).step_by(LINE) {
-                _mm_prefetch::<_MM_HINT_T1>(src.wrapping_add(ahead).cast());
-            }
+            fetch::<_MM_HINT_T1>(src, AHEAD);
             // Neither before earlier stores nor after later ones.
             _mm_sfence();
             std::ptr::copy_nonoverlapping(src, dst, head);

@@ -99,7 +99,7 @@ impl LogPut {
     /// The claim that the fetch-and-add made: `p` is the value it returned.
     #[inline]
     pub fn claimed(&self, p: u64) -> Claim {
-        Claim { put: *self, p }
+        Claim { put: *self, position: p }
     }
 
     /// Bytes claimed: whole units.
@@ -113,7 +113,8 @@ impl LogPut {
 #[must_use = "a claim that is neither placed, skipped nor abandoned is a hole in the log"]
 pub struct Claim {
     put: LogPut,
-    p: u64,
+    /// Position at which it begins.
+    pub position: u64,
 }
 
 /// What to do with a claim.
@@ -130,21 +131,16 @@ pub enum ClaimStep {
 }
 
 impl Claim {
-    /// Position at which it begins.
-    pub fn position(&self) -> u64 {
-        self.p
-    }
-
     /// What to do with the claim, given the limit that was read.
     #[inline]
     pub fn next(self, heap_limit: u64) -> ClaimStep {
-        let Claim { put, p } = self;
+        let Claim { put, position: p } = self;
         let layout = put.layout;
         let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
         // A position that is not on a unit or has no epoch only results from a word that another
         // process overwrote. Such a claim waits until it is abandoned.
         let Some(epoch) = layout.epoch(p).filter(|_| below && layout.is_claim(p, put.n)) else {
-            return ClaimStep::Wait(Claim { put, p });
+            return ClaimStep::Wait(Claim { put, position: p });
         };
         let slot = layout.slot(p);
         let (header_off, payload_off) = (layout.header_off(slot), layout.payload_off(p));
@@ -154,13 +150,19 @@ impl Claim {
             return ClaimStep::Skip(Skip { header_off, epoch, fields });
         }
         let object = ObjectDesc::at(payload_off, put.bytes_total, put.page_bytes);
-        ClaimStep::Write(ClaimWrite { key: put.key, p, slot, epoch, header_off, object })
+        ClaimStep::Write(ClaimWrite {
+            key: put.key,
+            position: p,
+            slot: (slot, epoch),
+            header_off,
+            object,
+        })
     }
 
     /// Gives the claim up, unwritten. Send the value to the owner. Whatever the owner answers, this
     /// producer writes nothing there, so its entry in `OpenClaims` may be left at once.
     pub fn abandon(self) -> Abandon {
-        Abandon { p: self.p, n: self.put.n }
+        Abandon { p: self.position, n: self.put.n }
     }
 }
 
@@ -197,39 +199,26 @@ impl Skip {
 #[derive(Debug)]
 pub struct ClaimWrite {
     key: KeyId,
-    p: u64,
-    slot: u32,
-    epoch: u32,
     header_off: u64,
-    object: ObjectDesc,
+    /// Position at which it begins.
+    pub position: u64,
+    /// Header slot and epoch, as in a location.
+    pub slot: (u32, u32),
+    /// Where the payload goes.
+    pub object: ObjectDesc,
 }
 
 impl ClaimWrite {
     /// The verbs: header and WRITING, pages, READY, in the order of [I4].
     #[inline]
     pub fn publication(&self) -> Publication {
-        Publication::new((self.header_off, self.epoch), self.key, &self.object)
+        Publication::new((self.header_off, self.slot.1), self.key, &self.object)
     }
 
     /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
         let fields = producer_fields(self.key, &self.object);
-        Abort(Skip { header_off: self.header_off, epoch: self.epoch, fields })
-    }
-
-    /// Position at which it begins.
-    pub fn position(&self) -> u64 {
-        self.p
-    }
-
-    /// Header slot and epoch, as in a location.
-    pub fn slot(&self) -> (u32, u32) {
-        (self.slot, self.epoch)
-    }
-
-    /// Segment offset of the payload.
-    pub fn payload_base(&self) -> u64 {
-        self.object.payload_off()
+        Abort(Skip { header_off: self.header_off, epoch: self.slot.1, fields })
     }
 }
 

@@ -134,11 +134,6 @@ impl<E: Entry> OpenClaims<E> {
         };
         self.entries.iter().filter(forget).count()
     }
-
-    /// Continues a claim that was [detached](OpenClaim::detach) from this table.
-    pub fn resume(&self, ticket: Ticket) -> OpenClaim<'_, E> {
-        OpenClaim { table: self, at: ticket.0 }
-    }
 }
 
 /// One put's entry.
@@ -166,14 +161,6 @@ impl<E: Entry> OpenClaim<'_, E> {
         std::mem::forget(self);
     }
 
-    /// Keeps the claim open beyond this borrow, for a holder of many (an agent, for its
-    /// connections).
-    pub fn detach(self) -> Ticket {
-        let ticket = Ticket(self.at);
-        std::mem::forget(self);
-        ticket
-    }
-
     #[inline]
     fn entry(&self) -> &E {
         &self.table.entries[self.at]
@@ -189,12 +176,6 @@ impl<E: Entry> Drop for OpenClaim<'_, E> {
         self.entry().store(word, Ordering::Release);
     }
 }
-
-/// An entry kept beyond its borrow. If it is dropped without [`OpenClaims::resume`], its claim
-/// stays open until the process ends.
-#[derive(Debug)]
-#[must_use = "dropped, its claim stays open for as long as the process lives"]
-pub struct Ticket(usize);
 
 /// The entry where this thread's search begins: threads share one only if there are more threads
 /// than entries.

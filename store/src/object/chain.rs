@@ -4,7 +4,7 @@
 
 use super::{Expect, ObjectDesc, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
-use crate::layout::{HEADER_BYTES, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
+use crate::layout::{ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
 use crate::op::Op;
 use zerocopy::IntoBytes;
 
@@ -121,5 +121,3 @@ impl Reading {
 pub fn chain_in_time(began_ns: u64, ended_ns: u64, quarantine_ns: u64) -> bool {
     ended_ns.saturating_sub(began_ns) <= quarantine_ns / 10 * 8
 }
-
-const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);

@@ -2,9 +2,9 @@
 //! and from the plan table kept outside the actor. A slot whose state is uncertain is held, never
 //! reused.
 
+use super::read_header;
 use super::slots::Slots;
 use super::transition::{PackedExtent, Slot, State};
-use super::{inside, read_header};
 use crate::arena::{Arena, Extent};
 use crate::heap::Heap;
 use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
@@ -130,7 +130,7 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
 
 /// The extent of a published object according to its header.
 pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<PackedExtent> {
-    if !inside(h, arena) {
+    if !arena.covers(h.payload_base, h.bytes_total) {
         return None;
     }
     let capacity = arena.len - arena.len % PAYLOAD_ALIGN;

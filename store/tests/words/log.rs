@@ -146,7 +146,7 @@ impl Segment {
             panic!("it saw room, and was alone in seeing it");
         };
         self.write(&write, name, bytes);
-        Some(write.slot().0)
+        Some(write.slot.0)
     }
 
     /// A strict read of one unit's object by location: the copy, if it may be accepted.

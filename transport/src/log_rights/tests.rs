@@ -177,7 +177,7 @@ impl World {
     }
 
     fn header(&self, write: &ClaimWrite) -> u64 {
-        self.layout.header_off(write.slot().0)
+        self.layout.header_off(write.slot.0)
     }
 
     /// A whole put, accepted.

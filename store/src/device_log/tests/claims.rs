@@ -69,13 +69,13 @@ fn i13_a_claim_above_the_limit_waits_and_names_no_place_to_write_to() {
     let mut w = world(8);
     w.fill(1, 8);
     let claim = w.claim(9, U);
-    assert_eq!(claim.position(), 8 * U);
+    assert_eq!(claim.position, 8 * U);
     let ClaimStep::Wait(claim) = claim.next(w.line().heap_limit()) else {
         panic!("above the limit")
     };
     assert!(w.make_room(0) > 0);
     let ClaimStep::Write(write) = claim.next(w.line().heap_limit()) else { panic!("room") };
-    assert_eq!((write.position(), write.slot()), (8 * U, (0, 2)));
+    assert_eq!((write.position, write.slot), (8 * U, (0, 2)));
     w.publish(&write, 9, U);
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.get(9), Some(payload(9, U)));
@@ -97,7 +97,7 @@ fn i13_a_claim_across_the_end_is_skipped_and_says_so() {
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
     assert_eq!(w.log.counts().skipped, Sum { claims: 1, bytes: 2 * U });
     // The next claim begins behind it.
-    assert_eq!(w.claim(8, U).position(), 9 * U);
+    assert_eq!(w.claim(8, U).position, 9 * U);
     w.check_counts();
 }
 
@@ -143,7 +143,7 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     for name in 1..=4 {
         w.log.accept(0, &mut w.index).unwrap();
         w.make_room(0);
-        assert_eq!(w.put(name, U).slot(), (3 + name as u32, u32::MAX));
+        assert_eq!(w.put(name, U).slot, (3 + name as u32, u32::MAX));
     }
     assert_eq!(w.log.limit, g.end());
     let put = LogPut::new(g, key(9), 4096, U).unwrap();

@@ -49,15 +49,6 @@ fn i14_a_put_that_fails_half_way_stays_open_until_its_connection_is_fenced() {
 }
 
 #[test]
-fn a_claim_may_be_held_beyond_a_borrow() {
-    let claims = OpenClaims::new(Landing::InCall);
-    let ticket = claims.enter(U).unwrap().detach();
-    assert!(!claims.clear_below(2 * U));
-    claims.resume(ticket).leave();
-    assert!(claims.clear_below(2 * U));
-}
-
-#[test]
 fn i14_threads_that_put_at_once_are_all_seen() {
     let claims = Arc::new(OpenClaims::new(Landing::InCall));
     let bump = Arc::new(std::sync::atomic::AtomicU64::new(0));
