@@ -269,7 +269,11 @@ impl Arena {
                 return Err(bad("has a length that is never placed"));
             }
             while next < first {
-                let filler = self.filler(first - next).ok_or_else(|| bad("cannot be reached"))?;
+                // In one piece where the bin of the hole at the end allows, else the largest bin.
+                let gap = first - next;
+                let filler = self.allocator.allocate(gap);
+                let filler = filler.or_else(|| self.allocator.allocate(bin_down(gap)));
+                let filler = filler.ok_or_else(|| bad("cannot be reached"))?;
                 next += self.allocator.allocation_size(filler);
                 fillers.push(filler);
             }
@@ -283,12 +287,6 @@ impl Arena {
             self.allocator.free(filler);
         }
         Ok(())
-    }
-
-    /// A filler of at most `gap` units from the hole at the end: in one piece where that hole's bin
-    /// allows, else the largest bin that fits.
-    fn filler(&mut self, gap: u32) -> Option<Allocation> {
-        self.allocator.allocate(gap).or_else(|| self.allocator.allocate(bin_down(gap)))
     }
 
     fn alloc_whole(&mut self, asked: u64) -> Result<Extent, StoreError> {

@@ -36,15 +36,9 @@ impl ProcessMark {
     }
 }
 
-impl Default for ProcessMark {
-    fn default() -> Self {
-        Self::here()
-    }
-}
-
 /// A value whose drop affects what the process shares with its children: dropped in the process
 /// that made it, leaked in a child.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct OwnProcessOnly<T> {
     value: ManuallyDrop<T>,
     made: ProcessMark,

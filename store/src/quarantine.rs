@@ -4,18 +4,12 @@
 use std::collections::VecDeque;
 
 /// A queue in the order in which quarantines end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Quarantine<T> {
     /// Ends never decrease.
     queue: VecDeque<(u64, T)>,
     /// How many entries at the back were added since the last `restart`.
     unsettled: usize,
-}
-
-impl<T> Default for Quarantine<T> {
-    fn default() -> Self {
-        Self { queue: VecDeque::new(), unsettled: 0 }
-    }
 }
 
 impl<T> Quarantine<T> {

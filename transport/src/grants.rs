@@ -94,7 +94,6 @@ struct Known {
 pub struct Grants {
     known: Mutex<Known>,
     opened: Condvar,
-    clock: BootClock,
 }
 
 /// A request inside its token's gate.
@@ -192,13 +191,13 @@ impl Grants {
 
     /// The entry of a token; waits for it to appear if needed.
     fn find(&self, token: u64, wait: Duration) -> Option<Arc<Entry>> {
-        let deadline = self.clock.now_ns().saturating_add(wait.as_nanos() as u64);
+        let deadline = BootClock.now_ns().saturating_add(wait.as_nanos() as u64);
         let mut known = self.lock();
         loop {
             if let Some(e) = known.entries.get(&token) {
                 return Some(e.clone());
             }
-            let left = deadline.saturating_sub(self.clock.now_ns());
+            let left = deadline.saturating_sub(BootClock.now_ns());
             if token == 0 || left == 0 {
                 return None;
             }

@@ -92,7 +92,8 @@ impl LogRights {
     pub fn open(&self) -> (usize, usize) {
         let table = self.lock();
         let open = table.claims.iter().filter(|claim| claim.at != At::Asked).count();
-        (open, table.claims.iter().filter(|claim| Table::in_doubt(claim)).count())
+        let in_doubt = |c: &&Claim| c.users.is_empty() && matches!(c.at, At::Claiming(_));
+        (open, table.claims.iter().filter(in_doubt).count())
     }
 
     /// The producer gives up this claim. True if it was open, nothing was written for it and no

@@ -279,7 +279,7 @@ impl Owner {
         }
         match asking.all_clear() {
             Ok(report) => {
-                let fenced = report.fenced();
+                let fenced = report.fenced;
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
                 log.log.close_holes(
                     report,

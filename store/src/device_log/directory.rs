@@ -41,9 +41,7 @@ pub trait Directory {
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32);
     /// A key of this hash will be looked up soon. Only a hint: the header that it comes from may be
     /// an old one.
-    fn expect(&self, hash: u64) {
-        let _nothing_to_fetch = hash;
-    }
+    fn expect(&self, _: u64) {}
 }
 
 /// A number of claims, and their bytes in whole units.

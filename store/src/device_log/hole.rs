@@ -80,14 +80,8 @@ impl<P: PartialEq> HoleInquiry<P> {
 #[derive(Debug)]
 pub struct HoleClear {
     check: HoleCheck,
-    fenced: u64,
-}
-
-impl HoleClear {
     /// How many producers had to be fenced.
-    pub fn fenced(&self) -> u64 {
-        self.fenced
-    }
+    pub fenced: u64,
 }
 
 impl DeviceLog {

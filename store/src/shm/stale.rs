@@ -61,15 +61,12 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
             }
             // Somebody removed the lock file by hand.
             Found::None if type_of_mine(&lock_path).is_none() => {
-                !link::leads_to_segment(&path) && rustix::fs::unlink(&path).is_ok()
+                link::follow(&path).is_err() && rustix::fs::unlink(&path).is_ok()
             }
             Found::None | Found::Held => false,
         },
         // Format of earlier versions: the file itself is the memory and carries the lock.
-        Some(FileType::RegularFile) => match lock::find(&path) {
-            Found::Free(_held) => rustix::fs::unlink(&path).is_ok(),
-            Found::None | Found::Held => false,
-        },
+        Some(FileType::RegularFile) => remove_if_free(&path),
         _ => false,
     }
 }
@@ -78,13 +75,13 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
 fn remove_lone_lock(dir: &Path, name: &str, registry: &Registry) -> bool {
     let segment = dir.join(name.strip_suffix(LOCK_SUFFIX).unwrap_or(name));
     let path = dir.join(name);
-    if !is_gone(&segment) || is_ours(&segment, registry) {
-        return false;
-    }
-    if type_of_mine(&path) != Some(FileType::RegularFile) {
-        return false;
-    }
-    matches!(lock::find(&path), Found::Free(_held) if rustix::fs::unlink(&path).is_ok())
+    let lone = is_gone(&segment) && !is_ours(&segment, registry);
+    lone && type_of_mine(&path) == Some(FileType::RegularFile) && remove_if_free(&path)
+}
+
+/// Removes a file whose own lock is free, under that lock.
+fn remove_if_free(path: &Path) -> bool {
+    matches!(lock::find(path), Found::Free(_held) if rustix::fs::unlink(path).is_ok())
 }
 
 fn remove_socket(dir: &Path, name: &str) -> bool {

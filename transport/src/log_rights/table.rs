@@ -179,9 +179,4 @@ impl Table {
             claim.at != At::Asked
         });
     }
-
-    /// Claims with no request inside whose position stays unknown.
-    pub(super) fn in_doubt(claim: &Claim) -> bool {
-        claim.users.is_empty() && matches!(claim.at, At::Claiming(_))
-    }
 }

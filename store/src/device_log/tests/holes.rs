@@ -53,7 +53,7 @@ fn i14_nothing_is_void_before_everybody_answered_or_is_fenced() {
     assert_eq!(w.log.counts().voided, Sum::default());
     asking.clear(&"b");
     let report = asking.all_clear().unwrap();
-    assert_eq!(report.fenced(), 1);
+    assert_eq!(report.fenced, 1);
     let voided = w.log.close_holes(report, 20 + TTL, &mut w.index).unwrap();
     assert_eq!(voided, Sum { claims: 1, bytes: 2 * U });
     assert_eq!(w.log.unsettled_bytes().unwrap(), 0);
