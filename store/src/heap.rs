@@ -13,7 +13,7 @@ use crate::memory::{HostMemory, Memory};
 use crate::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, SegmentLayout};
 use crate::{index, pins};
 use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// The first epoch of every heap slot.
 pub const FIRST_EPOCH: u32 = 1;
@@ -181,13 +181,9 @@ impl Heap {
         if memory.load(EXT_OFF)? != MAGIC {
             return Err(bad("it has no magic: not formatted yet, or not a segment".to_string()));
         }
-        let mut page = [0u8; CTL_BYTES as usize];
-        memory.read(0, &mut page)?;
-        let ctl = HeapCtl::read_from_prefix(&page).map(|(c, _)| c);
-        let ext = HeapExt::read_from_prefix(&page[EXT_OFF as usize..]).map(|(e, _)| e);
-        let (Ok(ctl), Ok(ext)) = (ctl, ext) else {
-            return Err(bad("its control block cannot be read".to_string()));
-        };
+        let (mut ctl, mut ext) = (HeapCtl::default(), HeapExt::default());
+        memory.read(0, ctl.as_mut_bytes())?;
+        memory.read(EXT_OFF, ext.as_mut_bytes())?;
         let (layout, identity) = check(&ctl, &ext, memory.len())?;
         Ok(Heap { memory, layout, identity })
     }

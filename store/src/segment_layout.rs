@@ -144,13 +144,8 @@ impl SegmentLayout {
 
     /// Region of all payloads: the log, followed by the arena.
     pub fn payloads(&self) -> Region {
-        if self.log.len == 0 {
-            return self.arena;
-        }
-        Region {
-            offset: self.log.offset,
-            len: self.arena.offset + self.arena.len - self.log.offset,
-        }
+        let log = self.log.len;
+        Region { offset: self.arena.offset - log, len: log + self.arena.len }
     }
 
     /// Whether an RDMA device alone counts the claims in the device log [I1].

@@ -79,15 +79,13 @@ impl std::str::FromStr for PolicyKind {
     type Err = StoreError;
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
-        match text {
-            "lru" => Ok(PolicyKind::Lru),
-            "lru2" => Ok(PolicyKind::Lru2),
-            "fifo" => Ok(PolicyKind::Fifo),
-            _ => Err(StoreError::InvalidConfig(format!(
+        let mut kinds = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo].into_iter();
+        kinds.find(|kind| kind.to_string() == text).ok_or_else(|| {
+            StoreError::InvalidConfig(format!(
                 "no eviction policy is called \"{}\": use lru, lru2 or fifo",
                 text.escape_debug()
-            ))),
-        }
+            ))
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use crate::layout::{HeapExt, ObjHeader, flag, word};
 use crate::memory::AnonMemory;
 use crate::object;
 use proptest::prelude::*;
+use zerocopy::FromBytes;
 
 fn small() -> HeapConfig {
     HeapConfig { arena_bytes: 40_000, rank: 3, ..HeapConfig::default() }

@@ -108,11 +108,7 @@ impl Slots {
         let arena = self.heap.layout().arena;
         let at = self.at(slot);
         let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
-        let held = at.filter(|at| at.epoch == epoch).and_then(|at| match at.state {
-            State::Open(packed) | State::Live(packed) => Some(packed),
-            _ => None,
-        });
-        let Some(packed) = held else {
+        let Some(State::Open(packed) | State::Live(packed)) = self.state_at(slot, epoch) else {
             return refuse("commit");
         };
         let extent = packed.extent(&arena);
@@ -139,10 +135,8 @@ impl Slots {
         fenced: bool,
         now_ns: u64,
     ) -> Result<Extent, StoreError> {
-        let before = self.at(slot);
-        let state = before.filter(|at| at.epoch == epoch).map(|at| at.state);
-        let Some(State::Live(packed) | State::Open(packed)) = state else {
-            return Err(refusal(slot, before, epoch, "retire"));
+        let Some(State::Live(packed) | State::Open(packed)) = self.state_at(slot, epoch) else {
+            return Err(refusal(slot, self.at(slot), epoch, "retire"));
         };
         self.clear_live(slot, epoch)?;
         if self.is_live(slot, epoch) {
@@ -278,6 +272,11 @@ impl Slots {
 
     pub(super) fn at(&self, slot: u32) -> Option<Slot> {
         self.slots.get(self.index_of(slot)?).copied()
+    }
+
+    /// Its state, if it is at that epoch.
+    pub(super) fn state_at(&self, slot: u32, epoch: u32) -> Option<State> {
+        self.at(slot).filter(|at| at.epoch == epoch).map(|at| at.state)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {

@@ -125,17 +125,14 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
         (State::Open(held), Event::Open(extent)) if held == extent => Already,
         (State::Open(extent), Event::Commit) => to(State::Live(extent)),
         (State::Live(_), Event::Commit) => Already,
-        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: true }) => {
-            to(State::Quarantined(extent))
-        }
-        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: false }) => {
-            to(State::Fencing(extent))
+        (State::Open(extent) | State::Live(extent), Event::Retire { fenced }) => {
+            to(if fenced { State::Quarantined(extent) } else { State::Fencing(extent) })
         }
         (State::Fencing(extent), Event::Fenced) => to(State::Quarantined(extent)),
-        (State::Quarantined(_), Event::Elapsed) => Become(match epoch.checked_add(1) {
-            Some(epoch) => Slot { epoch, state: State::Free },
-            None => Slot { epoch, state: State::Spent },
-        }),
+        (State::Quarantined(_), Event::Elapsed) => match epoch.checked_add(1) {
+            Some(epoch) => Become(Slot { epoch, state: State::Free }),
+            None => to(State::Spent),
+        },
         _ => Refused,
     }
 }

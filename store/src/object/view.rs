@@ -43,8 +43,8 @@ pub enum SlotKind {
 impl Slots {
     /// True if the producer has published, and the slot is neither retired nor past that epoch [I11].
     pub fn is_published(&self, slot: u32, epoch: u32) -> bool {
-        let served = |state| matches!(state, State::Free | State::Open(_) | State::Live(_));
-        self.at(slot).is_some_and(|at| at.epoch == epoch && served(at.state))
+        let state = self.state_at(slot, epoch);
+        matches!(state, Some(State::Free | State::Open(_) | State::Live(_)))
             && self.header(slot).publish == ready(epoch)
     }
 
