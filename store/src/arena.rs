@@ -131,10 +131,8 @@ impl Arena {
         if self.extents() >= self.room {
             self.grow()?;
         }
-        let Some(allocation) = self.allocator.allocate(units as u32) else {
-            return Err(self.full(asked));
-        };
-        Ok(self.take(allocation))
+        let allocation = self.allocator.allocate(units as u32);
+        allocation.map(|found| self.take(found)).ok_or_else(|| self.full(asked))
     }
 
     /// Frees an extent. Refuses an extent that was not allocated here or has another length.

@@ -50,9 +50,11 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn host_len(&self) -> u64 {
         if self.host_base().is_some() { self.len() } else { 0 }
     }
-    /// What the host's CPU can access, for accesses without a call through a trait object. Use it
-    /// only while `self` lives.
-    fn host(&self) -> Option<HostRegion> {
+    /// What the host's CPU can access, for accesses without a call through a trait object.
+    ///
+    /// # Safety
+    /// The region may be used only while `self` lives.
+    unsafe fn host(&self) -> Option<HostRegion> {
         // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which the
         // caller ensures; mappings are page aligned.
         self.host_base().map(|base| unsafe { HostRegion::new(base, self.host_len()) })
@@ -116,7 +118,8 @@ impl Words for dyn Memory + '_ {
         self.flush();
     }
     fn prefetch(&self, offset: u64, len: u64) {
-        if let Some(host) = self.host() {
+        // SAFETY: `self` is borrowed meanwhile.
+        if let Some(host) = unsafe { self.host() } {
             host.prefetch(offset, len);
         }
     }
@@ -251,7 +254,8 @@ pub struct HostMemory {
 impl HostMemory {
     /// None for memory that the CPU cannot access.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
-        Some(Self { region: memory.host()?, memory })
+        // SAFETY: `memory` beside it lives as long.
+        Some(Self { region: unsafe { memory.host() }?, memory })
     }
 
     /// Its words and bytes.

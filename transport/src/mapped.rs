@@ -22,8 +22,8 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     pub(crate) fn new(memory: Arc<dyn Memory>) -> Self {
-        // `memory` beside it lives as long.
-        Self { host: memory.host(), memory }
+        // SAFETY: `memory` beside it lives as long.
+        Self { host: unsafe { memory.host() }, memory }
     }
 
     /// The address of `len` bytes at `offset`, if the CPU can access them and they are in bounds.

@@ -212,8 +212,7 @@ impl DeviceLog {
         let slot = self.layout.slot(x);
         let at = self.layout.header_off(slot);
         let publish = self.memory.load(at + PUBLISH_OFF)?;
-        let settled = publish == ready(epoch) || publish == dead(epoch);
-        if !settled && publish != writing(epoch) {
+        if ![ready(epoch), dead(epoch), writing(epoch)].contains(&publish) {
             return nothing;
         }
         let header = self.header(x)?;
