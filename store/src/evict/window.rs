@@ -1,6 +1,6 @@
 //! Contiguous eviction, for when single victims leave only small gaps: picks the sufficiently long
-//! range of neighbouring addresses with the fewest objects. It reads every extent, so it runs only after
-//! several failed evictions, not for each put.
+//! range of neighbouring addresses with the fewest objects. It reads every extent, so it runs only
+//! after several failed evictions, not for each put.
 
 use crate::arena::Extent;
 use crate::layout::Region;

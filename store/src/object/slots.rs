@@ -103,7 +103,8 @@ impl Slots {
     }
 
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
-    /// retired (the caller answers `Reclaimed` [I11]), if it is not READY, or if the header's payload is not the plan's.
+    /// retired (the caller answers `Reclaimed` [I11]), if it is not READY, or if the header's
+    /// payload is not the plan's.
     pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
         let arena = self.heap.layout().arena;
         let at = self.at(slot);
@@ -124,10 +125,11 @@ impl Slots {
         Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
     }
 
-    /// Ends a committed object or an open plan, and returns its extent: its owner word loses LIVE at
-    /// once, so no reader accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
-    /// (see [`Slots::restart_quarantines`]). Without, the slot is held until [`Slots::fenced`]
-    /// [I10]. `WrongState` if it was retired before or the epoch is past.
+    /// Ends a committed object or an open plan, and returns its extent: its owner word loses LIVE
+    /// at once, so no reader accepts it any more. With `fenced` no producer can write and
+    /// quarantine begins at `now_ns` (see [`Slots::restart_quarantines`]). Without, the slot is
+    /// held until [`Slots::fenced`] [I10]. `WrongState` if it was retired before or the epoch is
+    /// past.
     pub fn retire(
         &mut self,
         slot: u32,

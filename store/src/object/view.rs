@@ -41,7 +41,8 @@ pub enum SlotKind {
 }
 
 impl Slots {
-    /// True if the producer has published, and the slot is neither retired nor past that epoch [I11].
+    /// True if the producer has published, and the slot is neither retired nor past that epoch
+    /// [I11].
     pub fn is_published(&self, slot: u32, epoch: u32) -> bool {
         let state = self.state_at(slot, epoch);
         matches!(state, Some(State::Free | State::Open(_) | State::Live(_)))
