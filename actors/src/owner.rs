@@ -416,7 +416,7 @@ impl On<EvictWindow> for Owner {
     fn on(&mut self, m: EvictWindow, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
         let arena = self.durable.heap.layout().arena;
         let extents: Vec<_> = self.slots.extents().collect();
-        let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
+        let window = nkv_store::evict::cheapest_window(&extents, arena, m.0);
         let victims = window.unwrap_or_default();
         let (_, bytes) = self.retire(&victims, ObjectEnd::Evicted);
         self.reschedule(ctx);

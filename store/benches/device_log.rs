@@ -72,7 +72,7 @@ impl Process {
         let put = LogPut::new(self.layout, key, 4096, UNIT).unwrap();
         let mut line = ControlLine::unread();
         self.run(&mut line.read());
-        let Ok(bound) = put.room(&line) else { return false };
+        let Some(bound) = put.room(&line) else { return false };
         let open = self.claims.enter(bound).unwrap();
         let mut op = put.fetch_add();
         self.run(&mut op);
@@ -81,7 +81,7 @@ impl Process {
         let ClaimStep::Write(write) = put.claimed(old).next(line.heap_limit()) else {
             return false;
         };
-        black_box(write.payload_base());
+        black_box(write.object.payload_off());
         if much != Much::Claim {
             let object = write.publication();
             object.announce().iter_mut().for_each(|op| self.run(op));

@@ -35,11 +35,7 @@ impl Extent {
         self.len > 0
             && self.offset.is_multiple_of(PAYLOAD_ALIGN)
             && self.len.is_multiple_of(PAYLOAD_ALIGN)
-            && self.offset >= region.offset
-            && self
-                .offset
-                .checked_add(self.len)
-                .is_some_and(|e| e <= region.offset.saturating_add(region.len))
+            && region.covers(self.offset, self.len)
     }
 }
 
@@ -135,10 +131,8 @@ impl Arena {
         if self.extents() >= self.room {
             self.grow()?;
         }
-        let Some(allocation) = self.allocator.allocate(units as u32) else {
-            return Err(self.full(asked));
-        };
-        Ok(self.take(allocation))
+        let allocation = self.allocator.allocate(units as u32);
+        allocation.map(|found| self.take(found)).ok_or_else(|| self.full(asked))
     }
 
     /// Frees an extent. Refuses an extent that was not allocated here or has another length.
@@ -167,7 +161,7 @@ impl Arena {
             return Err(refused);
         };
         let (allocation, _) = entry.remove();
-        self.used_units -= u64::from(self.allocator.allocation_size(allocation));
+        self.used_units -= extent.len / PAYLOAD_ALIGN;
         self.allocator.free(allocation);
         Ok(())
     }
@@ -242,12 +236,7 @@ impl Arena {
 
     /// The same extents, with nodes for twice as many.
     fn grow(&mut self) -> Result<(), StoreError> {
-        let (base, allocator) = (self.region.offset, &self.allocator);
-        let extent = |a: &Allocation| Extent {
-            offset: base + u64::from(a.offset) * PAYLOAD_ALIGN,
-            len: u64::from(allocator.allocation_size(*a)) * PAYLOAD_ALIGN,
-        };
-        let extents: Vec<Extent> = self.taken.iter().map(extent).collect();
+        let extents: Vec<Extent> = self.taken.iter().map(|a| self.extent_of(*a)).collect();
         let room = self.room.saturating_mul(2);
         *self = Arena::rebuild_with_room(self.region, self.max_extents, room, &extents)?;
         Ok(())
@@ -278,7 +267,11 @@ impl Arena {
                 return Err(bad("has a length that is never placed"));
             }
             while next < first {
-                let filler = self.filler(first - next).ok_or_else(|| bad("cannot be reached"))?;
+                // In one piece where the bin of the hole at the end allows, else the largest bin.
+                let gap = first - next;
+                let filler = self.allocator.allocate(gap);
+                let filler = filler.or_else(|| self.allocator.allocate(bin_down(gap)));
+                let filler = filler.ok_or_else(|| bad("cannot be reached"))?;
                 next += self.allocator.allocation_size(filler);
                 fillers.push(filler);
             }
@@ -294,12 +287,6 @@ impl Arena {
         Ok(())
     }
 
-    /// A filler of at most `gap` units from the hole at the end: in one piece where that hole's bin
-    /// allows, else the largest bin that fits.
-    fn filler(&mut self, gap: u32) -> Option<Allocation> {
-        self.allocator.allocate(gap).or_else(|| self.allocator.allocate(bin_down(gap)))
-    }
-
     fn alloc_whole(&mut self, asked: u64) -> Result<Extent, StoreError> {
         if self.used_units > 0 {
             return Err(self.full(asked));
@@ -310,12 +297,16 @@ impl Arena {
     }
 
     fn take(&mut self, allocation: Allocation) -> Extent {
-        let units = u64::from(self.allocator.allocation_size(allocation));
-        self.used_units += units;
+        let extent = self.extent_of(allocation);
+        self.used_units += extent.len / PAYLOAD_ALIGN;
         self.taken.insert_unique(hash(allocation.offset), allocation, |a| hash(a.offset));
+        extent
+    }
+
+    fn extent_of(&self, allocation: Allocation) -> Extent {
         Extent {
             offset: self.region.offset + u64::from(allocation.offset) * PAYLOAD_ALIGN,
-            len: units * PAYLOAD_ALIGN,
+            len: u64::from(self.allocator.allocation_size(allocation)) * PAYLOAD_ALIGN,
         }
     }
 

@@ -29,18 +29,19 @@ mod retire;
 pub use accept::AbandonReply;
 pub use claim::{
     Abandon, Abort, BUMP_PTR_OFF, Claim, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF,
-    LogPut, PlanPath, Skip,
+    LogPut, Skip,
 };
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
-pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims, Ticket};
+pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims};
 pub use retire::Retire;
 
 use crate::error::StoreError;
-use crate::layout::{HEADER_BYTES, ObjHeader};
+use crate::layout::ObjHeader;
 use crate::memory::Memory;
-use known::{Kind, KnownClaims, Quarantine};
+use crate::quarantine::Quarantine;
+use known::{Kind, KnownClaims};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -90,7 +91,8 @@ pub struct DeviceLog {
     clear_below: u64,
     /// Number of the hole check in progress.
     check: Option<u64>,
-    quarantine: Quarantine,
+    /// Positions of retired claims.
+    quarantine: Quarantine<u64>,
     counts: LogCounts,
     usage: LogUsage,
 }
@@ -146,16 +148,6 @@ impl DeviceLog {
         Ok(bump - bump % self.layout.unit())
     }
 
-    /// Position up to which claims may be written: the value of `heap_limit`. It never decreases.
-    pub fn heap_limit(&self) -> u64 {
-        self.limit
-    }
-
-    /// Position of the tail, in bytes since the log was formatted.
-    pub fn tail(&self) -> u64 {
-        self.tail
-    }
-
     /// The first position of which the owner has read no header: the next new claim begins here.
     pub fn frontier(&self) -> u64 {
         self.frontier
@@ -171,8 +163,7 @@ impl DeviceLog {
         self.usage
     }
 
-    /// Claimed bytes that are not settled. `counts().settled_bytes()` plus this is
-    /// `claimed_bytes()`, at any time.
+    /// Claimed bytes that are not settled.
     pub fn unsettled_bytes(&self) -> Result<u64, StoreError> {
         let gaps: u64 = self.gaps.iter().map(|gap| gap.end - gap.start).sum();
         let ahead: u64 = self.ahead.values().sum();
@@ -241,8 +232,6 @@ impl LogLayout {
         tail.saturating_add(self.log_bytes()).min(self.end())
     }
 }
-
-const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);
 
 #[cfg(test)]
 mod tests;

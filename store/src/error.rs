@@ -85,6 +85,20 @@ impl StoreError {
         Self::Os { call, path: path.into(), source: source.into() }
     }
 
+    /// `OutOfBounds` unless `len` bytes at `offset` are inside the segment.
+    #[inline]
+    pub(crate) fn check_bounds(
+        what: &'static str,
+        offset: u64,
+        len: u64,
+        segment_len: u64,
+    ) -> Result<(), Self> {
+        match offset.checked_add(len) {
+            Some(end) if end <= segment_len => Ok(()),
+            _ => Err(Self::OutOfBounds { what, offset, len, segment_len }),
+        }
+    }
+
     /// `SegmentInUse` for a segment name that exists.
     pub(crate) fn in_use(path: &std::path::Path) -> Self {
         Self::InUse(format!(

@@ -3,6 +3,7 @@
 //! threads, and segments are not mapped there (MADV_DONTFORK). So a handle returns an error instead
 //! of crashing, and dropping a value in a child touches nothing outside the child.
 
+use crate::memory::AnonMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
@@ -36,15 +37,9 @@ impl ProcessMark {
     }
 }
 
-impl Default for ProcessMark {
-    fn default() -> Self {
-        Self::here()
-    }
-}
-
 /// A value whose drop affects what the process shares with its children: dropped in the process
 /// that made it, leaked in a child.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct OwnProcessOnly<T> {
     value: ManuallyDrop<T>,
     made: ProcessMark,
@@ -102,14 +97,14 @@ fn take_number(word: &AtomicU64) -> u64 {
 }
 
 fn wiped_on_fork() -> Option<&'static AtomicU64> {
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    use rustix::mm::{Advice, madvise};
     const PAGE: usize = 4096;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh private mapping at an address of the kernel's choice; never unmapped.
-    let at = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE) }
-        .ok()?;
+    let page = AnonMap::new(PAGE).ok()?;
+    let at = page.base().as_ptr();
     // SAFETY: the page just mapped, which holds nothing yet.
-    unsafe { madvise(at, PAGE, Advice::LinuxWipeOnFork) }.ok()?;
+    unsafe { madvise(at.cast(), PAGE, Advice::LinuxWipeOnFork) }.ok()?;
+    // Never unmapped.
+    std::mem::forget(page);
     // SAFETY: mapped for ever, aligned, zero, and accessed atomically alone.
     Some(unsafe { AtomicU64::from_ptr(at.cast()) })
 }

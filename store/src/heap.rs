@@ -4,16 +4,16 @@
 use crate::arming::arm;
 use crate::device_log::MIN_LOG_UNITS;
 use crate::error::StoreError;
-use crate::incarnation::{boot_id, new_incarnation};
+use crate::incarnation::{boot_id, random_u64};
 use crate::layout::{
     AtomicDomain, CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC,
     PAYLOAD_ALIGN, REGIONS, Region, RegionKind,
 };
 use crate::memory::{HostMemory, Memory};
-use crate::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, SegmentLayout, check_regions};
+use crate::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, SegmentLayout};
 use crate::{index, pins};
 use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// The first epoch of every heap slot.
 pub const FIRST_EPOCH: u32 = 1;
@@ -52,7 +52,7 @@ impl Default for HeapConfig {
             log_bytes: 0,
             rank: 0,
             segment_id: 0,
-            incarnation: new_incarnation(),
+            incarnation: random_u64(),
             boot_id: boot_id(),
             quarantine_ms: 50,
             water_hi: 95,
@@ -161,14 +161,7 @@ impl Heap {
     pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
         config.validate()?;
         let (ctl, ext) = control_block(config);
-        if memory.len() < ext.segment_bytes {
-            return Err(StoreError::OutOfBounds {
-                what: "format",
-                offset: 0,
-                len: ext.segment_bytes,
-                segment_len: memory.len(),
-            });
-        }
+        StoreError::check_bounds("format", 0, ext.segment_bytes, memory.len())?;
         memory.store(EXT_OFF, 0)?;
         memory.write(0, ctl.as_bytes())?;
         memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;
@@ -188,13 +181,9 @@ impl Heap {
         if memory.load(EXT_OFF)? != MAGIC {
             return Err(bad("it has no magic: not formatted yet, or not a segment".to_string()));
         }
-        let mut page = [0u8; CTL_BYTES as usize];
-        memory.read(0, &mut page)?;
-        let ctl = HeapCtl::read_from_prefix(&page).map(|(c, _)| c);
-        let ext = HeapExt::read_from_prefix(&page[EXT_OFF as usize..]).map(|(e, _)| e);
-        let (Ok(ctl), Ok(ext)) = (ctl, ext) else {
-            return Err(bad("its control block cannot be read".to_string()));
-        };
+        let (mut ctl, mut ext) = (HeapCtl::default(), HeapExt::default());
+        memory.read(0, ctl.as_mut_bytes())?;
+        memory.read(EXT_OFF, ext.as_mut_bytes())?;
         let (layout, identity) = check(&ctl, &ext, memory.len())?;
         Ok(Heap { memory, layout, identity })
     }
@@ -272,37 +261,31 @@ fn check(
     if ext.segment_bytes > memory_len {
         return Err(bad(format!("it claims {} bytes, {memory_len} are mapped", ext.segment_bytes)));
     }
-    check_regions(&ext.regions, ext.segment_bytes)?;
-    let region = |kind: RegionKind| ext.regions[kind as usize];
-    let (headers, log, arena) =
-        (region(RegionKind::Headers), region(RegionKind::Log), region(RegionKind::Arena));
-    if headers.len != u64::from(ctl.hdr_count) * HEADER_BYTES {
-        return Err(bad(format!(
-            "{} slots in a header region of {} bytes",
-            ctl.hdr_count, headers.len
-        )));
-    }
-    let log_in_order = log.len == u64::from(ext.log_slots) * PAYLOAD_ALIGN
-        && u64::from(ext.log_unit) == PAYLOAD_ALIGN;
-    if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || !log_in_order {
-        return Err(bad("its control block and its region table disagree".to_string()));
-    }
     let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
-    let atomic_domain = AtomicDomain::try_from(ext.atomic_domain)
-        .map_err(|n| bad(format!("an atomic domain {n} is not known to this program")))?;
+    let number = ext.atomic_domain;
+    let atomic_domain = AtomicDomain::ALL
+        .into_iter()
+        .find(|domain| *domain as u32 == number)
+        .ok_or_else(|| bad(format!("an atomic domain {number} is not known to this program")))?;
+    let region = |kind: RegionKind| ext.regions[kind as usize];
     let layout = SegmentLayout {
         segment_bytes: ext.segment_bytes,
         slots: ctl.hdr_count,
         log_slots: ext.log_slots,
-        header_base: headers.offset,
+        header_base: ctl.hdr_base,
         index: region(RegionKind::Index),
         pins: region(RegionKind::Pins),
-        log,
-        arena,
+        log: region(RegionKind::Log),
+        arena: region(RegionKind::Arena),
         quarantine_ms: ext.quarantine_ms,
         atomic_domain,
     };
+    let unit = u64::from(ext.log_unit);
+    let agree = ctl.heap_base == layout.arena.offset && unit == PAYLOAD_ALIGN;
+    if !agree || layout.regions() != ext.regions {
+        return Err(bad("its control block and its region table disagree".to_string()));
+    }
     layout.check()?;
     if ext.incarnation == 0 {
         return Err(bad("it has incarnation 0, which means none".to_string()));

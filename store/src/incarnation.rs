@@ -3,14 +3,9 @@
 
 use crate::random::{OsRandom, Random};
 
-/// A random number from the kernel that is never 0.
+/// A random number from the kernel that is never 0, such as a new incarnation [I3].
 pub fn random_u64() -> u64 {
     OsRandom.u64()
-}
-
-/// A new incarnation: random, never 0, never repeated [I3].
-pub fn new_incarnation() -> u64 {
-    random_u64()
 }
 
 /// First 8 bytes of the kernel's boot id. Two processes with the same one run on the same kernel,
@@ -33,7 +28,7 @@ mod tests {
 
     #[test]
     fn i3_incarnations_are_not_zero_and_do_not_repeat() {
-        let mut seen: Vec<u64> = (0..1000).map(|_| new_incarnation()).collect();
+        let mut seen: Vec<u64> = (0..1000).map(|_| random_u64()).collect();
         assert!(!seen.contains(&0));
         seen.sort_unstable();
         seen.dedup();

@@ -90,26 +90,24 @@ pub fn probe<W: Words + ?Sized>(words: &W, bucket: u64, key: KeyId) -> impl Iter
     words_of(bucket).filter_map(entry)
 }
 
-/// Entries that did not fit into their pair of buckets.
-type Overflow = HashMap<u64, Vec<(KeyId, u32, u32)>>;
-
 /// The owner's side of the index. Bounded by the slots of the segment: a slot has one entry.
 #[derive(Debug)]
 pub struct Index {
     memory: Arc<dyn Memory>,
     region: Region,
-    /// By the offset of the first bucket of the pair. Only the owner finds these.
-    overflow: Overflow,
+    /// Entries that did not fit into their pair of buckets, by the offset of its first bucket. Only
+    /// the owner finds these.
+    overflow: HashMap<u64, Vec<(KeyId, u32, u32)>>,
     overflowed: u64,
 }
 
 impl Index {
     /// The index in this region of a segment, emptied.
     pub fn empty(memory: Arc<dyn Memory>, region: Region) -> Index {
-        let index = Index { memory, region, overflow: Overflow::default(), overflowed: 0 };
+        let index = Index { memory, region, overflow: HashMap::new(), overflowed: 0 };
         for at in (region.offset..region.offset + region.len).step_by(8) {
             // Does not write to pages that were never written.
-            if index.load(at) != 0 {
+            if index.memory.load(at).is_ok_and(|word| word != 0) {
                 index.store(at, 0);
             }
         }
@@ -153,17 +151,11 @@ impl Index {
     /// miss, None is exact.
     pub fn find(&self, key: KeyId, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let buckets = buckets_of(&self.region, key)?;
-        for word in buckets.into_iter().flat_map(|at| self.bucket(at)) {
-            let entry = Entry::of_word(word, key);
-            if let Some(entry) = entry.filter(|entry| is(entry.slot)) {
-                return Some(entry.slot);
-            }
-        }
-        if self.overflowed == 0 {
-            return None;
-        }
+        let words = buckets.into_iter().flat_map(|at| self.bucket(at));
+        let slots = words.filter_map(|word| Entry::of_word(word, key)).map(|entry| entry.slot);
         let beside = self.overflow.get(&pair(&buckets)).into_iter().flatten();
-        beside.filter(|(k, ..)| *k == key).map(|(_, slot, _)| *slot).find(|slot| is(*slot))
+        let beside = beside.filter(|(k, ..)| *k == key).map(|(_, slot, _)| *slot);
+        slots.chain(beside).find(|slot| is(*slot))
     }
 
     /// Entries that did not fit into their buckets, which no reader finds.
@@ -178,13 +170,8 @@ impl Index {
         }
     }
 
-    // Memory that cannot be reached (a device lost) yields no entry; its headers fail for every
-    // reader too.
-    fn load(&self, at: u64) -> u64 {
-        self.memory.load(at).unwrap_or(0)
-    }
-
-    /// A bucket's words, read by one call to the memory.
+    /// A bucket's words, read by one call to the memory. Memory that cannot be reached (a device
+    /// lost) yields no entry; its headers fail for every reader too.
     fn bucket(&self, at: u64) -> [u64; ENTRIES] {
         let mut words = [0; ENTRIES];
         let read = self.memory.read(at, words.as_mut_bytes());

@@ -99,27 +99,16 @@ pub enum AtomicDomain {
     Nic = 1,
 }
 
-impl TryFrom<u32> for AtomicDomain {
-    type Error = u32;
-
-    fn try_from(number: u32) -> Result<Self, u32> {
-        match number {
-            0 => Ok(Self::Cpu),
-            1 => Ok(Self::Nic),
-            other => Err(other),
-        }
-    }
+impl AtomicDomain {
+    pub(crate) const ALL: [Self; 2] = [Self::Cpu, Self::Nic];
 }
 
 impl std::str::FromStr for AtomicDomain {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "cpu" => Ok(Self::Cpu),
-            "nic" => Ok(Self::Nic),
-            other => Err(format!("cpu or nic, not '{other}'")),
-        }
+        let named = Self::ALL.into_iter().find(|domain| domain.to_string() == text);
+        named.ok_or_else(|| format!("cpu or nic, not '{text}'"))
     }
 }
 
@@ -159,6 +148,14 @@ pub struct Region {
     pub len: u64,
 }
 
+impl Region {
+    /// Whether `len` bytes at `offset` lie in it.
+    pub fn covers(&self, offset: u64, len: u64) -> bool {
+        let end = offset.checked_add(len);
+        offset >= self.offset && end.is_some_and(|end| end <= self.offset.saturating_add(self.len))
+    }
+}
+
 /// Entries of a region table.
 pub const REGIONS: usize = 7;
 
@@ -172,7 +169,7 @@ pub enum RegionKind {
     Headers = 1,
     /// One-sided index buckets.
     Index = 2,
-    /// Announce ring.
+    /// Announce ring, for which the layout keeps room; nkv uses none.
     Announce = 3,
     /// Device log payloads.
     Log = 4,
@@ -222,32 +219,6 @@ pub const PUBLISH_OFF: u64 = 40;
 pub const LAST_ACCESS_OFF: u64 = 48;
 /// Offset of the owner word in a header.
 pub const OWNER_OFF: u64 = 56;
-
-/// A record of the announce ring (64 bytes), for which the layout keeps room; nkv uses none.
-#[repr(C, align(64))]
-#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct Announce {
-    /// xxh64 of the key.
-    pub key_hash: u64,
-    /// Rank that owns the object.
-    pub owner_rank: u32,
-    /// Epoch of the slot.
-    pub epoch: u32,
-    /// Offset of the header.
-    pub header_off: u64,
-    /// Offset of page 0.
-    pub payload_off: u64,
-    /// Number of pages.
-    pub n_pages: u32,
-    /// Bytes per page.
-    pub page_size: u32,
-    /// Logical bytes.
-    pub bytes_total: u64,
-    /// SipHash-2-4 of the key under the key of the job [I16].
-    pub key_check: u64,
-    /// Written last, by an ordered write of its own.
-    pub seq: u64,
-}
 
 /// Values of the publish word's low half.
 pub mod state {
@@ -305,12 +276,8 @@ offsets!(ObjHeader, 64, {
     key_hash: 0, n_pages: 8, page_size: 12, payload_base: 16, bytes_total: 24, key_check: 32,
     publish: 40, last_access: 48, owner: 56,
 });
-offsets!(Announce, 64, {
-    key_hash: 0, owner_rank: 8, epoch: 12, header_off: 16, payload_off: 24, n_pages: 32,
-    page_size: 36, bytes_total: 40, key_check: 48, seq: 56,
-});
 const _: () = {
     assert!(EXT_OFF as usize >= size_of::<HeapCtl>());
     assert!(EXT_OFF as usize + size_of::<HeapExt>() <= CTL_BYTES as usize);
-    assert!(align_of::<ObjHeader>() == 64 && align_of::<Announce>() == 64);
+    assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize && align_of::<ObjHeader>() == 64);
 };

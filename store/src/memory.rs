@@ -5,7 +5,7 @@
 mod split;
 
 use crate::error::StoreError;
-use crate::words::{self, Words};
+use crate::words::Words;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -50,6 +50,15 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn host_len(&self) -> u64 {
         if self.host_base().is_some() { self.len() } else { 0 }
     }
+    /// What the host's CPU can access, for accesses without a call through a trait object.
+    ///
+    /// # Safety
+    /// The region may be used only while `self` lives.
+    unsafe fn host(&self) -> Option<HostRegion> {
+        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which the
+        // caller ensures; mappings are page aligned.
+        self.host_base().map(|base| unsafe { HostRegion::new(base, self.host_len()) })
+    }
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
@@ -78,10 +87,7 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
 /// order that `words` asks for or a stronger one.
 impl Words for dyn Memory + '_ {
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.len()) {
-            return Ok(());
-        }
-        Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len() })
+        StoreError::check_bounds(what, offset, len, self.len())
     }
     fn load_word(&self, offset: u64, _: Ordering) -> Result<u64, StoreError> {
         self.load(offset)
@@ -112,10 +118,9 @@ impl Words for dyn Memory + '_ {
         self.flush();
     }
     fn prefetch(&self, offset: u64, len: u64) {
-        if let Some(base) = self.host_base()
-            && offset.checked_add(len).is_some_and(|end| end <= self.host_len())
-        {
-            crate::streaming::prefetch(base.as_ptr().wrapping_add(offset as usize), len as usize);
+        // SAFETY: `self` is borrowed meanwhile.
+        if let Some(host) = unsafe { self.host() } {
+            host.prefetch(offset, len);
         }
     }
 }
@@ -157,19 +162,11 @@ impl HostRegion {
     }
 
     /// The address of `len` bytes at `offset`; valid as long as the region is.
-    pub fn address(&self, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
-        let at = self.at("address", offset, len)?;
-        // An address inside a region whose base is not null.
-        Ok(NonNull::new(at).unwrap_or(self.base))
-    }
-
     #[inline]
-    fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<*mut u8, StoreError> {
-        match offset.checked_add(len) {
-            // SAFETY: offset + len <= self.len, within the range `new` was promised.
-            Some(end) if end <= self.len => Ok(unsafe { self.base.as_ptr().add(offset as usize) }),
-            _ => Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len }),
-        }
+    pub fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
+        StoreError::check_bounds(what, offset, len, self.len)?;
+        // SAFETY: offset + len <= self.len, within the range `new` was promised.
+        Ok(unsafe { self.base.add(offset as usize) })
     }
 
     #[inline]
@@ -180,43 +177,7 @@ impl HostRegion {
         }
         // SAFETY: in bounds, aligned (base is), and only ever accessed atomically or under the
         // header protocol [I1].
-        Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
-    }
-
-    /// Copies out, as [`Memory::read`].
-    #[inline]
-    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        words::read(self, offset, dst)
-    }
-
-    /// Copies in, as [`Memory::write`].
-    #[inline]
-    pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        words::write(self, offset, src)
-    }
-
-    /// Loads a word (acquire).
-    #[inline]
-    pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        words::load(self, offset)
-    }
-
-    /// Stores a word (release).
-    #[inline]
-    pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        words::store(self, offset, value)
-    }
-
-    /// Compare-and-swap (acquire-release); the word found.
-    #[inline]
-    pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        words::compare_swap(self, offset, expect, new)
-    }
-
-    /// Fetch-and-add (acquire-release); the word before.
-    #[inline]
-    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        words::fetch_add(self, offset, add)
+        Ok(unsafe { AtomicU64::from_ptr(p.as_ptr().cast()) })
     }
 }
 
@@ -258,14 +219,14 @@ impl Words for HostRegion {
     fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let p = self.at("read", offset, dst.len() as u64)?;
         // SAFETY: in bounds; a concurrent writer makes the copy stale, which [I7] detects.
-        unsafe { crate::streaming::copy_out(p, dst.as_mut_ptr(), dst.len()) };
+        unsafe { crate::streaming::copy_out(p.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 
     fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         let p = self.at("write", offset, src.len() as u64)?;
         // SAFETY: in bounds; only the holder of the plan writes an extent [I10].
-        unsafe { crate::streaming::copy_in(src.as_ptr(), p, src.len()) };
+        unsafe { crate::streaming::copy_in(src.as_ptr(), p.as_ptr(), src.len()) };
         Ok(())
     }
 
@@ -277,7 +238,7 @@ impl Words for HostRegion {
     #[inline]
     fn prefetch(&self, offset: u64, len: u64) {
         if let Ok(at) = self.at("prefetch", offset, len) {
-            crate::streaming::prefetch(at, len as usize);
+            crate::streaming::prefetch(at.as_ptr(), len as usize);
         }
     }
 }
@@ -293,11 +254,8 @@ pub struct HostMemory {
 impl HostMemory {
     /// None for memory that the CPU cannot access.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
-        let base = memory.host_base()?;
-        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
-        // beside it ensures; mappings are page aligned.
-        let region = unsafe { HostRegion::new(base, memory.host_len()) };
-        Some(Self { region, memory })
+        // SAFETY: `memory` beside it lives as long.
+        Some(Self { region: unsafe { memory.host() }?, memory })
     }
 
     /// Its words and bytes.
@@ -312,104 +270,112 @@ impl HostMemory {
     }
 }
 
-/// Implements [`Memory`] for a type with a `region: HostRegion` field and an `export_handle()`.
+/// Implements [`Memory`] for a type with a `region: HostRegion` field; `$export` is how other
+/// processes reach it.
 macro_rules! host_memory {
-    ($t:ty) => {
+    ($t:ty, $export:expr) => {
         impl $crate::memory::Memory for $t {
             fn len(&self) -> u64 {
                 self.region.len()
             }
             fn export(&self) -> $crate::memory::Export {
-                self.export_handle()
+                let export: fn(&$t) -> $crate::memory::Export = $export;
+                export(self)
             }
             fn host_base(&self) -> Option<std::ptr::NonNull<u8>> {
                 Some(self.region.base())
             }
-            #[inline]
-            fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::error::StoreError> {
-                self.region.read(offset, dst)
+            fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::StoreError> {
+                $crate::words::read(&self.region, offset, dst)
             }
-            #[inline]
-            fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::error::StoreError> {
-                self.region.write(offset, src)
+            fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::StoreError> {
+                $crate::words::write(&self.region, offset, src)
             }
-            #[inline]
-            fn load(&self, offset: u64) -> Result<u64, $crate::error::StoreError> {
-                self.region.load(offset)
+            fn load(&self, offset: u64) -> Result<u64, $crate::StoreError> {
+                $crate::words::load(&self.region, offset)
             }
-            #[inline]
-            fn store(&self, offset: u64, value: u64) -> Result<(), $crate::error::StoreError> {
-                self.region.store(offset, value)
+            fn store(&self, offset: u64, value: u64) -> Result<(), $crate::StoreError> {
+                $crate::words::store(&self.region, offset, value)
             }
-            #[inline]
             fn compare_swap(
                 &self,
-                offset: u64,
+                at: u64,
                 expect: u64,
                 new: u64,
-            ) -> Result<u64, $crate::error::StoreError> {
-                self.region.compare_swap(offset, expect, new)
+            ) -> Result<u64, $crate::StoreError> {
+                $crate::words::compare_swap(&self.region, at, expect, new)
             }
-            #[inline]
-            fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::error::StoreError> {
-                self.region.fetch_add(offset, add)
+            fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::StoreError> {
+                $crate::words::fetch_add(&self.region, offset, add)
             }
         }
     };
 }
 pub(crate) use host_memory;
 
+/// A private anonymous mapping: zero bytes, page aligned.
+#[derive(Debug)]
+pub(crate) struct AnonMap {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is private to this value, like a Box<[u8]>.
+unsafe impl Send for AnonMap {}
+// SAFETY: as above; access is in the hands of the value that it is part of.
+unsafe impl Sync for AnonMap {}
+
+impl AnonMap {
+    /// Maps `len` bytes, at least 1.
+    pub(crate) fn new(len: usize) -> Result<Self, StoreError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let (len, protection) = (len.max(1), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh private mapping at an address of the kernel's choice.
+        let at =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }
+                .map_err(|e| StoreError::os("mmap", format!("{len} anonymous bytes"), e))?;
+        let base = NonNull::new(at.cast())
+            .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
+        Ok(Self { base, len })
+    }
+
+    /// First byte; mapped until the value is dropped.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for AnonMap {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; no access can follow, `self` is gone.
+        let r = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(r.is_ok(), "munmap of our own mapping failed");
+    }
+}
+
 /// Anonymous memory of this process only: for tests, models and simulation.
 #[derive(Debug)]
 pub struct AnonMemory {
     region: HostRegion,
+    _map: AnonMap,
 }
 
 impl AnonMemory {
     /// Maps `len` zero bytes (page aligned).
     pub fn new(len: u64) -> Result<Self, StoreError> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let bytes = (len.max(1)) as usize;
-        // SAFETY: a fresh private mapping at an address of the kernel's choice.
-        let p = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }
-        .map_err(|e| StoreError::os("mmap", format!("{bytes} anonymous bytes"), e))?;
-        let base = NonNull::new(p.cast())
-            .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
-        // SAFETY: the mapping is page aligned, `len` long, and unmapped only in Drop.
-        let region = unsafe { HostRegion::new(base, len) };
-        Ok(Self { region })
-    }
-
-    fn export_handle(&self) -> Export {
-        Export::Private
+        let map = AnonMap::new(len as usize)?;
+        // SAFETY: the mapping is page aligned, `len` long, and unmapped only with `_map`.
+        let region = unsafe { HostRegion::new(map.base(), len) };
+        Ok(Self { region, _map: map })
     }
 }
 
-host_memory!(AnonMemory);
-
-impl Drop for AnonMemory {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; no access can follow, `self` is gone.
-        let r = unsafe {
-            rustix::mm::munmap(
-                self.region.base().as_ptr().cast(),
-                self.region.len().max(1) as usize,
-            )
-        };
-        debug_assert!(r.is_ok(), "munmap of our own mapping failed");
-    }
-}
+host_memory!(AnonMemory, |_| Export::Private);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::words;
 
     #[test]
     fn accesses_outside_or_misaligned_are_refused() {

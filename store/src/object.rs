@@ -19,9 +19,9 @@ pub use desc::ObjectDesc;
 pub use holders::Holders;
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
-pub use slots::{Committed, Freed, Retired, RetiredState, Slots};
+pub use slots::{Committed, Freed, Slots};
 pub use usage::Usage;
-pub use view::{SlotKind, SlotReport, WriteProgress};
+pub use view::{SlotKind, SlotReport};
 
 use crate::error::StoreError;
 use crate::heap::Heap;
@@ -31,7 +31,7 @@ use crate::layout::{
     state, word,
 };
 use crate::words::{self, Words};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// What a reader expects of the object it wants, from a location or a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreada
         return Err(Unreadable::OtherKey);
     }
     let as_copied = h.payload_base == e.payload_base && h.bytes_total == e.bytes_total;
-    if !as_copied || !inside(h, arena) {
+    if !as_copied || !arena.covers(h.payload_base, h.bytes_total) {
         return Err(Unreadable::BadExtent);
     }
     Ok(())
@@ -90,12 +90,6 @@ pub fn unchanged(before: &ObjHeader, after: &ObjHeader) -> bool {
 /// The key identity in a header.
 pub fn key_of(h: &ObjHeader) -> KeyId {
     KeyId { hash: h.key_hash, check: h.key_check }
-}
-
-fn inside(h: &ObjHeader, arena: &Region) -> bool {
-    let end = h.payload_base.checked_add(h.bytes_total);
-    let limit = arena.offset.checked_add(arena.len);
-    h.payload_base >= arena.offset && end.zip(limit).is_some_and(|(end, limit)| end <= limit)
 }
 
 /// The first 40 bytes of a header, which the producer writes with one write, before (WRITING,
@@ -138,7 +132,7 @@ pub fn dead(epoch: u32) -> u64 {
 /// Reads a header by its segment offset, word by word, each an acquire load.
 #[inline]
 pub(crate) fn header_at<W: Words + ?Sized>(words: &W, at: u64) -> Result<ObjHeader, StoreError> {
-    let mut header = ObjHeader::new_zeroed();
+    let mut header = ObjHeader::default();
     words::read(words, at, header.as_mut_bytes())?;
     Ok(header)
 }
@@ -162,23 +156,11 @@ pub(crate) fn settled_header<W: Words + ?Sized>(
 
 /// Reads one header, its publish and owner words first (acquire), then its fields [I7].
 pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
-    let layout = heap.layout();
-    if slot >= layout.slots {
-        return Err(StoreError::OutOfBounds {
-            what: "header slot",
-            offset: u64::from(slot),
-            len: 1,
-            segment_len: u64::from(layout.slots),
-        });
-    }
-    let at = layout.header_off(slot);
-    let publish = heap.memory().load(at + PUBLISH_OFF)?;
-    let owner = heap.memory().load(at + OWNER_OFF)?;
-    let mut bytes = [0; HEADER_BYTES as usize];
-    heap.memory().read(at, &mut bytes)?;
-    let fields = ObjHeader::read_from_bytes(&bytes)
-        .map_err(|_| StoreError::BadSegment("a header is not 64 bytes".to_string()))?;
-    Ok(ObjHeader { publish, owner, ..fields })
+    let (memory, at) = (heap.memory(), heap.layout().header_off(slot));
+    let (publish, owner) = (memory.load(at + PUBLISH_OFF)?, memory.load(at + OWNER_OFF)?);
+    let mut header = ObjHeader::default();
+    memory.read(at, header.as_mut_bytes())?;
+    Ok(ObjHeader { publish, owner, ..header })
 }
 
 #[cfg(test)]

@@ -88,20 +88,6 @@ impl Table {
     fn used<W: Words + ?Sized>(&self, words: &W) -> Result<u32, StoreError> {
         Ok(words::load(words, self.offset)?.min(u64::from(PINS)) as u32)
     }
-
-    /// Calls `see` for every pin. For the owner, after its fence.
-    fn scan<W: Words + ?Sized>(
-        &self,
-        words: &W,
-        see: &mut impl FnMut(u32, u32),
-    ) -> Result<(), StoreError> {
-        for at in 0..self.used(words)? {
-            if let Some((slot, epoch)) = object_of(words::load(words, self.word(at))?) {
-                see(slot, epoch);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Every (slot, epoch) that some table names. Call it after LIVE was cleared and after a fence
@@ -112,9 +98,9 @@ pub fn scan<W: Words + ?Sized>(
 ) -> Result<HashSet<(u32, u32)>, StoreError> {
     let mut pinned = HashSet::new();
     for table in (0..TABLES).filter_map(|n| Table::of(pins, n)) {
-        table.scan(words, &mut |slot, epoch| {
-            pinned.insert((slot, epoch));
-        })?;
+        for at in 0..table.used(words)? {
+            pinned.extend(object_of(words::load(words, table.word(at))?));
+        }
     }
     Ok(pinned)
 }

@@ -153,17 +153,13 @@ impl Reader {
             }
         }
         for key in keys {
-            self.prefetch_header(*key);
+            let Some([home, _]) = index::buckets_of(&self.layout.index, *key) else { continue };
+            if let Some(entry) = index::probe(self.words(), home, *key).next() {
+                self.words().prefetch(self.layout.header_off(entry.slot), HEADER_BYTES);
+            }
         }
         for (key, found) in keys.iter().zip(found).filter(|(_, found)| found.is_none()) {
             *found = self.find(*key);
-        }
-    }
-
-    fn prefetch_header(&self, key: KeyId) {
-        let Some([home, _]) = index::buckets_of(&self.layout.index, key) else { return };
-        if let Some(entry) = index::probe(self.words(), home, key).next() {
-            self.words().prefetch(self.layout.header_off(entry.slot), HEADER_BYTES);
         }
     }
 

@@ -48,20 +48,24 @@ impl SegmentLayout {
     /// block or another process states them: sizes are possible, and all regions lie inside the
     /// segment and do not overlap. A caller that did not lay out the segment must call it first.
     pub fn check(&self) -> Result<(), StoreError> {
-        let mut regions = [Region::default(); REGIONS];
-        let headers =
-            Region { offset: self.header_base, len: u64::from(self.slots) * HEADER_BYTES };
-        for (kind, region) in [
-            (RegionKind::Ctl, Region { offset: 0, len: CTL_BYTES }),
-            (RegionKind::Headers, headers),
-            (RegionKind::Index, self.index),
-            (RegionKind::Pins, self.pins),
-            (RegionKind::Log, self.log),
-            (RegionKind::Arena, self.arena),
-        ] {
-            regions[kind as usize] = region;
+        let regions = self.regions();
+        for (i, r) in regions.iter().enumerate() {
+            let payload = i == RegionKind::Log as usize || i == RegionKind::Arena as usize;
+            let unit = if payload { PAYLOAD_ALIGN } else { HEADER_BYTES };
+            let inside = r.offset.checked_add(r.len).is_some_and(|end| end <= self.segment_bytes);
+            if !inside || !r.offset.is_multiple_of(unit) || !r.len.is_multiple_of(unit) {
+                return Err(StoreError::BadSegment(format!(
+                    "region {i} ({r:?}) is misaligned or outside the segment"
+                )));
+            }
+            for (j, s) in regions.iter().enumerate().take(i) {
+                let empty = r.len == 0 || s.len == 0;
+                // The sum cannot overflow: `s` was found inside the segment before `r` is checked.
+                if !empty && r.offset < s.offset + s.len && s.offset < r.offset + r.len {
+                    return Err(StoreError::BadSegment(format!("regions {j} and {i} overlap")));
+                }
+            }
         }
-        check_regions(&regions, self.segment_bytes)?;
         // Neither sum overflows: both lie inside the segment and do not overlap.
         let payloads = self.arena.len + self.log.len;
         if self.arena.len == 0 || payloads > MAX_ARENA_BYTES {
@@ -99,6 +103,24 @@ impl SegmentLayout {
         Ok(())
     }
 
+    /// The region table that belongs in its control block.
+    pub(crate) fn regions(&self) -> [Region; REGIONS] {
+        let headers =
+            Region { offset: self.header_base, len: u64::from(self.slots) * HEADER_BYTES };
+        let mut regions = [Region::default(); REGIONS];
+        for (kind, region) in [
+            (RegionKind::Ctl, Region { offset: 0, len: CTL_BYTES }),
+            (RegionKind::Headers, headers),
+            (RegionKind::Index, self.index),
+            (RegionKind::Pins, self.pins),
+            (RegionKind::Log, self.log),
+            (RegionKind::Arena, self.arena),
+        ] {
+            regions[kind as usize] = region;
+        }
+        regions
+    }
+
     /// Segment offset of a slot's header. A slot that does not exist gives [`NOWHERE`], which every
     /// memory refuses: the number may come from another process.
     pub fn header_off(&self, slot: u32) -> u64 {
@@ -106,13 +128,6 @@ impl SegmentLayout {
             return NOWHERE;
         }
         self.header_base + u64::from(slot) * HEADER_BYTES
-    }
-
-    /// The slot whose header starts at this segment offset.
-    pub fn slot_of(&self, header_off: u64) -> Option<u32> {
-        let at = header_off.checked_sub(self.header_base)?;
-        let slot = u32::try_from(at / HEADER_BYTES).ok()?;
-        (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
     }
 
     /// The device log, if there is one.
@@ -129,13 +144,8 @@ impl SegmentLayout {
 
     /// Region of all payloads: the log, followed by the arena.
     pub fn payloads(&self) -> Region {
-        if self.log.len == 0 {
-            return self.arena;
-        }
-        Region {
-            offset: self.log.offset,
-            len: self.arena.offset + self.arena.len - self.log.offset,
-        }
+        let log = self.log.len;
+        Region { offset: self.arena.offset - log, len: log + self.arena.len }
     }
 
     /// Whether an RDMA device alone counts the claims in the device log [I1].
@@ -147,35 +157,4 @@ impl SegmentLayout {
     pub fn quarantine_ns(&self) -> u64 {
         u64::from(self.quarantine_ms) * 1_000_000
     }
-}
-
-pub(crate) fn check_regions(
-    regions: &[Region; REGIONS],
-    segment_bytes: u64,
-) -> Result<(), StoreError> {
-    for (i, r) in regions.iter().enumerate() {
-        let unit = if i == RegionKind::Log as usize || i == RegionKind::Arena as usize {
-            PAYLOAD_ALIGN
-        } else {
-            HEADER_BYTES
-        };
-        let inside = r.offset.checked_add(r.len).is_some_and(|end| end <= segment_bytes);
-        if !inside || !r.offset.is_multiple_of(unit) || !r.len.is_multiple_of(unit) {
-            return Err(StoreError::BadSegment(format!(
-                "region {i} ({r:?}) is misaligned or outside the segment"
-            )));
-        }
-        for (j, s) in regions.iter().enumerate().take(i) {
-            let empty = r.len == 0 || s.len == 0;
-            // The sum cannot overflow: `s` was found inside the segment before `r` is checked.
-            if !empty && r.offset < s.offset + s.len && s.offset < r.offset + r.len {
-                return Err(StoreError::BadSegment(format!("regions {j} and {i} overlap")));
-            }
-        }
-    }
-    let ctl = regions[RegionKind::Ctl as usize];
-    if ctl.offset != 0 || ctl.len != CTL_BYTES {
-        return Err(StoreError::BadSegment(format!("its control region is {ctl:?}")));
-    }
-    Ok(())
 }

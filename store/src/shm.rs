@@ -65,7 +65,7 @@ struct Created {
     lock: Lock,
 }
 
-host_memory!(ShmMemory);
+host_memory!(ShmMemory, |m| Export::Shm { name: m.file_name.clone() });
 
 impl ShmMemory {
     fn new(mapping: Arc<Mapping>, file_name: &str, created: Option<Created>) -> Self {
@@ -76,10 +76,6 @@ impl ShmMemory {
     /// Its name under /dev/shm.
     pub fn file_name(&self) -> &str {
         &self.file_name
-    }
-
-    fn export_handle(&self) -> Export {
-        Export::Shm { name: self.file_name.clone() }
     }
 }
 
@@ -161,12 +157,10 @@ pub fn attach_in(
 ) -> Result<Arc<ShmMemory>, StoreError> {
     name::check_file_name(file_name)?;
     let path = dir.join(file_name);
-    let mut registry = registry();
-    let mapping = mapped_once(&mut registry, &path, || {
+    let mapping = mapped_once(&path, || {
         let (fd, bytes) = link::open(&path)?;
         Mapping::of(fd, bytes, &path)
     })?;
-    drop(registry);
     if prefault {
         mapping.prefault(&path)?;
     }
@@ -194,17 +188,17 @@ pub fn adopt(file_name: &str, fd: OwnedFd) -> Result<Arc<ShmMemory>, StoreError>
     name::check_file_name(file_name)?;
     let path = Path::new(SHM_DIR).join(file_name);
     let bytes = link::check(&fd, &path)?;
-    let mut registry = registry();
-    let mapping = mapped_once(&mut registry, &path, || Mapping::of(fd, bytes, &path))?;
+    let mapping = mapped_once(&path, || Mapping::of(fd, bytes, &path))?;
     Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
 }
 
 /// The existing mapping of a segment in this process, or a new one.
 fn mapped_once(
-    registry: &mut Registry,
     path: &Path,
     map: impl FnOnce() -> Result<Mapping, StoreError>,
 ) -> Result<Arc<Mapping>, StoreError> {
+    // Held until the new mapping is registered.
+    let mut registry = registry();
     if let Some(mapping) = registry.get(path).and_then(Weak::upgrade).filter(|m| m.made_here()) {
         return Ok(mapping);
     }

@@ -82,11 +82,7 @@ pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
 #[inline]
 pub fn prefetch(at: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..len).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
-    }
+    x86::fetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at, len);
     #[cfg(not(target_arch = "x86_64"))]
     let _no_such_instruction_here = (at, len);
 }
@@ -96,11 +92,7 @@ pub fn prefetch(at: *const u8, len: usize) {
 pub fn fetch_source(src: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     if src.len() >= STREAM_FROM_BYTES {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        for line in (0..x86::AHEAD).step_by(64) {
-            // SAFETY: a prefetch never faults, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(src.as_ptr().wrapping_add(line).cast()) };
-        }
+        x86::fetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(src.as_ptr(), x86::AHEAD);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _no_such_instruction_here = src;
@@ -135,6 +127,15 @@ mod x86 {
         let vendor = __cpuid(0);
         [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
     });
+
+    /// Prefetches the lines of `len` bytes.
+    #[inline(always)]
+    pub fn fetch<const HINT: i32>(at: *const u8, len: usize) {
+        for line in (0..len).step_by(LINE) {
+            // SAFETY: a prefetch never faults, whatever the address.
+            unsafe { _mm_prefetch::<HINT>(at.wrapping_add(line).cast()) };
+        }
+    }
 
     /// # Safety
     /// As [`super::copy_out`]; the CPU must have AVX2.
@@ -175,28 +176,18 @@ mod x86 {
     /// As [`super::copy_out`], of more than a page; the CPU must have AVX2.
     #[target_feature(enable = "avx2")]
     pub unsafe fn page_then_rest(src: *const u8, dst: *mut u8, len: usize) {
-        // SAFETY: as promised by the caller.
+        // SAFETY: as promised by the caller; the counter may be read by everybody.
         unsafe {
-            let cached = first_page_is_cached(src, dst);
+            let began = _rdtsc();
+            std::ptr::copy_nonoverlapping(src, dst, PAGE);
+            // Whether it was in a cache of this core.
+            let cached = _rdtsc().wrapping_sub(began) < CACHED_CYCLES;
             let (src, dst, len) = (src.add(PAGE), dst.add(PAGE), len - PAGE);
             if cached {
                 std::ptr::copy_nonoverlapping(src, dst, len);
             } else {
                 gather(src, dst, len);
             }
-        }
-    }
-
-    /// Copies one page; returns whether it was in a cache of this core.
-    ///
-    /// # Safety
-    /// As [`super::copy_out`], for a page.
-    unsafe fn first_page_is_cached(src: *const u8, dst: *mut u8) -> bool {
-        // SAFETY: as promised by the caller; the counter may be read by everybody.
-        unsafe {
-            let began = _rdtsc();
-            std::ptr::copy_nonoverlapping(src, dst, PAGE);
-            _rdtsc().wrapping_sub(began) < CACHED_CYCLES
         }
     }
 
@@ -283,9 +274,7 @@ mod x86 {
         let n = (len - head) / BLOCK;
         // SAFETY: head + n * BLOCK <= len; the prefetches may point past the end: they never fault.
         unsafe {
-            for ahead in (0..AHEAD).step_by(LINE) {
-                _mm_prefetch::<_MM_HINT_T1>(src.wrapping_add(ahead).cast());
-            }
+            fetch::<_MM_HINT_T1>(src, AHEAD);
             // Neither before earlier stores nor after later ones.
             _mm_sfence();
             std::ptr::copy_nonoverlapping(src, dst, head);

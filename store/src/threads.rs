@@ -9,11 +9,11 @@ pub fn spawn_named<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, StoreError> {
-    let short: String = name.chars().take(15).collect();
-    Builder::new()
-        .name(short.clone())
-        .spawn(body)
-        .map_err(|e| StoreError::os("thread spawn", short, e))
+    named(name).spawn(body).map_err(|e| StoreError::os("thread spawn", name, e))
+}
+
+fn named(name: &str) -> Builder {
+    Builder::new().name(name.chars().take(15).collect())
 }
 
 /// Executes every piece of `work`, `own` in the calling thread and each of `helpers` in its own
@@ -40,10 +40,9 @@ pub fn side_by_side<W: Send, H: Send, E: Send>(
             }
         }
     };
-    let short: String = name.chars().take(15).collect();
     std::thread::scope(|scope| {
         for helper in helpers {
-            let started = Builder::new().name(short.clone()).spawn_scoped(scope, || run(helper));
+            let started = named(name).spawn_scoped(scope, || run(helper));
             if let Err(error) = started {
                 tracing::debug!(%error, "a large copy uses fewer threads");
                 break;

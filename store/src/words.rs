@@ -38,9 +38,7 @@ pub trait Words {
     /// A fence among the accesses above.
     fn fence(&self, order: Ordering);
     /// A hint to the hardware that these bytes will be read soon; changes nothing.
-    fn prefetch(&self, offset: u64, len: u64) {
-        let _nothing_to_fetch = (offset, len);
-    }
+    fn prefetch(&self, _: u64, _: u64) {}
 }
 
 /// Loads a word: nothing read afterwards is older than what its writer had written before it.

@@ -62,6 +62,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
 }
 
 /// A buffer registered with the devices as long as it lives. Otherwise normal memory.
+#[derive(Debug)]
 pub struct RegisteredBuffer {
     // Declared first: the registration is dropped before the memory.
     _registered: Box<dyn Any + Send + Sync>,
@@ -72,12 +73,6 @@ impl RegisteredBuffer {
     /// A buffer, and the value whose drop undoes its registration.
     pub fn new(buffer: Buffer, registered: Box<dyn Any + Send + Sync>) -> Self {
         Self { _registered: registered, buffer }
-    }
-}
-
-impl fmt::Debug for RegisteredBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegisteredBuffer({} bytes)", self.buffer.len())
     }
 }
 

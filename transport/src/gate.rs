@@ -70,14 +70,13 @@ impl Gate {
     /// Waits until no writer is inside; false if one still is after `timeout`. Close first: on an
     /// open gate the answer is neither prompt nor final.
     pub fn wait_drained(&self, timeout: Duration) -> bool {
-        let clock = BootClock;
-        let deadline = clock.now_ns().saturating_add(timeout.as_nanos() as u64);
+        let deadline = BootClock.now_ns().saturating_add(timeout.as_nanos() as u64);
         loop {
             let word = self.0.load(Ordering::SeqCst);
             if word & !CLOSED == 0 {
                 return true;
             }
-            let left = deadline.saturating_sub(clock.now_ns());
+            let left = deadline.saturating_sub(BootClock.now_ns());
             if left == 0 {
                 return false;
             }

@@ -9,7 +9,7 @@ use crate::log_rights::LogRights;
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
+use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, low, state, word};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,18 +28,15 @@ pub struct Grant {
     pub extent: Extent,
 }
 
-fn within(offset: u64, len: u64, start: u64, room: u64) -> bool {
-    offset >= start && offset.checked_add(len).is_some_and(|end| end <= start.saturating_add(room))
-}
-
 impl Grant {
     /// Checks whether the plan permits this change. Nothing else in the segment may be changed.
     pub fn check(&self, intent: &Intent) -> Result<(), String> {
         let publish = self.header_off.saturating_add(PUBLISH_OFF);
         let allowed = match *intent {
             Intent::Write { offset, len } => {
-                within(offset, len, self.extent.offset, self.extent.len)
-                    || within(offset, len, self.header_off, PRODUCER_FIELDS)
+                let payload = Region { offset: self.extent.offset, len: self.extent.len };
+                let fields = Region { offset: self.header_off, len: PRODUCER_FIELDS };
+                payload.covers(offset, len) || fields.covers(offset, len)
             }
             Intent::Store { offset, value } => {
                 let may = [word(state::WRITING, self.epoch), word(state::DEAD, self.epoch)];
@@ -97,7 +94,6 @@ struct Known {
 pub struct Grants {
     known: Mutex<Known>,
     opened: Condvar,
-    clock: BootClock,
 }
 
 /// A request inside its token's gate.
@@ -195,13 +191,13 @@ impl Grants {
 
     /// The entry of a token; waits for it to appear if needed.
     fn find(&self, token: u64, wait: Duration) -> Option<Arc<Entry>> {
-        let deadline = self.clock.now_ns().saturating_add(wait.as_nanos() as u64);
+        let deadline = BootClock.now_ns().saturating_add(wait.as_nanos() as u64);
         let mut known = self.lock();
         loop {
             if let Some(e) = known.entries.get(&token) {
                 return Some(e.clone());
             }
-            let left = deadline.saturating_sub(self.clock.now_ns());
+            let left = deadline.saturating_sub(BootClock.now_ns());
             if token == 0 || left == 0 {
                 return None;
             }

@@ -30,7 +30,7 @@ use nkv_store::Memory;
 use nkv_store::device_log::{Abandon, BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogLayout};
 use nkv_store::error::StoreError;
 use nkv_store::key::KeyId;
-use nkv_store::layout::{ObjHeader, PUBLISH_OFF, epoch_of};
+use nkv_store::layout::{ObjHeader, PUBLISH_OFF, epoch_of, state};
 use nkv_store::object::{ObjectDesc, dead, producer_fields, ready};
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -92,7 +92,8 @@ impl LogRights {
     pub fn open(&self) -> (usize, usize) {
         let table = self.lock();
         let open = table.claims.iter().filter(|claim| claim.at != At::Asked).count();
-        (open, table.claims.iter().filter(|claim| Table::in_doubt(claim)).count())
+        let in_doubt = |c: &&Claim| c.users.is_empty() && matches!(c.at, At::Claiming(_));
+        (open, table.claims.iter().filter(in_doubt).count())
     }
 
     /// The producer gives up this claim. True if it was open, nothing was written for it and no
@@ -194,7 +195,7 @@ impl LogRights {
         };
         let claim = &mut table.claims[i];
         let allowed = claim.allow(layout, p, &change, cut);
-        if allowed.is_err() && matches!(change, LogChange::Dead { .. }) {
+        if allowed.is_err() && change.publishes() == Some(state::DEAD) {
             // Its producer wants to end it: a request that hangs inside would keep it open.
             let others = claim.users.iter().filter(|user| !Arc::ptr_eq(&user.cut, cut));
             others.for_each(|user| user.cut.cut());
@@ -248,11 +249,11 @@ impl LogRights {
         let Some((i, _)) = table.find_used(layout, &change, cut) else {
             return;
         };
-        match (change, *intent) {
-            (LogChange::Fields { .. }, _) => table.claims[i].fields = true,
-            (LogChange::Ready { .. }, Intent::CompareSwap { expect, .. }) if found != expect => {}
-            (LogChange::Ready { .. } | LogChange::Dead { .. }, _) => {
-                drop(table.claims.swap_remove(i))
+        let failed = matches!(*intent, Intent::CompareSwap { expect, .. } if found != expect);
+        match change {
+            LogChange::Fields { .. } => table.claims[i].fields = true,
+            LogChange::Publish { to: state::READY | state::DEAD, .. } if !failed => {
+                drop(table.claims.swap_remove(i));
             }
             _ => {}
         }

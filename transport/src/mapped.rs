@@ -8,99 +8,43 @@ use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
 use nkv_store::memory::HostRegion;
 use nkv_store::{Memory, Stripes};
-use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// One segment as this process accesses it.
+/// One segment as the tcp agent accesses it.
 #[derive(Debug, Clone)]
 pub(crate) struct Mapped {
     memory: Arc<dyn Memory>,
     // What of it the CPU can access; VRAM has none.
     host: Option<HostRegion>,
-    stripes: Stripes,
 }
 
 impl Mapped {
     pub(crate) fn new(memory: Arc<dyn Memory>) -> Self {
-        // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which `memory`
-        // beside it ensures; mappings are page aligned.
-        let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.host_len()) });
-        Self { memory, host, stripes: Stripes::NONE }
-    }
-
-    /// The same, with large reads and writes of a batch done by several threads.
-    pub(crate) fn with_stripes(self, stripes: Stripes) -> Self {
-        Self { stripes, ..self }
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.memory.len()
+        // SAFETY: `memory` beside it lives as long.
+        Self { host: unsafe { memory.host() }, memory }
     }
 
     /// The address of `len` bytes at `offset`, if the CPU can access them and they are in bounds.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
-        let host = self.host?;
-        let end = offset.checked_add(len as u64)?;
-        // SAFETY: offset + len is inside the region.
-        (end <= host.len()).then(|| unsafe { host.base().as_ptr().add(offset as usize) })
+        self.host?.at("address", offset, len as u64).ok().map(NonNull::as_ptr)
     }
+}
 
-    /// Copies out, as [`Memory::read`].
-    pub(crate) fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
-        Ok(self.memory.read(offset, dst)?)
-    }
+impl Deref for Mapped {
+    type Target = dyn Memory;
 
-    /// Copies in, as [`Memory::write`].
-    pub(crate) fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), TransportError> {
-        Ok(self.memory.write(offset, src)?)
-    }
-
-    pub(crate) fn store(&self, offset: u64, value: u64) -> Result<(), TransportError> {
-        Ok(self.memory.store(offset, value)?)
-    }
-
-    pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, TransportError> {
-        Ok(self.memory.fetch_add(offset, add)?)
-    }
-
-    pub(crate) fn compare_swap(
-        &self,
-        offset: u64,
-        expect: u64,
-        new: u64,
-    ) -> Result<u64, TransportError> {
-        Ok(self.memory.compare_swap(offset, expect, new)?)
-    }
-
-    pub(crate) fn flush(&self) {
-        self.memory.flush();
-    }
-
-    /// Executes a whole batch strictly in order, as [`crate::Verbs::post`] requires.
-    pub(crate) fn post(
-        &self,
-        token: u64,
-        ops: &mut [Op<'_>],
-        alive: &Alive,
-        who: &dyn fmt::Display,
-    ) -> Result<(), TransportError> {
-        alive.check(who)?;
-        check_batch(ops, token, self.len())?;
-        for op in ops {
-            match op.stripes(&self.stripes) {
-                1 => op.run(self.memory.as_ref())?,
-                n => op.run_striped(self.memory.as_ref(), n)?,
-            }
-        }
-        // Meanwhile the owner may have died, and its memory may be reused or stale.
-        alive.check(who)
+    fn deref(&self) -> &Self::Target {
+        self.memory.as_ref()
     }
 }
 
 /// A segment that this process has mapped, as its clients use it.
 #[derive(Debug, Clone)]
 pub struct MappedVerbs {
-    mapped: Mapped,
+    memory: Arc<dyn Memory>,
+    stripes: Stripes,
     alive: Alive,
     kind: Kind,
 }
@@ -108,18 +52,18 @@ pub struct MappedVerbs {
 impl MappedVerbs {
     /// Over a segment of this process; `alive` is marked dead when its owner stops.
     pub fn local(memory: Arc<dyn Memory>, alive: Alive) -> Self {
-        Self { mapped: Mapped::new(memory), alive, kind: Kind::Local }
+        Self { memory, stripes: Stripes::NONE, alive, kind: Kind::Local }
     }
 
     /// Over a named segment of another process, mapped here; `alive` is marked dead by the code
     /// that watches that process (pidfd, socket close).
     pub fn shm(memory: Arc<dyn Memory>, alive: Alive) -> Self {
-        Self { mapped: Mapped::new(memory), alive, kind: Kind::Shm }
+        Self { kind: Kind::Shm, ..Self::local(memory, alive) }
     }
 
-    /// The same, with large reads and writes done by several threads.
+    /// The same, with large reads and writes of a batch done by several threads.
     pub fn with_stripes(self, stripes: Stripes) -> Self {
-        Self { mapped: self.mapped.with_stripes(stripes), ..self }
+        Self { stripes, ..self }
     }
 }
 
@@ -131,7 +75,16 @@ impl Verbs for MappedVerbs {
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let who =
             if self.kind == Kind::Local { "this process's segment" } else { "the shared segment" };
-        self.mapped.post(token, ops, &self.alive, &who)
+        self.alive.check(&who)?;
+        check_batch(ops, token, self.segment_len())?;
+        for op in ops {
+            match op.stripes(&self.stripes) {
+                1 => op.run(self.memory.as_ref())?,
+                n => op.run_striped(self.memory.as_ref(), n)?,
+            }
+        }
+        // Meanwhile the owner may have died, and its memory may be reused or stale.
+        self.alive.check(&who)
     }
 
     fn is_alive(&self) -> bool {
@@ -139,7 +92,7 @@ impl Verbs for MappedVerbs {
     }
 
     fn segment_len(&self) -> u64 {
-        self.mapped.len()
+        self.memory.len()
     }
 }
 

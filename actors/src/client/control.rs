@@ -99,7 +99,7 @@ impl ControlPool {
             credentials,
             keys,
             producer,
-            idle: OwnProcessOnly::default(),
+            idle: OwnProcessOnly::new(Mutex::default()),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
             rings: AtomicBool::new(true),

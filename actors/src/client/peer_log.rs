@@ -196,12 +196,12 @@ impl PeerLog {
         let bump = self.bump.load(Ordering::Relaxed);
         if verbs.kind() == Kind::Rdma && bump > 0 {
             *line = ControlLine::known(self.limit.load(Ordering::Relaxed), bump);
-            if let Ok(bound) = put.room(line) {
+            if let Some(bound) = put.room(line) {
                 return Ok(Some(bound));
             }
         }
         self.read_control_line(verbs, line)?;
-        Ok(put.room(line).ok())
+        Ok(put.room(line))
     }
 
     /// Claims by one fetch-and-add; returns the position of the claim.

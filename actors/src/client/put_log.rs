@@ -124,7 +124,7 @@ impl Client {
             0 => self.shared.page_bytes(),
             bytes => bytes,
         };
-        let Ok(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
+        let Some(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
             return Ok(Attempt::Plan);
         };
         let _inside = InFlight::enter(log);
@@ -149,7 +149,7 @@ impl Client {
                 Some(ClaimStep::Skip(skip)) => {
                     peer.verbs.post(log.token, &mut skip.ops())?;
                     log.read_control_line(&*peer.verbs, &mut line)?;
-                    let Ok(bound) = put.room(&line) else {
+                    let Some(bound) = put.room(&line) else {
                         open.leave();
                         return Ok(Attempt::Plan);
                     };

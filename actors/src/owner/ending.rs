@@ -6,7 +6,6 @@ use super::Owner;
 use super::object_life::{Became, ObjectEnd};
 use super::tables::Ending;
 use crate::message::{EndCause, Gauges, PlanId, PlanOpened, PlanRef, SlotRef};
-use nkv_store::object::WriteProgress;
 
 impl Owner {
     /// Starts the end of a plan; idempotent. A later cause replaces an earlier one; LIVE that was
@@ -147,7 +146,7 @@ impl Owner {
         if ending.retired {
             self.slots.fenced(at.slot, at.epoch, now);
         } else if may_adopt
-            && self.slots.progress(at.slot, at.epoch) == WriteProgress::Ready
+            && self.slots.is_published(at.slot, at.epoch)
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
             let adopted = PlanRef { plan, at, key: done.key };

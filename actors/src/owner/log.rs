@@ -243,7 +243,7 @@ impl Owner {
         }
         match asking.all_clear() {
             Ok(report) => {
-                let fenced = report.fenced();
+                let fenced = report.fenced;
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
                 let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
                 log.log.close_holes(report, now, &mut segment)?;

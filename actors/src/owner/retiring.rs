@@ -21,8 +21,8 @@ impl Owner {
             if !self.slots.is_live(slot, epoch) {
                 continue;
             }
-            if let Ok(r) = self.slots.retire(slot, epoch, true, now) {
-                bytes += r.extent.len;
+            if let Ok(extent) = self.slots.retire(slot, epoch, true, now) {
+                bytes += extent.len;
                 gone.push(self.at(slot, epoch));
             }
         }

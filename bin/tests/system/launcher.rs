@@ -163,7 +163,7 @@ fn a_rank_killed_with_sigkill_and_restarted_joins_at_once() {
 }
 
 #[test]
-fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
+fn a_rank_that_was_declared_gone_starts_afresh_under_a_random_u64() {
     let mut cluster = ProcessCluster::start(2, |command| {
         command.args(["--ttl-ms", "500"]);
     });

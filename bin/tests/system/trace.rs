@@ -61,7 +61,7 @@ fn hit_ratio(requests: &[Vec<u64>], room: usize, kind: PolicyKind) -> f64 {
     for ids in requests {
         let run: Vec<(u32, u32)> = ids.iter().map_while(|id| slot_of.get(id).copied()).collect();
         hits += run.len();
-        policy.touch_batch(&run);
+        run.iter().rev().for_each(|&(slot, epoch)| policy.touch(slot, epoch));
         for id in ids[run.len()..].iter().rev() {
             if slot_of.contains_key(id) {
                 continue;

@@ -33,13 +33,10 @@ pub(super) enum Pass {
 
 /// Content of the header of an unknown unit.
 enum Seen {
-    Nothing,
-    /// A claim of so many bytes is being written, if the header is correct.
-    Writing(u64),
-    /// READY: its bytes, the object, the owner word.
-    Ready(u64, LogObject, u64),
-    /// DEAD.
-    Dead(u64),
+    /// Nothing in one unit; or a claim of so many bytes is being written, if the header is correct.
+    Unsettled(u64),
+    /// A claim of so many bytes that is DEAD; or READY: the object, the owner word.
+    Settled(u64, Option<(LogObject, u64)>),
 }
 
 /// The answer to an [`Abandon`]. In every case the producer needs to do nothing more for its claim.
@@ -133,22 +130,19 @@ impl DeviceLog {
         while x < gap.end {
             self.prefetch_ahead(x, gap.end, walk.directory);
             let step = self.read_claim(x, gap.end, walk.pass).and_then(|seen| match seen {
-                Seen::Nothing => Ok(x + self.layout.unit()),
                 // Only a hint until the claim is settled: below `clear_below` every unit is read.
-                Seen::Writing(n) if x >= self.clear_below => Ok(x + n),
-                Seen::Writing(_) => Ok(x + self.layout.unit()),
-                Seen::Ready(n, object, owner) => {
+                Seen::Unsettled(n) if x >= self.clear_below => Ok(x + n),
+                Seen::Unsettled(_) => Ok(x + self.layout.unit()),
+                Seen::Settled(n, ready) => {
                     self.unknown(gap, (from, x), walk);
                     from = x;
-                    self.settle_ready((x, n), &object, owner, walk)?;
-                    walk.settled += 1;
-                    from = x + n;
-                    Ok(from)
-                }
-                Seen::Dead(n) => {
-                    self.unknown(gap, (from, x), walk);
-                    self.known.put(x, n, Kind::Never);
-                    self.counts.skipped.add(n);
+                    match ready {
+                        Some((object, owner)) => self.settle_ready((x, n), &object, owner, walk)?,
+                        None => {
+                            self.known.put(x, n, Kind::Never);
+                            self.counts.skipped.add(n);
+                        }
+                    }
                     walk.settled += 1;
                     from = x + n;
                     Ok(from)
@@ -211,32 +205,33 @@ impl DeviceLog {
     /// section 4: this epoch, its own position, a size that a claim can have, inside [x, end).
     #[inline]
     fn read_claim(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
+        let nothing = Ok(Seen::Unsettled(self.layout.unit()));
         let Some(epoch) = self.layout.epoch(x) else {
-            return Ok(Seen::Nothing);
+            return nothing;
         };
         let slot = self.layout.slot(x);
         let at = self.layout.header_off(slot);
         let publish = self.memory.load(at + PUBLISH_OFF)?;
-        let settled = publish == ready(epoch) || publish == dead(epoch);
-        if !settled && publish != writing(epoch) {
-            return Ok(Seen::Nothing);
+        if ![ready(epoch), dead(epoch), writing(epoch)].contains(&publish) {
+            return nothing;
         }
         let header = self.header(x)?;
         let n = self.layout.claim_bytes(header.bytes_total).filter(|n| *n <= end - x);
         let Some(n) = n.filter(|_| header.payload_base == self.layout.payload_off(x)) else {
-            return Ok(Seen::Nothing);
+            return nothing;
         };
         if pass == Pass::Rebuild && epoch_of(header.owner) != epoch {
-            return Ok(Seen::Nothing);
+            return nothing;
         }
-        Ok(match publish {
-            p if p == dead(epoch) => Seen::Dead(n),
-            _ if self.layout.wraps(x, n) => Seen::Nothing,
+        match publish {
+            p if p == dead(epoch) => Ok(Seen::Settled(n, None)),
+            _ if self.layout.wraps(x, n) => nothing,
             p if p == ready(epoch) => {
-                Seen::Ready(n, LogObject::of((slot, epoch), &header), header.owner)
+                let object = LogObject::of((slot, epoch), &header);
+                Ok(Seen::Settled(n, Some((object, header.owner))))
             }
-            _ => Seen::Writing(n),
-        })
+            _ => Ok(Seen::Unsettled(n)),
+        }
     }
 
     /// Settles a READY claim: live, a duplicate, or its state from before the actor restarted.

@@ -12,6 +12,7 @@ use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
 use crate::object::{ObjectDesc, Publication, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
+use zerocopy::IntoBytes;
 
 /// Segment offset of the word of claimable bytes.
 pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
@@ -21,73 +22,40 @@ pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
 /// The first 64 bytes of a segment, with `heap_limit` and `bump_ptr`. If a transport splits the
 /// read, it reads `heap_limit` first; both words only grow.
 #[derive(Debug, Clone, Copy)]
-pub struct ControlLine([u8; 64]);
+pub struct ControlLine([u64; 8]);
 
 impl ControlLine {
     /// Not read yet: it permits no claim.
     pub fn unread() -> ControlLine {
-        ControlLine([0; 64])
+        ControlLine([0; 8])
     }
 
     /// From values known before, possibly read at different times: both words only grow, so neither
     /// value is too high. For a caller for which a read costs a round trip: the fetch-and-add
     /// returns the current bump.
     pub fn known(heap_limit: u64, bump_ptr: u64) -> ControlLine {
-        let mut line = [0; 64];
-        for (at, word) in [(HEAP_LIMIT_OFF, heap_limit), (BUMP_PTR_OFF, bump_ptr)] {
-            line[at as usize..at as usize + 8].copy_from_slice(&word.to_ne_bytes());
-        }
-        ControlLine(line)
+        let mut line = ControlLine::unread();
+        line.0[HEAP_LIMIT_OFF as usize / 8] = heap_limit;
+        line.0[BUMP_PTR_OFF as usize / 8] = bump_ptr;
+        line
     }
 
     /// The verb that reads it.
     pub fn read(&mut self) -> Op<'_> {
-        Op::Read { offset: 0, dst: &mut self.0 }
+        Op::Read { offset: 0, dst: self.0.as_mut_bytes() }
     }
 
     /// Position up to which claims may be written, at the time of the read; it only grows.
     #[inline]
     pub fn heap_limit(&self) -> u64 {
-        self.word(HEAP_LIMIT_OFF)
+        self.0[HEAP_LIMIT_OFF as usize / 8]
     }
 
     /// Bytes claimed, at the time of the read; it only grows.
     #[inline]
     pub fn bump_ptr(&self) -> u64 {
-        self.word(BUMP_PTR_OFF)
+        self.0[BUMP_PTR_OFF as usize / 8]
     }
-
-    #[inline]
-    fn word(&self, offset: u64) -> u64 {
-        let mut word = [0; 8];
-        word.copy_from_slice(&self.0[offset as usize..offset as usize + 8]);
-        u64::from_ne_bytes(word)
-    }
-}
-
-/// Why a put uses the plan path. Nothing was claimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlanPath {
-    /// More bytes than a claim may have.
-    TooLarge {
-        /// Logical bytes of the object.
-        bytes: u64,
-        /// Largest claim in bytes.
-        max: u64,
-    },
-    /// No room before the limit now; eviction makes some.
-    Full {
-        /// Bytes claimed so far.
-        bump_ptr: u64,
-        /// Bytes that may be claimed.
-        heap_limit: u64,
-    },
-    /// The claimed bytes are not whole units: another process overwrote the word and the log is
-    /// unusable.
-    Broken {
-        /// The word found.
-        bump_ptr: u64,
-    },
 }
 
 /// One object to be written to the log.
@@ -101,33 +69,24 @@ pub struct LogPut {
 }
 
 impl LogPut {
-    /// An object of `bytes_total` bytes. `TooLarge` if it exceeds a quarter of the log.
-    pub fn new(
-        layout: LogLayout,
-        key: KeyId,
-        page_bytes: u32,
-        bytes_total: u64,
-    ) -> Result<LogPut, PlanPath> {
-        let max = layout.max_claim();
-        let n =
-            layout.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
-        Ok(LogPut { layout, key, page_bytes, bytes_total, n: n? })
+    /// An object of `bytes_total` bytes. None if it exceeds a quarter of the log: a put of it uses
+    /// the plan path.
+    pub fn new(layout: LogLayout, key: KeyId, page_bytes: u32, bytes_total: u64) -> Option<LogPut> {
+        let n = layout.claim_bytes(bytes_total)?;
+        Some(LogPut { layout, key, page_bytes, bytes_total, n })
     }
 
     /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
-    /// `OpenClaims`, since the fetch-and-add returns no lower value.
+    /// `OpenClaims`, since the fetch-and-add returns no lower value. None: use the plan path. There
+    /// is no room before the limit now, which eviction changes; or the claimed bytes are not whole
+    /// units: another process overwrote the word and the log is unusable.
     #[inline]
-    pub fn room(&self, line: &ControlLine) -> Result<u64, PlanPath> {
-        let (heap_limit, bump_ptr) = (line.heap_limit(), line.bump_ptr());
-        if !bump_ptr.is_multiple_of(self.layout.unit()) {
-            return Err(PlanPath::Broken { bump_ptr });
-        }
+    pub fn room(&self, line: &ControlLine) -> Option<u64> {
+        let bump_ptr = line.bump_ptr();
         // The owner's limit never passes the last epoch, so every position below it has an epoch
         // [I3].
-        match bump_ptr.checked_add(self.n) {
-            Some(end) if end <= heap_limit => Ok(bump_ptr),
-            _ => Err(PlanPath::Full { bump_ptr, heap_limit }),
-        }
+        let fits = bump_ptr.checked_add(self.n).is_some_and(|end| end <= line.heap_limit());
+        (fits && bump_ptr.is_multiple_of(self.layout.unit())).then_some(bump_ptr)
     }
 
     /// The claim. After it the log depends on the producer: the claim must be settled or abandoned,
@@ -140,7 +99,7 @@ impl LogPut {
     /// The claim that the fetch-and-add made: `p` is the value it returned.
     #[inline]
     pub fn claimed(&self, p: u64) -> Claim {
-        Claim { put: *self, p }
+        Claim { put: *self, position: p }
     }
 
     /// Bytes claimed: whole units.
@@ -154,7 +113,8 @@ impl LogPut {
 #[must_use = "a claim that is neither placed, skipped nor abandoned is a hole in the log"]
 pub struct Claim {
     put: LogPut,
-    p: u64,
+    /// Position at which it begins.
+    pub position: u64,
 }
 
 /// What to do with a claim.
@@ -171,21 +131,16 @@ pub enum ClaimStep {
 }
 
 impl Claim {
-    /// Position at which it begins.
-    pub fn position(&self) -> u64 {
-        self.p
-    }
-
     /// What to do with the claim, given the limit that was read.
     #[inline]
     pub fn next(self, heap_limit: u64) -> ClaimStep {
-        let Claim { put, p } = self;
+        let Claim { put, position: p } = self;
         let layout = put.layout;
         let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
         // A position that is not on a unit or has no epoch only results from a word that another
         // process overwrote. Such a claim waits until it is abandoned.
         let Some(epoch) = layout.epoch(p).filter(|_| below && layout.is_claim(p, put.n)) else {
-            return ClaimStep::Wait(Claim { put, p });
+            return ClaimStep::Wait(Claim { put, position: p });
         };
         let slot = layout.slot(p);
         let (header_off, payload_off) = (layout.header_off(slot), layout.payload_off(p));
@@ -195,13 +150,19 @@ impl Claim {
             return ClaimStep::Skip(Skip { header_off, epoch, fields });
         }
         let object = ObjectDesc::at(payload_off, put.bytes_total, put.page_bytes);
-        ClaimStep::Write(ClaimWrite { key: put.key, p, slot, epoch, header_off, object })
+        ClaimStep::Write(ClaimWrite {
+            key: put.key,
+            position: p,
+            slot: (slot, epoch),
+            header_off,
+            object,
+        })
     }
 
     /// Gives the claim up, unwritten. Send the value to the owner. Whatever the owner answers, this
     /// producer writes nothing there, so its entry in `OpenClaims` may be left at once.
     pub fn abandon(self) -> Abandon {
-        Abandon { p: self.p, n: self.put.n }
+        Abandon { p: self.position, n: self.put.n }
     }
 }
 
@@ -238,59 +199,38 @@ impl Skip {
 #[derive(Debug)]
 pub struct ClaimWrite {
     key: KeyId,
-    p: u64,
-    slot: u32,
-    epoch: u32,
     header_off: u64,
-    object: ObjectDesc,
+    /// Position at which it begins.
+    pub position: u64,
+    /// Header slot and epoch, as in a location.
+    pub slot: (u32, u32),
+    /// Where the payload goes.
+    pub object: ObjectDesc,
 }
 
 impl ClaimWrite {
     /// The verbs: header and WRITING, pages, READY, in the order of [I4].
     #[inline]
     pub fn publication(&self) -> Publication {
-        Publication::new((self.header_off, self.epoch), self.key, &self.object)
+        Publication::new((self.header_off, self.slot.1), self.key, &self.object)
     }
 
     /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
         let fields = producer_fields(self.key, &self.object);
-        Abort { header_off: self.header_off, epoch: self.epoch, fields }
-    }
-
-    /// Position at which it begins.
-    pub fn position(&self) -> u64 {
-        self.p
-    }
-
-    /// Header slot and epoch, as in a location.
-    pub fn slot(&self) -> (u32, u32) {
-        (self.slot, self.epoch)
-    }
-
-    /// Segment offset of the payload.
-    pub fn payload_base(&self) -> u64 {
-        self.object.payload_off()
+        Abort(Skip { header_off: self.header_off, epoch: self.slot.1, fields })
     }
 }
 
 /// Marks as DEAD a claim whose writing failed.
 #[derive(Debug)]
-pub struct Abort {
-    header_off: u64,
-    epoch: u32,
-    fields: [u8; PRODUCER_FIELDS as usize],
-}
+pub struct Abort(Skip);
 
 impl Abort {
     /// Flush, the header's fields once more, then (DEAD, epoch). The fields are repeated because
     /// the write that failed may have been theirs, and the owner ignores a DEAD without them.
     pub fn ops(&self) -> [Op<'_>; 4] {
-        [
-            Op::Flush,
-            Op::Write { offset: self.header_off, src: &self.fields },
-            Op::Flush,
-            Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
-        ]
+        let [fields, flush, dead] = self.0.ops();
+        [Op::Flush, fields, flush, dead]
     }
 }

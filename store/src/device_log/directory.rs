@@ -41,9 +41,7 @@ pub trait Directory {
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32);
     /// A key of this hash will be looked up soon. Only a hint: the header that it comes from may be
     /// an old one.
-    fn expect(&self, hash: u64) {
-        let _nothing_to_fetch = hash;
-    }
+    fn expect(&self, _: u64) {}
 }
 
 /// A number of claims, and their bytes in whole units.
@@ -92,21 +90,6 @@ pub struct LogCounts {
     pub removed: Sum,
     /// Hole checks begun.
     pub hole_checks: u64,
-}
-
-impl LogCounts {
-    /// Bytes settled with any outcome, since the log was formatted.
-    pub fn settled_bytes(&self) -> u64 {
-        let sums = [
-            self.accepted,
-            self.found_retired,
-            self.duplicates,
-            self.skipped,
-            self.abandoned,
-            self.voided,
-        ];
-        self.before_bytes + sums.iter().map(|sum| sum.bytes).sum::<u64>()
-    }
 }
 
 /// Claims and bytes that are in a log now.

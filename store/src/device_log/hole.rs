@@ -27,7 +27,7 @@ impl HoleCheck {
     /// claims through an agent, including unreachable ones unless they are known to be dead.
     pub fn ask<P: PartialEq>(self, producers: impl IntoIterator<Item = P>) -> HoleInquiry<P> {
         let outstanding = producers.into_iter().collect();
-        HoleInquiry { number: self.number, below: self.below, outstanding, fenced: 0 }
+        HoleInquiry { check: self, outstanding, fenced: 0 }
     }
 }
 
@@ -35,8 +35,7 @@ impl HoleCheck {
 #[derive(Debug)]
 #[must_use = "no other check begins before this one ends"]
 pub struct HoleInquiry<P> {
-    number: u64,
-    below: u64,
+    check: HoleCheck,
     outstanding: Vec<P>,
     fenced: u64,
 }
@@ -44,7 +43,7 @@ pub struct HoleInquiry<P> {
 impl<P: PartialEq> HoleInquiry<P> {
     /// The position B that the question names.
     pub fn below(&self) -> u64 {
-        self.below
+        self.check.below
     }
 
     /// The producers that have not answered yet.
@@ -70,7 +69,7 @@ impl<P: PartialEq> HoleInquiry<P> {
     /// The result, once no producer is outstanding; before that the inquiry itself.
     pub fn all_clear(self) -> Result<HoleClear, HoleInquiry<P>> {
         if self.outstanding.is_empty() {
-            Ok(HoleClear { number: self.number, below: self.below, fenced: self.fenced })
+            Ok(HoleClear { check: self.check, fenced: self.fenced })
         } else {
             Err(self)
         }
@@ -80,16 +79,9 @@ impl<P: PartialEq> HoleInquiry<P> {
 /// Proof that no producer has a claim open below a position, nor ever will have.
 #[derive(Debug)]
 pub struct HoleClear {
-    number: u64,
-    below: u64,
-    fenced: u64,
-}
-
-impl HoleClear {
+    check: HoleCheck,
     /// How many producers had to be fenced.
-    pub fn fenced(&self) -> u64 {
-        self.fenced
-    }
+    pub fenced: u64,
 }
 
 impl DeviceLog {
@@ -119,13 +111,13 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<Sum, StoreError> {
-        if self.check != Some(report.number) {
+        if self.check != Some(report.check.number) {
             return Ok(Sum::default());
         }
         self.check = None;
         // The answer stays true: a unit that waits above the limit becomes void once the limit
         // passes it.
-        self.clear_below = self.clear_below.max(report.below);
+        self.clear_below = self.clear_below.max(report.check.below);
         let before = self.counts.voided;
         self.accept(now_ns, directory)?;
         let after = self.counts.voided;
@@ -140,11 +132,5 @@ impl DeviceLog {
             );
         }
         Ok(voided)
-    }
-
-    /// Drops the check in progress, so that another may begin: for a caller that has lost its
-    /// inquiry.
-    pub fn drop_check(&mut self) {
-        self.check = None;
     }
 }

@@ -1,9 +1,7 @@
 //! The owner's table of the claims between the tail and the limit: one entry of 8 bytes per unit,
-//! used in the slot of the claim's first unit; and the quarantine of retired claims. It decides
-//! nothing.
+//! used in the slot of the claim's first unit. It decides nothing.
 
 use super::LogLayout;
-use std::collections::VecDeque;
 
 /// Outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,69 +45,13 @@ impl KnownClaims {
         (entry.units != 0).then(|| (u64::from(entry.units) * self.layout.unit(), entry.kind))
     }
 
-    /// Records a claim of `bytes` that begins at `x`.
+    /// Records a claim of `bytes` that begins at `x`; of 0 bytes, that no known claim begins there.
     #[inline]
     pub(super) fn put(&mut self, x: u64, bytes: u64, kind: Kind) {
         let units = (bytes / self.layout.unit()) as u32;
         if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
             *entry = Entry { units, kind };
         }
-    }
-
-    /// Changes the kind of the claim at `x`.
-    pub(super) fn turn(&mut self, x: u64, kind: Kind) {
-        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
-            entry.kind = kind;
-        }
-    }
-
-    /// Removes the claim at `x`: the tail passes it.
-    pub(super) fn forget(&mut self, x: u64) {
-        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
-            *entry = UNKNOWN;
-        }
-    }
-}
-
-/// Positions in quarantine, in the order in which their quarantines end.
-#[derive(Debug, Default)]
-pub(super) struct Quarantine {
-    /// (end, position), ends never decreasing.
-    queue: VecDeque<(u64, u64)>,
-    /// How many entries at the back were added since the last `restart_quarantines`.
-    unsettled: usize,
-}
-
-impl Quarantine {
-    pub(super) fn begin(&mut self, x: u64, until_ns: u64) {
-        // If the caller's clock went back, a later entry must still not end before an earlier one.
-        let last = self.queue.back().map_or(0, |&(until, _)| until);
-        self.queue.push_back((until_ns.max(last), x));
-        self.unsettled += 1;
-    }
-
-    /// Quarantines begun since the last call end no earlier than `until_ns`.
-    pub(super) fn restart_quarantines(&mut self, until_ns: u64) {
-        let from = self.queue.len() - self.unsettled;
-        for entry in self.queue.range_mut(from..) {
-            entry.0 = entry.0.max(until_ns);
-        }
-        self.unsettled = 0;
-    }
-
-    /// The next position whose quarantine is over.
-    pub(super) fn due(&mut self, now_ns: u64) -> Option<u64> {
-        let &(until, x) = self.queue.front()?;
-        if until > now_ns {
-            return None;
-        }
-        self.queue.pop_front();
-        self.unsettled = self.unsettled.min(self.queue.len());
-        Some(x)
-    }
-
-    pub(super) fn next_due_ns(&self) -> Option<u64> {
-        self.queue.front().map(|&(until, _)| until)
     }
 }
 

@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// path.
 pub const OPEN_CLAIMS: usize = 256;
 
-const TAKEN: u64 = 1;
+pub(super) const TAKEN: u64 = 1;
 /// The put gave up without knowing whether everything it posted has landed.
-const IN_DOUBT: u64 = 2;
+pub(super) const IN_DOUBT: u64 = 2;
 const FLAGS: u64 = TAKEN | IN_DOUBT;
 
 /// The word of an entry: an atomic in production, or a model checker's.
@@ -76,7 +76,7 @@ pub enum Landing {
 /// however many handles there are, else its answer is incomplete.
 #[derive(Debug)]
 pub struct OpenClaims<E = Line> {
-    entries: Box<[E]>,
+    pub(super) entries: Box<[E]>,
     landing: Landing,
 }
 
@@ -134,19 +134,6 @@ impl<E: Entry> OpenClaims<E> {
         };
         self.entries.iter().filter(forget).count()
     }
-
-    /// Entries taken, and those of them in doubt.
-    pub fn open(&self) -> (usize, usize) {
-        let words = self.entries.iter().map(|entry| entry.load(Ordering::Relaxed));
-        words.fold((0, 0), |(taken, doubt), word| {
-            (taken + usize::from(word & TAKEN != 0), doubt + usize::from(word & IN_DOUBT != 0))
-        })
-    }
-
-    /// Continues a claim that was [detached](OpenClaim::detach) from this table.
-    pub fn resume(&self, ticket: Ticket) -> OpenClaim<'_, E> {
-        OpenClaim { table: self, at: ticket.0 }
-    }
 }
 
 /// One put's entry.
@@ -174,14 +161,6 @@ impl<E: Entry> OpenClaim<'_, E> {
         std::mem::forget(self);
     }
 
-    /// Keeps the claim open beyond this borrow, for a holder of many (an agent, for its
-    /// connections).
-    pub fn detach(self) -> Ticket {
-        let ticket = Ticket(self.at);
-        std::mem::forget(self);
-        ticket
-    }
-
     #[inline]
     fn entry(&self) -> &E {
         &self.table.entries[self.at]
@@ -197,12 +176,6 @@ impl<E: Entry> Drop for OpenClaim<'_, E> {
         self.entry().store(word, Ordering::Release);
     }
 }
-
-/// An entry kept beyond its borrow. If it is dropped without [`OpenClaims::resume`], its claim
-/// stays open until the process ends.
-#[derive(Debug)]
-#[must_use = "dropped, its claim stays open for as long as the process lives"]
-pub struct Ticket(usize);
 
 /// The entry where this thread's search begins: threads share one only if there are more threads
 /// than entries.

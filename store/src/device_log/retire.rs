@@ -94,7 +94,7 @@ impl DeviceLog {
     /// retired word is visible [I8], but the time of a retire is read before its store, and the
     /// process may be stopped between the two.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
-        self.quarantine.restart_quarantines(now_ns.saturating_add(self.times.quarantine_ns));
+        self.quarantine.restart(now_ns.saturating_add(self.times.quarantine_ns));
     }
 
     /// Time at which [`DeviceLog::advance`] has work to do next, apart from pins.
@@ -122,22 +122,19 @@ impl DeviceLog {
         now_ns: u64,
         unpinned: impl Fn(u32, u32) -> bool,
     ) -> Result<u64, StoreError> {
-        while let Some(x) = self.quarantine.due(now_ns) {
+        while let Some((_, x)) = self.quarantine.due(now_ns) {
             if let Some((bytes, Kind::Quarantined)) = self.known_at(x) {
-                self.known.turn(x, Kind::Over);
+                self.known.put(x, bytes, Kind::Over);
                 self.usage.quarantined.sub(bytes);
             }
         }
         while self.tail < self.retired_to {
-            let free = match self.known_at(self.tail) {
-                Some((bytes, Kind::Never)) => Some(bytes),
-                Some((bytes, Kind::Over)) if self.unpinned(&unpinned) => Some(bytes),
-                _ => None,
+            let bytes = match self.known_at(self.tail) {
+                Some((bytes, Kind::Never)) => bytes,
+                Some((bytes, Kind::Over)) if self.unpinned(&unpinned) => bytes,
+                _ => break,
             };
-            let Some(bytes) = free else {
-                break;
-            };
-            self.known.forget(self.tail);
+            self.known.put(self.tail, 0, Kind::Never);
             self.tail += bytes;
         }
         let limit = self.layout.limit(self.tail);

@@ -4,31 +4,33 @@
 /// No slot: the ends of the list.
 const NONE: u32 = u32::MAX;
 
+/// The two ends of the list, and the two neighbours of a node: index of an array of two.
+const OLDEST: usize = 0;
+const NEWEST: usize = 1;
+
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    older: u32,
-    newer: u32,
+    beside: [u32; 2],
     epoch: u32,
     held: bool,
     bytes: u64,
 }
 
-const EMPTY: Node = Node { older: NONE, newer: NONE, epoch: 0, held: false, bytes: 0 };
+const EMPTY: Node = Node { beside: [NONE; 2], epoch: 0, held: false, bytes: 0 };
 
 /// Objects from oldest to newest. The array grows up to the highest slot ever held, below `slots`.
 #[derive(Debug)]
 pub(super) struct SlotList {
     nodes: Vec<Node>,
     slots: u32,
-    oldest: u32,
-    newest: u32,
+    ends: [u32; 2],
     len: usize,
     bytes: u64,
 }
 
 impl SlotList {
     pub(super) fn new(slots: u32) -> Self {
-        Self { nodes: Vec::new(), slots, oldest: NONE, newest: NONE, len: 0, bytes: 0 }
+        Self { nodes: Vec::new(), slots, ends: [NONE; 2], len: 0, bytes: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -39,45 +41,21 @@ impl SlotList {
         self.bytes
     }
 
-    /// Grows the array to include the slot; false if there is no such slot.
-    fn has_node(&mut self, slot: u32) -> bool {
-        let at = slot as usize;
-        if slot < self.slots && at >= self.nodes.len() {
-            self.nodes.resize(at + 1, EMPTY);
-        }
-        slot < self.slots
-    }
-
     /// Adds as the oldest, unless the slot is already held at any epoch.
     pub(super) fn push_oldest(&mut self, slot: u32, epoch: u32, bytes: u64) {
-        if !self.has_node(slot) || self.nodes[slot as usize].held {
-            return;
-        }
-        let newer = self.oldest;
-        self.nodes[slot as usize] = Node { older: NONE, newer, epoch, held: true, bytes };
-        self.bytes += bytes;
-        self.len += 1;
-        self.oldest = slot;
-        match self.nodes.get_mut(newer as usize) {
-            Some(next) => next.older = slot,
-            None => self.newest = slot,
+        if self.epoch_of(slot).is_none() {
+            self.add(OLDEST, slot, epoch, bytes);
         }
     }
 
     /// Adds as the newest; replaces an older epoch of the slot, ignores a late admission of one.
     pub(super) fn push(&mut self, slot: u32, epoch: u32, bytes: u64) {
-        if !self.has_node(slot) {
-            return;
+        match self.epoch_of(slot) {
+            Some(held) if held >= epoch => return,
+            Some(_) => self.unlink(slot),
+            None => {}
         }
-        let at = slot as usize;
-        if self.nodes[at].held {
-            if self.nodes[at].epoch >= epoch {
-                return;
-            }
-            self.unlink(slot);
-        }
-        self.nodes[at] = Node { epoch, bytes, ..EMPTY };
-        self.link_newest(slot);
+        self.add(NEWEST, slot, epoch, bytes);
     }
 
     /// Moves an object to the newest end; false if it is not held.
@@ -85,7 +63,7 @@ impl SlotList {
         let held = self.holds(slot, epoch);
         if held {
             self.unlink(slot);
-            self.link_newest(slot);
+            self.link(NEWEST, slot);
         }
         held
     }
@@ -100,7 +78,7 @@ impl SlotList {
 
     /// Removes and returns the oldest: slot, epoch, bytes.
     pub(super) fn pop(&mut self) -> Option<(u32, u32, u64)> {
-        let slot = self.oldest;
+        let slot = self.ends[OLDEST];
         let node = *self.nodes.get(slot as usize)?;
         self.unlink(slot);
         Some((slot, node.epoch, node.bytes))
@@ -115,30 +93,40 @@ impl SlotList {
         self.epoch_of(slot) == Some(epoch)
     }
 
-    fn link_newest(&mut self, slot: u32) {
-        let before = self.newest;
+    /// Adds an object that is not held; none if there is no such slot.
+    fn add(&mut self, end: usize, slot: u32, epoch: u32, bytes: u64) {
+        if slot >= self.slots {
+            return;
+        }
+        let at = slot as usize;
+        if at >= self.nodes.len() {
+            self.nodes.resize(at + 1, EMPTY);
+        }
+        self.nodes[at] = Node { epoch, bytes, ..EMPTY };
+        self.link(end, slot);
+    }
+
+    fn link(&mut self, end: usize, slot: u32) {
+        let last = std::mem::replace(&mut self.ends[end], slot);
         let node = &mut self.nodes[slot as usize];
-        node.older = before;
-        node.newer = NONE;
+        node.beside[end] = NONE;
+        node.beside[1 - end] = last;
         node.held = true;
         self.bytes += node.bytes;
         self.len += 1;
-        self.newest = slot;
-        match self.nodes.get_mut(before as usize) {
-            Some(previous) => previous.newer = slot,
-            None => self.oldest = slot,
+        match self.nodes.get_mut(last as usize) {
+            Some(last) => last.beside[end] = slot,
+            None => self.ends[1 - end] = slot,
         }
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Node { older, newer, bytes, .. } = self.nodes[slot as usize];
-        match self.nodes.get_mut(older as usize) {
-            Some(n) => n.newer = newer,
-            None => self.oldest = newer,
-        }
-        match self.nodes.get_mut(newer as usize) {
-            Some(n) => n.older = older,
-            None => self.newest = older,
+        let Node { beside, bytes, .. } = self.nodes[slot as usize];
+        for end in [OLDEST, NEWEST] {
+            match self.nodes.get_mut(beside[end] as usize) {
+                Some(n) => n.beside[1 - end] = beside[1 - end],
+                None => self.ends[end] = beside[1 - end],
+            }
         }
         self.nodes[slot as usize].held = false;
         self.bytes -= bytes;

@@ -12,7 +12,7 @@ const PROTECTED_PERCENT: u128 = 30;
 
 /// Two-segment LRU.
 #[derive(Debug)]
-pub struct Lru2 {
+pub(super) struct Lru2 {
     /// Used once, or demoted.
     probation: SlotList,
     /// Used again.
@@ -21,7 +21,7 @@ pub struct Lru2 {
 
 impl Lru2 {
     /// For slots below `slots`.
-    pub fn new(slots: u32) -> Self {
+    pub(super) fn new(slots: u32) -> Self {
         Self { probation: SlotList::new(slots), protected: SlotList::new(slots) }
     }
 

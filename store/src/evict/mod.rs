@@ -1,20 +1,18 @@
 //! Picks victims. A policy receives admissions, touches and removals and returns the next victim.
 //! Watermarks, not the policy, decide when to evict; a policy touches no memory of the segment.
 
-mod fifo;
 mod list;
 mod lru;
 mod lru2;
 mod watermarks;
 mod window;
 
-pub use fifo::Fifo;
-pub use lru::Lru;
-pub use lru2::Lru2;
 pub use watermarks::Watermarks;
 pub use window::cheapest_window;
 
 use crate::error::StoreError;
+use lru::ByAge;
+use lru2::Lru2;
 
 /// Chooses which object is evicted next. Every call is O(1), some only on average. An object is a
 /// slot at an epoch: a call that names another epoch than the admitted one is late and is ignored.
@@ -26,7 +24,9 @@ pub trait Policy: Send {
     fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64);
     /// The epoch held of a slot.
     fn epoch_of(&self, slot: u32) -> Option<u32>;
-    /// It was used.
+    /// It was used. The blocks of a prefix are touched from its end to its start: the head is then
+    /// the most recent. A block is useful only with those before it, so a prefix must lose its tail
+    /// first, and this order achieves that without a tree.
     fn touch(&mut self, slot: u32, epoch: u32);
     /// It is removed, or may not be evicted any more.
     fn forget(&mut self, slot: u32, epoch: u32);
@@ -39,14 +39,6 @@ pub trait Policy: Send {
     /// True if there is no victim.
     fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-    /// Touches a batch given in the order of the prefix it belongs to, head first, from its end to
-    /// its start. The head is then the most recent: a block is useful only with those before it, so
-    /// a prefix must lose its tail first, and this order achieves that without a tree.
-    fn touch_batch(&mut self, batch: &[(u32, u32)]) {
-        for &(slot, epoch) in batch.iter().rev() {
-            self.touch(slot, epoch);
-        }
     }
 }
 
@@ -66,9 +58,9 @@ impl PolicyKind {
     /// The policy, for slots below `slots`.
     pub fn build(self, slots: u32) -> Box<dyn Policy> {
         match self {
-            PolicyKind::Lru => Box::new(Lru::new(slots)),
+            PolicyKind::Lru => Box::new(ByAge::new(slots, true)),
             PolicyKind::Lru2 => Box::new(Lru2::new(slots)),
-            PolicyKind::Fifo => Box::new(Fifo::new(slots)),
+            PolicyKind::Fifo => Box::new(ByAge::new(slots, false)),
         }
     }
 }
@@ -87,15 +79,13 @@ impl std::str::FromStr for PolicyKind {
     type Err = StoreError;
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
-        match text {
-            "lru" => Ok(PolicyKind::Lru),
-            "lru2" => Ok(PolicyKind::Lru2),
-            "fifo" => Ok(PolicyKind::Fifo),
-            _ => Err(StoreError::InvalidConfig(format!(
+        let mut kinds = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo].into_iter();
+        kinds.find(|kind| kind.to_string() == text).ok_or_else(|| {
+            StoreError::InvalidConfig(format!(
                 "no eviction policy is called \"{}\": use lru, lru2 or fifo",
                 text.escape_debug()
-            ))),
-        }
+            ))
+        })
     }
 }
 

@@ -5,6 +5,11 @@ use proptest::prelude::*;
 
 const KINDS: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo];
 
+/// Touches a prefix, given head first, from its end to its start.
+fn touch_prefix(policy: &mut dyn Policy, prefix: &[(u32, u32)]) {
+    prefix.iter().rev().for_each(|&(slot, epoch)| policy.touch(slot, epoch));
+}
+
 fn victims(policy: &mut dyn Policy) -> Vec<u32> {
     std::iter::from_fn(|| policy.victim().map(|(slot, ..)| slot)).collect()
 }
@@ -32,8 +37,8 @@ fn a_prefix_loses_its_tail_before_its_head() {
     }
     p.admit(9, 1, 1);
     // Two requests share the first blocks; the second one is shorter.
-    p.touch_batch(&chain);
-    p.touch_batch(&chain[..3]);
+    touch_prefix(p.as_mut(), &chain);
+    touch_prefix(p.as_mut(), &chain[..3]);
     assert_eq!(victims(p.as_mut()), [9, 5, 4, 3, 2, 1, 0]);
 }
 
@@ -43,7 +48,7 @@ fn what_was_used_once_goes_before_what_was_used_again() {
     for slot in 0..10 {
         p.admit(slot, 1, 10);
     }
-    p.touch_batch(&[(0, 1), (1, 1), (2, 1)]);
+    touch_prefix(p.as_mut(), &[(0, 1), (1, 1), (2, 1)]);
     // A scan of new objects, each later than the last touch, displaces only other probation
     // objects.
     for slot in 10..16 {

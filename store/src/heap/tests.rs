@@ -5,6 +5,7 @@ use crate::layout::{HeapExt, ObjHeader, flag, word};
 use crate::memory::AnonMemory;
 use crate::object;
 use proptest::prelude::*;
+use zerocopy::FromBytes;
 
 fn small() -> HeapConfig {
     HeapConfig { arena_bytes: 40_000, rank: 3, ..HeapConfig::default() }
@@ -60,12 +61,8 @@ fn every_slot_is_armed_at_epoch_one() {
         let header = ObjHeader::read_from_bytes(&bytes).unwrap();
         assert_eq!(header.publish, object::reserved(1));
         assert_eq!(header.owner, word(flag::LIVE, 1));
-        assert_eq!(g.slot_of(g.header_off(slot)), Some(slot));
     }
     assert!(heap.memory().load(g.header_off(g.slots) + 56).is_err());
-    assert_eq!(g.slot_of(g.header_off(1) + 8), None);
-    assert_eq!(g.slot_of(g.header_base - 64), None);
-    assert_eq!(g.slot_of(g.header_base + u64::from(g.slots) * 64), None);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use super::{Export, HostMemory, Memory};
 use crate::error::StoreError;
+use crate::words;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -49,11 +50,8 @@ impl SplitMemory {
     /// The parts of `len` bytes at an offset in control words and in payloads; out of bounds if
     /// they exceed both.
     fn parts(&self, offset: u64, len: usize) -> Result<(Part, Part), StoreError> {
-        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
-        let (what, segment_len) = ("access", self.len());
-        let bounds = StoreError::OutOfBounds { what, offset, len: len as u64, segment_len };
-        let end = end.ok_or(bounds)?;
-        let within = (end.min(self.border()).saturating_sub(offset) as usize).min(len);
+        StoreError::check_bounds("access", offset, len as u64, self.len())?;
+        let within = (self.border().saturating_sub(offset) as usize).min(len);
         let beyond = offset.max(self.border()) - self.border();
         Ok(((offset, 0..within), (beyond, within..len)))
     }
@@ -80,7 +78,7 @@ impl Memory for SplitMemory {
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let ((at, control), (beyond, payload)) = self.parts(offset, dst.len())?;
         if !control.is_empty() {
-            self.control.words().read(at, &mut dst[control])?;
+            words::read(self.control.words(), at, &mut dst[control])?;
         }
         if payload.is_empty() { Ok(()) } else { self.payload.read(beyond, &mut dst[payload]) }
     }
@@ -88,7 +86,7 @@ impl Memory for SplitMemory {
     fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         let ((at, control), (beyond, payload)) = self.parts(offset, src.len())?;
         if !control.is_empty() {
-            self.control.words().write(at, &src[control])?;
+            words::write(self.control.words(), at, &src[control])?;
         }
         if payload.is_empty() { Ok(()) } else { self.payload.write(beyond, &src[payload]) }
     }

@@ -4,9 +4,9 @@
 
 use super::{Expect, ObjectDesc, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
-use crate::layout::{HEADER_BYTES, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
+use crate::layout::{ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
 use crate::op::Op;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// The verbs with which a producer writes the object of one plan.
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +86,7 @@ pub struct Reading {
 impl Reading {
     /// A read of what `expect` describes, under the header at segment offset `header_off`.
     pub fn new(header_off: u64, expect: Expect) -> Self {
-        let unread = ObjHeader::new_zeroed();
+        let unread = ObjHeader::default();
         Self { header_off, expect, before: unread, after: unread }
     }
 
@@ -121,5 +121,3 @@ impl Reading {
 pub fn chain_in_time(began_ns: u64, ended_ns: u64, quarantine_ns: u64) -> bool {
     ended_ns.saturating_sub(began_ns) <= quarantine_ns / 10 * 8
 }
-
-const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);

@@ -41,11 +41,11 @@ pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
 impl Slots {
     /// True if the slot holds a committed object at that epoch.
     pub fn is_live(&self, slot: u32, epoch: u32) -> bool {
-        self.at(slot).is_some_and(|at| at.epoch == epoch && matches!(at.state, State::Live(_)))
+        matches!(self.state_at(slot, epoch), Some(State::Live(_)))
     }
 
     /// True if the slot holds an open plan at that epoch.
     pub fn is_open(&self, slot: u32, epoch: u32) -> bool {
-        self.at(slot).is_some_and(|at| at.epoch == epoch && matches!(at.state, State::Open(_)))
+        matches!(self.state_at(slot, epoch), Some(State::Open(_)))
     }
 }

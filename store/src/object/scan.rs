@@ -2,9 +2,9 @@
 //! and from the plan table kept outside the actor. A slot whose state is uncertain is held, never
 //! reused.
 
+use super::read_header;
 use super::slots::Slots;
 use super::transition::{PackedExtent, Slot, State};
-use super::{inside, read_header};
 use crate::arena::{Arena, Extent};
 use crate::heap::Heap;
 use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
@@ -58,7 +58,7 @@ impl Slots {
         let arena = heap.layout().arena;
         let managed = heap.layout().managed_slots();
         let mut slots = Vec::with_capacity(managed.len());
-        let mut retire = Vec::new();
+        let (mut retire, mut held) = (Vec::new(), Vec::new());
         let mut unheard = 0u64;
         for slot in managed {
             let found = match read_header(&heap, slot) {
@@ -74,6 +74,9 @@ impl Slots {
             if found.clear {
                 retire.push((slot, found.slot.epoch));
             }
+            if matches!(found.slot.state, State::Quarantined(_)) {
+                held.push((slot, found.slot.epoch));
+            }
             unheard += u64::from(found.unheard);
             slots.push(found.slot);
         }
@@ -84,23 +87,14 @@ impl Slots {
             }
         }
         table.heap().memory().flush();
-        (0..unheard).for_each(|_| table.count_unheard());
+        table.usage.unheard = unheard;
         if unheard > 0 {
             tracing::warn!(unheard, "slots were written for plans that the owner has not received");
         }
-        table.quarantine_again(now_ns);
-        table
-    }
-
-    fn quarantine_again(&mut self, now_ns: u64) {
-        let held: Vec<(u32, u32)> = self
-            .all()
-            .filter(|(_, at)| matches!(at.state, State::Quarantined(_)))
-            .map(|(slot, at)| (slot, at.epoch))
-            .collect();
         for (slot, epoch) in held {
-            self.begin_quarantine(slot, epoch, now_ns);
+            table.begin_quarantine(slot, epoch, now_ns);
         }
+        table
     }
 }
 
@@ -136,7 +130,7 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
 
 /// The extent of a published object according to its header.
 pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<PackedExtent> {
-    if !inside(h, arena) {
+    if !arena.covers(h.payload_base, h.bytes_total) {
         return None;
     }
     let capacity = arena.len - arena.len % PAYLOAD_ALIGN;

@@ -4,7 +4,7 @@
 
 use super::holders::{Holders, Pinned};
 use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
-use super::usage::{Sign, Usage, count};
+use super::usage::{Usage, count};
 use super::{key_of, read_header, ready};
 use crate::arena::Extent;
 use crate::arming::arm;
@@ -13,8 +13,9 @@ use crate::heap::{FIRST_EPOCH, Heap};
 use crate::index::Index;
 use crate::key::KeyId;
 use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
+use crate::quarantine::Quarantine;
 use hashbrown::HashSet;
-use std::collections::VecDeque;
+use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
 /// The answer to a commit.
@@ -30,24 +31,6 @@ pub struct Committed {
     pub extent: Extent,
 }
 
-/// The answer to a retire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retired {
-    /// Extent of the payload.
-    pub extent: Extent,
-    /// Its state before.
-    pub was: RetiredState,
-}
-
-/// State of a slot before it was retired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RetiredState {
-    /// A committed object.
-    Live,
-    /// An open plan.
-    Open,
-}
-
 /// A slot whose quarantine is over. Its extent may be allocated again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Freed {
@@ -60,28 +43,18 @@ pub struct Freed {
     pub extent: Extent,
 }
 
-impl Freed {
-    /// The epoch at which the slot is armed now; `None` if that was the last one and the slot is
-    /// lost [I3].
-    pub fn next_epoch(&self) -> Option<u32> {
-        self.epoch.checked_add(1)
-    }
-}
-
 /// The heap slots of one segment: the owner's state. The slots of its device log are not in it.
 #[derive(Debug)]
 pub struct Slots {
     heap: Heap,
     /// Element 0 is the first slot after the log's slots.
     slots: Vec<Slot>,
-    usage: Usage,
+    pub(super) usage: Usage,
     index: Index,
-    /// (end of quarantine, slot, epoch), ends never decreasing.
-    quarantine: VecDeque<(u64, u32, u32)>,
-    /// How many at the back of `quarantine` were added since the last `restart_quarantines`.
-    unsettled: usize,
-    /// Quarantine is over, but somebody holds the object: (since, slot, epoch) [I9].
-    held: Vec<(u64, u32, u32)>,
+    /// (slot, epoch).
+    quarantine: Quarantine<(u32, u32)>,
+    /// Quarantine is over, but somebody holds the object: since when, (slot, epoch) [I9].
+    held: Vec<(u64, (u32, u32))>,
     /// Whom to ask; the pins first.
     holders: Vec<Arc<dyn Holders>>,
 }
@@ -98,14 +71,13 @@ impl Slots {
     pub(super) fn of(slots: Vec<Slot>, heap: Heap) -> Slots {
         let mut usage = Usage::default();
         for slot in &slots {
-            count(&mut usage, slot.state, Sign::In);
+            count(&mut usage, slot.state, u64::add_assign);
         }
         let index = Index::empty(heap.memory().clone(), heap.layout().index);
         let (memory, region) = (heap.memory().clone(), heap.layout().pins);
         let holders: Vec<Arc<dyn Holders>> = vec![Arc::new(Pinned { memory, region })];
-        let (quarantine, held) = (VecDeque::new(), Vec::new());
-        let mut table =
-            Slots { heap, slots, usage, index, quarantine, unsettled: 0, held, holders };
+        let (quarantine, held) = (Quarantine::default(), Vec::new());
+        let mut table = Slots { heap, slots, usage, index, quarantine, held, holders };
         let live: Vec<_> =
             table.all().filter(|(_, at)| matches!(at.state, State::Live(_))).collect();
         for (slot, at) in live {
@@ -131,17 +103,13 @@ impl Slots {
     }
 
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
-    /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), if it is
-    /// not READY, or if the header's payload is not the plan's.
+    /// retired (the caller answers `Reclaimed` [I11]), if it is not READY, or if the header's
+    /// payload is not the plan's.
     pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
         let arena = self.heap.layout().arena;
         let at = self.at(slot);
         let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
-        let held = at.filter(|at| at.epoch == epoch).and_then(|at| match at.state {
-            State::Open(packed) | State::Live(packed) => Some(packed),
-            _ => None,
-        });
-        let Some(packed) = held else {
+        let Some(State::Open(packed) | State::Live(packed)) = self.state_at(slot, epoch) else {
             return refuse("commit");
         };
         let extent = packed.extent(&arena);
@@ -157,40 +125,33 @@ impl Slots {
         Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
     }
 
-    /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
-    /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
-    /// (see [`Slots::restart_quarantines`]). Without, the slot is held until [`Slots::fenced`]
-    /// [I10]. If it was retired before or the epoch is past: [`StoreError::is_already_retired`].
+    /// Ends a committed object or an open plan, and returns its extent: its owner word loses LIVE
+    /// at once, so no reader accepts it any more. With `fenced` no producer can write and
+    /// quarantine begins at `now_ns` (see [`Slots::restart_quarantines`]). Without, the slot is
+    /// held until [`Slots::fenced`] [I10]. `WrongState` if it was retired before or the epoch is
+    /// past.
     pub fn retire(
         &mut self,
         slot: u32,
         epoch: u32,
         fenced: bool,
         now_ns: u64,
-    ) -> Result<Retired, StoreError> {
-        let before = self.at(slot);
-        let event = Event::Retire { fenced };
-        let (was, packed) = match before.map(|at| (at, decide(at, epoch, event))) {
-            Some((Slot { state: State::Live(p), .. }, Decision::Become(_))) => {
-                (RetiredState::Live, p)
-            }
-            Some((Slot { state: State::Open(p), .. }, Decision::Become(_))) => {
-                (RetiredState::Open, p)
-            }
-            _ => return Err(refusal(slot, before, epoch, "retire")),
+    ) -> Result<Extent, StoreError> {
+        let Some(State::Live(packed) | State::Open(packed)) = self.state_at(slot, epoch) else {
+            return Err(refusal(slot, self.at(slot), epoch, "retire"));
         };
         self.clear_live(slot, epoch)?;
-        if was == RetiredState::Live {
+        if self.is_live(slot, epoch) {
             self.index.remove(key_of(&self.header(slot)), slot, epoch);
         }
         // Everything read after this fence, such as a scan of the pins, sees the retires before it
         // [I9].
         self.heap.memory().flush();
-        self.step(slot, epoch, event, "retire")?;
+        self.step(slot, epoch, Event::Retire { fenced }, "retire")?;
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
-        Ok(Retired { extent: packed.extent(&self.heap.layout().arena), was })
+        Ok(packed.extent(&self.heap.layout().arena))
     }
 
     /// The producer of a retired plan can write no more: its quarantine begins. Returns false if
@@ -208,12 +169,7 @@ impl Slots {
     /// process may be stopped between the two. An owner that reads its clock once more after a
     /// batch of retires, and calls this, closes that gap.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
-        let from = self.quarantine.len() - self.unsettled;
-        let until = now_ns.saturating_add(self.heap.layout().quarantine_ns());
-        for entry in self.quarantine.range_mut(from..) {
-            entry.0 = entry.0.max(until);
-        }
-        self.unsettled = 0;
+        self.quarantine.restart(now_ns.saturating_add(self.heap.layout().quarantine_ns()));
     }
 
     /// One more holder to ask from now on.
@@ -235,14 +191,7 @@ impl Slots {
     /// and returns these slots [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
         let mut waiting = std::mem::take(&mut self.held);
-        while let Some(&(until, slot, epoch)) = self.quarantine.front() {
-            if until > now_ns {
-                break;
-            }
-            self.quarantine.pop_front();
-            self.unsettled = self.unsettled.min(self.quarantine.len());
-            waiting.push((until, slot, epoch));
-        }
+        waiting.extend(std::iter::from_fn(|| self.quarantine.due(now_ns)));
         if waiting.is_empty() {
             return Vec::new();
         }
@@ -257,9 +206,9 @@ impl Slots {
             }
         };
         let mut freed = Vec::new();
-        for (since, slot, epoch) in waiting {
+        for (since, (slot, epoch)) in waiting {
             if held.contains(&(slot, epoch)) {
-                self.held.push((since, slot, epoch));
+                self.held.push((since, (slot, epoch)));
                 continue;
             }
             match self.arm_next(slot, epoch) {
@@ -277,13 +226,13 @@ impl Slots {
 
     /// Time at which [`Slots::due`] next has something to return. Held slots have no such time.
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.quarantine.front().map(|&(until, ..)| until)
+        self.quarantine.next_due_ns()
     }
 
     /// Number of retired objects whose quarantine is over and that are still held, and how many of
     /// them for longer than `suspect_ns`.
     pub fn held_longer(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
-        let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
+        let long = |(since, _): &&(u64, (u32, u32))| now_ns.saturating_sub(*since) > suspect_ns;
         (self.held.len() as u64, self.held.iter().filter(long).count() as u64)
     }
 
@@ -327,6 +276,11 @@ impl Slots {
         self.slots.get(self.index_of(slot)?).copied()
     }
 
+    /// Its state, if it is at that epoch.
+    pub(super) fn state_at(&self, slot: u32, epoch: u32) -> Option<State> {
+        self.at(slot).filter(|at| at.epoch == epoch).map(|at| at.state)
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {
         self.heap.layout().managed_slots().zip(self.slots.iter().copied())
     }
@@ -336,16 +290,9 @@ impl Slots {
         slot.checked_sub(self.heap.layout().log_slots).map(|index| index as usize)
     }
 
-    pub(super) fn count_unheard(&mut self) {
-        self.usage.unheard += 1;
-    }
-
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
         let q = self.heap.layout().quarantine_ns();
-        // If the caller's clock went back, a later entry must still not end before an earlier one.
-        let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
-        self.quarantine.push_back((now_ns.saturating_add(q).max(last), slot, epoch));
-        self.unsettled += 1;
+        self.quarantine.begin((slot, epoch), now_ns.saturating_add(q));
     }
 
     pub(super) fn clear_live(&self, slot: u32, epoch: u32) -> Result<(), StoreError> {
@@ -356,12 +303,9 @@ impl Slots {
 
     /// Ends a quarantine and arms the slot. `None` if it is not in quarantine at that epoch.
     fn arm_next(&mut self, slot: u32, epoch: u32) -> Result<Option<Extent>, StoreError> {
-        let Some(at) = self.at(slot) else {
-            return Ok(None);
-        };
-        let (Some(packed), Decision::Become(next)) =
-            (at.state.extent(), decide(at, epoch, Event::Elapsed))
-        else {
+        let elapsed =
+            self.at(slot).map(|at| (at.state.extent(), decide(at, epoch, Event::Elapsed)));
+        let Some((Some(packed), Decision::Become(next))) = elapsed else {
             return Ok(None);
         };
         if next.state == State::Free {
@@ -393,8 +337,8 @@ impl Slots {
 
     fn put(&mut self, slot: u32, next: Slot) {
         if let Some(at) = self.index_of(slot).and_then(|index| self.slots.get_mut(index)) {
-            count(&mut self.usage, at.state, Sign::Out);
-            count(&mut self.usage, next.state, Sign::In);
+            count(&mut self.usage, at.state, u64::sub_assign);
+            count(&mut self.usage, next.state, u64::add_assign);
             *at = next;
         }
     }

@@ -56,26 +56,15 @@ pub(super) enum State {
     Spent,
 }
 
-/// State names in error texts; `is_already_retired` compares the last four.
-const FREE: &str = "free";
-const OPEN: &str = "open";
-const LIVE: &str = "live";
-const FENCING: &str = "fencing";
-const QUARANTINED: &str = "quarantined";
-const SPENT: &str = "spent";
-const PAST: &str = "past the epoch asked for";
-/// A slot that does not exist.
-const OUTSIDE: &str = "outside the header arena";
-
 impl State {
     pub(super) fn name(self) -> &'static str {
         match self {
-            State::Free => FREE,
-            State::Open(_) => OPEN,
-            State::Live(_) => LIVE,
-            State::Fencing(_) => FENCING,
-            State::Quarantined(_) => QUARANTINED,
-            State::Spent => SPENT,
+            State::Free => "free",
+            State::Open(_) => "open",
+            State::Live(_) => "live",
+            State::Fencing(_) => "fencing",
+            State::Quarantined(_) => "quarantined",
+            State::Spent => "spent",
         }
     }
 
@@ -136,17 +125,14 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
         (State::Open(held), Event::Open(extent)) if held == extent => Already,
         (State::Open(extent), Event::Commit) => to(State::Live(extent)),
         (State::Live(_), Event::Commit) => Already,
-        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: true }) => {
-            to(State::Quarantined(extent))
-        }
-        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: false }) => {
-            to(State::Fencing(extent))
+        (State::Open(extent) | State::Live(extent), Event::Retire { fenced }) => {
+            to(if fenced { State::Quarantined(extent) } else { State::Fencing(extent) })
         }
         (State::Fencing(extent), Event::Fenced) => to(State::Quarantined(extent)),
-        (State::Quarantined(_), Event::Elapsed) => Become(match epoch.checked_add(1) {
-            Some(epoch) => Slot { epoch, state: State::Free },
-            None => Slot { epoch, state: State::Spent },
-        }),
+        (State::Quarantined(_), Event::Elapsed) => match epoch.checked_add(1) {
+            Some(epoch) => Become(Slot { epoch, state: State::Free }),
+            None => to(State::Spent),
+        },
         _ => Refused,
     }
 }
@@ -154,8 +140,8 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
 /// A refusal with the slot's state; `refused` names the request.
 pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &str) -> StoreError {
     let (epoch, state) = match at {
-        None => (0, OUTSIDE),
-        Some(at) if asked_epoch < at.epoch => (at.epoch, PAST),
+        None => (0, "outside the header arena"),
+        Some(at) if asked_epoch < at.epoch => (at.epoch, "past the epoch asked for"),
         Some(at) => (at.epoch, at.state.name()),
     };
     StoreError::WrongState {
@@ -163,15 +149,6 @@ pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &s
         epoch,
         state,
         refused: format!("{refused} at epoch {asked_epoch}"),
-    }
-}
-
-impl StoreError {
-    /// True if the slot was already retired at the epoch asked for, or is past it: for a retire
-    /// this means "done before", for a commit it is `Reclaimed` [I11].
-    pub fn is_already_retired(&self) -> bool {
-        let retired = [FENCING, QUARANTINED, SPENT, PAST];
-        matches!(self, StoreError::WrongState { state, .. } if retired.contains(state))
     }
 }
 

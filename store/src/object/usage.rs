@@ -28,36 +28,26 @@ pub struct Usage {
     pub unheard: u64,
 }
 
-#[derive(Clone, Copy)]
-pub(super) enum Sign {
-    In,
-    Out,
-}
-
-/// Adds a slot's state to the counters, or subtracts it.
-pub(super) fn count(usage: &mut Usage, state: State, sign: Sign) {
-    let add = |counter: &mut u64, n: u64| match sign {
-        Sign::In => *counter += n,
-        Sign::Out => *counter -= n,
-    };
+/// Adds a slot's state to the counters, or subtracts it, by `change`.
+pub(super) fn count(usage: &mut Usage, state: State, change: impl Fn(&mut u64, u64)) {
     match state {
         State::Free => {}
         State::Open(p) => {
-            add(&mut usage.open_plans, 1);
-            add(&mut usage.open_bytes, p.bytes());
+            change(&mut usage.open_plans, 1);
+            change(&mut usage.open_bytes, p.bytes());
         }
         State::Live(p) => {
-            add(&mut usage.live_objects, 1);
-            add(&mut usage.live_bytes, p.bytes());
+            change(&mut usage.live_objects, 1);
+            change(&mut usage.live_bytes, p.bytes());
         }
         State::Fencing(p) => {
-            add(&mut usage.fencing, 1);
-            add(&mut usage.held_bytes, p.bytes());
+            change(&mut usage.fencing, 1);
+            change(&mut usage.held_bytes, p.bytes());
         }
         State::Quarantined(p) => {
-            add(&mut usage.quarantined, 1);
-            add(&mut usage.held_bytes, p.bytes());
+            change(&mut usage.quarantined, 1);
+            change(&mut usage.held_bytes, p.bytes());
         }
-        State::Spent => add(&mut usage.spent, 1),
+        State::Spent => change(&mut usage.spent, 1),
     }
 }

@@ -1,28 +1,13 @@
-//! Read access to the slot table: counters, the words of one slot, reports for the master. It
+//! Read access to the slot table: the words of one slot, reports for the master. It
 //! changes nothing.
 
 use super::slots::Slots;
 use super::transition::State;
-use super::{ObjectDesc, key_of, read_header};
+use super::{ObjectDesc, key_of, read_header, ready};
 use crate::arena::Extent;
 use crate::heap::FIRST_EPOCH;
 use crate::key::KeyId;
-use crate::layout::{ObjHeader, epoch_of, low, state};
-
-/// How far the producer of an open slot has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WriteProgress {
-    /// Armed, nothing written.
-    Unwritten,
-    /// Being written.
-    Writing,
-    /// Published.
-    Ready,
-    /// Aborted by its producer.
-    Dead,
-    /// Retired, or of another epoch: the caller's information is outdated [I11].
-    Stale,
-}
+use crate::layout::ObjHeader;
 
 /// One slot as reported to the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,32 +41,17 @@ pub enum SlotKind {
 }
 
 impl Slots {
-    /// How far the producer has come, if the slot is open or live at that epoch.
-    pub fn progress(&self, slot: u32, epoch: u32) -> WriteProgress {
-        let Some(at) = self.at(slot).filter(|at| at.epoch == epoch) else {
-            return WriteProgress::Stale;
-        };
-        if !matches!(at.state, State::Free | State::Open(_) | State::Live(_)) {
-            return WriteProgress::Stale;
-        }
-        let publish = self.header(slot).publish;
-        match low(publish) {
-            _ if epoch_of(publish) != epoch => WriteProgress::Stale,
-            state::RESERVED => WriteProgress::Unwritten,
-            state::WRITING => WriteProgress::Writing,
-            state::READY => WriteProgress::Ready,
-            _ => WriteProgress::Dead,
-        }
+    /// True if the producer has published, and the slot is neither retired nor past that epoch
+    /// [I11].
+    pub fn is_published(&self, slot: u32, epoch: u32) -> bool {
+        let state = self.state_at(slot, epoch);
+        matches!(state, Some(State::Free | State::Open(_) | State::Live(_)))
+            && self.header(slot).publish == ready(epoch)
     }
 
     /// A snapshot of a slot's header; all zeros (epoch 0, never served) if it cannot be read.
     pub fn header(&self, slot: u32) -> ObjHeader {
         read_header(self.heap(), slot).unwrap_or_default()
-    }
-
-    /// The state's name, for people.
-    pub fn state_name(&self, slot: u32) -> &'static str {
-        self.at(slot).map_or("outside", |at| at.state.name())
     }
 
     /// Every slot that is not free at its first epoch. The master assumes that state for slots that

@@ -68,7 +68,7 @@ impl Pins {
         (offset, len): (u64, u64),
         still_valid: impl FnOnce() -> bool,
     ) -> Result<PinnedBytes, NoPin> {
-        let at = self.memory.words().address(offset, len).map_err(|_| NoPin::Changed)?;
+        let at = self.memory.words().at("pin", offset, len).map_err(|_| NoPin::Changed)?;
         let mut held = self.lock();
         if held.closed {
             return Err(NoPin::Closed);
@@ -85,7 +85,8 @@ impl Pins {
             debug_assert!(set.is_ok(), "a pin table outside its segment");
         }
         drop(held);
-        let pinned = PinnedBytes { pins: self.clone(), slot, epoch, at, len: len as usize };
+        let pinned =
+            PinnedBytes { pins: self.clone(), object: (slot, epoch), at, len: len as usize };
         // If it is dropped here, the pin is cleared.
         if still_valid() { Ok(pinned) } else { Err(NoPin::Changed) }
     }
@@ -95,16 +96,6 @@ impl Pins {
         let mut held = self.lock();
         held.closed |= held.by_object.is_empty();
         held.closed
-    }
-
-    /// Objects pinned now.
-    pub fn len(&self) -> usize {
-        self.lock().by_object.len()
-    }
-
-    /// True if nothing is pinned.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     fn release(&self, object: (u32, u32)) {
@@ -126,8 +117,8 @@ impl Pins {
 #[derive(Debug)]
 pub struct PinnedBytes {
     pins: Arc<Pins>,
-    slot: u32,
-    epoch: u32,
+    /// Slot and epoch.
+    object: (u32, u32),
     at: NonNull<u8>,
     len: usize,
 }
@@ -154,7 +145,7 @@ impl Drop for PinnedBytes {
     fn drop(&mut self) {
         // In a forked child the table is not mapped, and the pin is its parent's.
         if self.pins.made.is_here() {
-            self.pins.release((self.slot, self.epoch));
+            self.pins.release(self.object);
         }
     }
 }
@@ -189,13 +180,13 @@ mod tests {
         let a = pins.pin((5, 1), (8192, 16), || true).unwrap();
         let b = pins.pin((5, 1), (8192, 16), || true).unwrap();
         let c = pins.pin((0, 9), (8192, 16), || true).unwrap();
-        assert_eq!((seen(&heap), pins.len()), (vec![(0, 9), (5, 1)], 2));
+        assert_eq!((seen(&heap), pins.lock().by_object.len()), (vec![(0, 9), (5, 1)], 2));
         drop(a);
         assert_eq!(seen(&heap), [(0, 9), (5, 1)]);
         drop(c);
         assert_eq!(seen(&heap), [(5, 1)]);
         drop(b);
-        assert!(seen(&heap).is_empty() && pins.is_empty());
+        assert!(seen(&heap).is_empty() && pins.lock().by_object.is_empty());
     }
 
     #[test]

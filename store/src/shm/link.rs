@@ -56,15 +56,10 @@ pub(super) fn is_one(path: &Path) -> bool {
     target.is_ok_and(|target| target.to_str().is_ok_and(is_descriptor))
 }
 
-/// True if `path` links to a segment of that name which a process still has open.
-pub(super) fn leads_to_segment(path: &Path) -> bool {
-    follow(path).is_ok()
-}
-
 /// The file that `path` links to, resolved but not opened: opening a descriptor that the number
 /// names by chance could have side effects. It is a memory file of this user, created under the
 /// name of the link.
-fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
+pub(super) fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
     let shown = path.display().to_string();
     let os = |call, e| StoreError::os(call, &shown, e);
     let target = match rustix::fs::readlink(path, Vec::new()) {
@@ -93,13 +88,10 @@ fn is_named(fd: BorrowedFd<'_>, path: &Path) -> Result<bool, StoreError> {
     let euid = rustix::process::geteuid().as_raw();
     let of_user = stat.st_uid == euid && stat.st_mode & 0o7777 == MODE;
     let named = path.file_name().and_then(|n| n.to_str()).map(sealed::shown_as);
-    Ok(sealed::is_regular(&stat) && of_user && named.is_some() && name_of(fd) == named)
-}
-
-/// The name that /proc shows for an open file.
-fn name_of(fd: BorrowedFd<'_>) -> Option<String> {
     let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::readlinkat(CWD, own, Vec::new()).ok()?.into_string().ok()
+    let shown =
+        rustix::fs::readlinkat(CWD, own, Vec::new()).ok().and_then(|n| n.into_string().ok());
+    Ok(sealed::is_regular(&stat) && of_user && named.is_some() && shown == named)
 }
 
 /// True for /proc/PID/fd/N.

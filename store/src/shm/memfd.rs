@@ -18,7 +18,7 @@ pub struct MemfdMemory {
     mapping: Mapping,
 }
 
-host_memory!(MemfdMemory);
+host_memory!(MemfdMemory, |_| Export::Private);
 
 impl MemfdMemory {
     /// Makes one of `bytes` zero bytes.
@@ -49,10 +49,6 @@ impl MemfdMemory {
     /// The descriptor to pass to the other process; both then share the same bytes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.mapping.fd()
-    }
-
-    fn export_handle(&self) -> Export {
-        Export::Private
     }
 }
 

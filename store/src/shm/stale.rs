@@ -28,22 +28,12 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
     // Held throughout: no thread of this process creates or maps a segment while this one opens
     // files.
     let registry = registry();
-    let mut removed = Vec::new();
-    for name in names.iter().filter(|n| is_segment(n)) {
-        if remove_segment(dir, name, &registry) {
-            removed.push(name.clone());
-        }
-    }
-    for name in names.iter().filter(|n| n.ends_with(LOCK_SUFFIX)) {
-        if remove_lone_lock(dir, name, &registry) {
-            removed.push(name.clone());
-        }
-    }
-    for name in names.iter().filter(|n| n.ends_with(SOCKET_SUFFIX)) {
-        if remove_socket(dir, name) {
-            removed.push(name.clone());
-        }
-    }
+    // Segments first, with their locks.
+    let segment = |n: &&String| is_segment(n) && remove_segment(dir, n, &registry);
+    let lock = |n: &&String| n.ends_with(LOCK_SUFFIX) && remove_lone_lock(dir, n, &registry);
+    let socket = |n: &&String| n.ends_with(SOCKET_SUFFIX) && remove_socket(dir, n);
+    let removed = names.iter().filter(segment).chain(names.iter().filter(lock));
+    let removed: Vec<String> = removed.chain(names.iter().filter(socket)).cloned().collect();
     for name in &removed {
         tracing::info!(name, "removed a file of a dead process");
     }
@@ -71,15 +61,12 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
             }
             // Somebody removed the lock file by hand.
             Found::None if type_of_mine(&lock_path).is_none() => {
-                !link::leads_to_segment(&path) && rustix::fs::unlink(&path).is_ok()
+                link::follow(&path).is_err() && rustix::fs::unlink(&path).is_ok()
             }
             Found::None | Found::Held => false,
         },
         // Format of earlier versions: the file itself is the memory and carries the lock.
-        Some(FileType::RegularFile) => match lock::find(&path) {
-            Found::Free(_held) => rustix::fs::unlink(&path).is_ok(),
-            Found::None | Found::Held => false,
-        },
+        Some(FileType::RegularFile) => remove_if_free(&path),
         _ => false,
     }
 }
@@ -88,13 +75,13 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
 fn remove_lone_lock(dir: &Path, name: &str, registry: &Registry) -> bool {
     let segment = dir.join(name.strip_suffix(LOCK_SUFFIX).unwrap_or(name));
     let path = dir.join(name);
-    if !is_gone(&segment) || is_ours(&segment, registry) {
-        return false;
-    }
-    if type_of_mine(&path) != Some(FileType::RegularFile) {
-        return false;
-    }
-    matches!(lock::find(&path), Found::Free(_held) if rustix::fs::unlink(&path).is_ok())
+    let lone = is_gone(&segment) && !is_ours(&segment, registry);
+    lone && type_of_mine(&path) == Some(FileType::RegularFile) && remove_if_free(&path)
+}
+
+/// Removes a file whose own lock is free, under that lock.
+fn remove_if_free(path: &Path) -> bool {
+    matches!(lock::find(path), Found::Free(_held) if rustix::fs::unlink(path).is_ok())
 }
 
 fn remove_socket(dir: &Path, name: &str) -> bool {

@@ -20,7 +20,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn name(rank: u32) -> SegmentName {
-    SegmentName { job: "test".to_string(), rank, incarnation: crate::new_incarnation() }
+    SegmentName { job: "test".to_string(), rank, incarnation: crate::random_u64() }
 }
 
 struct Role {

@@ -140,13 +140,13 @@ impl Segment {
 
     pub fn put_bytes(&self, name: u64, bytes: u64) -> Option<u32> {
         let put = self.put_of(name, bytes);
-        put.room(&self.line()).ok()?;
+        put.room(&self.line())?;
         let claim = put.claimed(self.fetch_add(&put));
         let ClaimStep::Write(write) = claim.next(self.line().heap_limit()) else {
             panic!("it saw room, and was alone in seeing it");
         };
         self.write(&write, name, bytes);
-        Some(write.slot().0)
+        Some(write.slot.0)
     }
 
     /// A strict read of one unit's object by location: the copy, if it may be accepted.

@@ -17,7 +17,7 @@ fn put(segment: &Segment, claims: &OpenClaims<Modeled>, name: u64, bytes: u64) -
             ClaimStep::Write(write) => {
                 segment.write(&write, name, bytes);
                 open.leave();
-                return write.slot().0;
+                return write.slot.0;
             }
             ClaimStep::Skip(skip) => {
                 segment.run(&mut skip.ops());

@@ -78,7 +78,7 @@ fn i2_i4_an_owner_who_sees_ready_sees_the_header_that_goes_with_it() {
             }
             match slots.commit(0, 1) {
                 Ok(done) => assert_eq!((done.key, done.bytes_total), (key(), BYTES as u64)),
-                Err(early) => assert!(!early.is_already_retired(), "{early}"),
+                Err(early) => assert!(early.to_string().contains("open"), "{early}"),
             }
             header.publish == ready(1)
         };

@@ -14,12 +14,9 @@ pub(super) enum LogChange {
     Payload { from: u64, to: u64 },
     /// The producer's fields of a header, without the publish word, in one write.
     Fields { slot: u32 },
-    /// Publish word: WRITING.
-    Writing { slot: u32, epoch: u32 },
-    /// Publish word: DEAD, which ends the claim.
-    Dead { slot: u32, epoch: u32 },
-    /// Publish word: READY by compare-and-swap from WRITING, which ends the claim if it succeeds.
-    Ready { slot: u32, epoch: u32 },
+    /// Publish word: WRITING; DEAD, which ends the claim; or READY by compare-and-swap from
+    /// WRITING, which ends the claim if it succeeds.
+    Publish { slot: u32, epoch: u32, to: u32 },
 }
 
 impl LogChange {
@@ -31,23 +28,17 @@ impl LogChange {
                 (offset == BUMP_PTR_OFF && claim).then_some(LogChange::Bump { n: add })
             }
             Intent::Write { offset, len } => write(layout, offset, len),
-            Intent::Store { offset, value } => match header(layout, offset)? {
-                (slot, PUBLISH_OFF) => {
-                    let epoch = epoch_of(value);
-                    match low(value) {
-                        state::WRITING => Some(LogChange::Writing { slot, epoch }),
-                        state::DEAD => Some(LogChange::Dead { slot, epoch }),
-                        _ => None,
-                    }
-                }
-                _ => None,
-            },
+            Intent::Store { offset, value } => {
+                let ((slot, at), to) = (header(layout, offset)?, low(value));
+                let may = at == PUBLISH_OFF && matches!(to, state::WRITING | state::DEAD);
+                may.then_some(LogChange::Publish { slot, epoch: epoch_of(value), to })
+            }
             Intent::CompareSwap { offset, expect, new } => {
                 let (slot, at) = header(layout, offset)?;
                 let epoch = epoch_of(new);
                 let steps = (low(expect), low(new)) == (state::WRITING, state::READY);
                 let ready = at == PUBLISH_OFF && steps && epoch_of(expect) == epoch;
-                ready.then_some(LogChange::Ready { slot, epoch })
+                ready.then_some(LogChange::Publish { slot, epoch, to: state::READY })
             }
         }
     }
@@ -57,20 +48,17 @@ impl LogChange {
         match *self {
             LogChange::Bump { .. } | LogChange::Payload { .. } => None,
             LogChange::Fields { slot } => Some((slot, None)),
-            LogChange::Writing { slot, epoch }
-            | LogChange::Dead { slot, epoch }
-            | LogChange::Ready { slot, epoch } => Some((slot, Some(epoch))),
+            LogChange::Publish { slot, epoch, .. } => Some((slot, Some(epoch))),
         }
     }
 
-    /// True for the verbs after which nothing more is written for a claim.
-    pub(super) fn ends(&self) -> bool {
-        matches!(self, LogChange::Dead { .. } | LogChange::Ready { .. })
-    }
-
-    /// True for the verbs after which the owner reads the header's fields.
-    pub(super) fn ends_or_begins(&self) -> bool {
-        self.ends() || matches!(self, LogChange::Writing { .. })
+    /// The state that it publishes: the owner reads the header's fields from then on, and after
+    /// another state than WRITING nothing more is written for the claim.
+    pub(super) fn publishes(&self) -> Option<u32> {
+        match *self {
+            LogChange::Publish { to, .. } => Some(to),
+            _ => None,
+        }
     }
 }
 

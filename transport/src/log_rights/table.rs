@@ -5,6 +5,7 @@
 use super::change::LogChange;
 use crate::access::Cut;
 use nkv_store::device_log::{Abandon, LogLayout};
+use nkv_store::layout::state;
 use std::sync::Arc;
 
 /// What is known of a claim's position.
@@ -87,7 +88,8 @@ impl Claim {
         if self.ending {
             return Err(format!("the claim of {n} bytes at {p} has its last verb already"));
         }
-        let skip = matches!(change, LogChange::Fields { .. } | LogChange::Dead { .. });
+        let to = change.publishes();
+        let skip = matches!(change, LogChange::Fields { .. }) || to == Some(state::DEAD);
         if layout.wraps(p, n) && !skip {
             return Err(format!(
                 "the claim of {n} bytes at {p} crosses the log's end: write its fields and DEAD"
@@ -95,12 +97,12 @@ impl Claim {
         }
         let own = self.users.iter().position(|user| Arc::ptr_eq(&user.cut, cut));
         let fields = self.fields || own.is_some_and(|i| self.users[i].fields);
-        if change.ends_or_begins() && !fields {
+        if to.is_some() && !fields {
             return Err(format!(
                 "the claim of {n} bytes at {p} has no header yet: write its fields first"
             ));
         }
-        if change.ends() {
+        if to.is_some_and(|to| to != state::WRITING) {
             let others = self.users.len() - usize::from(own.is_some());
             if others > 0 {
                 return Err(format!(
@@ -176,10 +178,5 @@ impl Table {
             // The fetch-and-add never began: nothing was claimed.
             claim.at != At::Asked
         });
-    }
-
-    /// Claims with no request inside whose position stays unknown.
-    pub(super) fn in_doubt(claim: &Claim) -> bool {
-        claim.users.is_empty() && matches!(claim.at, At::Claiming(_))
     }
 }

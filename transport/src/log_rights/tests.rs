@@ -8,7 +8,7 @@ mod races;
 use super::*;
 use nkv_store::device_log::{ClaimStep, DeviceLog};
 use nkv_store::device_log::{ClaimWrite, Directory, LogCounts, LogObject, LogPut, LogTimes};
-use nkv_store::layout::{KEY_CHECK_OFF, state, word};
+use nkv_store::layout::{KEY_CHECK_OFF, word};
 use nkv_store::object::writing;
 use nkv_store::op::Op;
 use nkv_store::{AnonMemory, KeyHasher};
@@ -177,7 +177,7 @@ impl World {
     }
 
     fn header(&self, write: &ClaimWrite) -> u64 {
-        self.layout.header_off(write.slot().0)
+        self.layout.header_off(write.slot.0)
     }
 
     /// A whole put, accepted.

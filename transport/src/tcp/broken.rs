@@ -1,6 +1,8 @@
 //! Why a data connection cannot be used any more, and the limits after which it counts as stalled.
 
 use super::deadline::Deadline;
+use crate::error::TransportError;
+use nkv_store::StoreError;
 use std::io;
 
 /// Each blocking call waits for one of this many parts of the stall limit, so a stall is detected
@@ -106,5 +108,11 @@ impl From<Broken> for End {
             Broken::Forged => End::Forged,
             other => End::Broken(other.to_string()),
         }
+    }
+}
+
+impl From<StoreError> for End {
+    fn from(e: StoreError) -> Self {
+        End::Broken(TransportError::from(e).to_string())
     }
 }

@@ -43,12 +43,12 @@ impl Executor<'_> {
                 Some(segment.compare_swap(offset, expect, new))
             }
             Step::Store { offset, value } => {
-                segment.store(offset, value).map_err(failed)?;
+                segment.store(offset, value)?;
                 None
             }
             Step::Write { .. } | Step::Read { .. } | Step::Flush => None,
         };
-        let found = found.transpose().map_err(failed)?;
+        let found = found.transpose()?;
         self.permit.done(&intent, found.unwrap_or_default());
         self.results.extend(found);
         Ok(true)
@@ -63,7 +63,7 @@ impl Executor<'_> {
                 // Leaves space for the tag, which is computed after that of the results.
                 self.early.resize(start + len + tag, 0);
                 let found = &mut self.early[start..start + len];
-                self.segment.copy_out(offset, found).map_err(failed)?;
+                self.segment.read(offset, found)?;
             }
             Step::Flush => self.segment.flush(),
             _ => {}
@@ -80,7 +80,7 @@ impl Executor<'_> {
             self.line.take_payload(bytes)?;
             let seen = if len <= SEEN_BYTES { &*bytes } else { &[] };
             self.permit.starts(intent, seen).map_err(End::Unfit)?;
-            self.segment.copy_in(offset, bytes).map_err(failed)?;
+            self.segment.write(offset, bytes)?;
             true
         } else {
             self.permit.starts(intent, &[]).map_err(End::Unfit)?;
@@ -109,15 +109,11 @@ impl Executor<'_> {
             if self.permit.is_revoked() {
                 return Ok(false);
             }
-            self.segment.copy_in(offset + done as u64, &self.stage[..n]).map_err(failed)?;
+            self.segment.write(offset + done as u64, &self.stage[..n])?;
             done += n;
         }
         Ok(true)
     }
-}
-
-fn failed(error: crate::TransportError) -> End {
-    End::Broken(error.to_string())
 }
 
 // Content that is passed to a permit always has a tag.

@@ -3,7 +3,7 @@
 use nkv_store::memory::SplitMemory;
 use nkv_store::shm;
 use nkv_store::testkit::MemoryDouble;
-use nkv_store::{AnonMemory, Memory, Stripes, new_incarnation};
+use nkv_store::{AnonMemory, Memory, Stripes, random_u64};
 use nkv_transport::access::OpenAccess;
 use nkv_transport::wire::auth::{Credentials, Guard, Secret};
 use nkv_transport::{AgentLimits, Alive, MappedVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs};
@@ -56,11 +56,8 @@ fn over_loads(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
 pub fn shm() -> Fixture {
     // A separate folder below /dev/shm: the suite must not see segments of a running node.
     let dir = tempfile::tempdir_in(shm::SHM_DIR).unwrap();
-    let name = shm::SegmentName {
-        job: "conformance".to_string(),
-        rank: 0,
-        incarnation: new_incarnation(),
-    };
+    let name =
+        shm::SegmentName { job: "conformance".to_string(), rank: 0, incarnation: random_u64() };
     let owner = shm::create_in(dir.path(), &name, SEGMENT_BYTES, false).unwrap();
     let mapped = shm::attach_in(dir.path(), owner.file_name(), false).unwrap();
     let alive = Alive::new();
@@ -120,7 +117,7 @@ fn over_tcp(
     credentials: Option<Credentials>,
 ) -> Fixture {
     let guard = credentials.clone().map(|c| Arc::new(Guard::new(c)));
-    let incarnation = new_incarnation();
+    let incarnation = random_u64();
     // A request limit below the largest operation, so that splitting is tested.
     let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
     let access = Arc::new(OpenAccess);

@@ -5,7 +5,7 @@ use super::{GRANT, INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, granted};
 use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
-use nkv_store::{AnonMemory, Memory, new_incarnation};
+use nkv_store::{AnonMemory, Memory, random_u64};
 use nkv_transport::access::{Access, Cut, Intent, Permit};
 use nkv_transport::verbs::{NoObserver, Post, PostObserver};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
@@ -147,7 +147,7 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
 fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
     for _ in 0..30 {
         let rig = granted();
-        let token = new_incarnation();
+        let token = random_u64();
         rig.grants.open(token, GRANT);
         let client = Arc::new(rig.client());
         let writers: Vec<_> = (0..2u8)

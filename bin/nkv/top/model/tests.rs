@@ -182,7 +182,7 @@ fn without_the_master_ranks_speak_for_themselves() {
 }
 
 #[test]
-fn a_new_master_and_a_new_incarnation_count_from_zero() {
+fn a_new_master_and_a_random_u64_count_from_zero() {
     let mut model = Model::new("j".to_string());
     model.update(sample(50));
     let mut fresh = sample(51);

@@ -81,7 +81,7 @@ fn i13_a_header_that_lies_is_a_hole_and_never_two_claims_of_one_unit() {
         let liar = w.claim(99, U);
         w.put(1, 2 * U);
         w.log.accept(0, &mut w.index).unwrap();
-        forge(&w, liar.position(), LOG_BASE + base_units * U, bytes);
+        forge(&w, liar.position, LOG_BASE + base_units * U, bytes);
         assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0, "{why}");
         assert_eq!(w.log.unsettled_bytes().unwrap(), U, "{why}");
         assert_eq!(w.get(1), Some(payload(1, 2 * U)));
@@ -93,7 +93,7 @@ fn i13_a_header_that_lies_is_a_hole_and_never_two_claims_of_one_unit() {
 fn i13_nothing_beyond_what_is_claimed_or_across_the_end_is_accepted() {
     let mut w = world(8);
     let claim = w.claim(99, U);
-    forge(&w, claim.position(), LOG_BASE, 2 * U);
+    forge(&w, claim.position, LOG_BASE, 2 * U);
     forge(&w, U, LOG_BASE + U, U);
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
     // Across the end of the log only DEAD is a claim.
@@ -101,7 +101,7 @@ fn i13_nothing_beyond_what_is_claimed_or_across_the_end_is_accepted() {
     w.fill(1, 7);
     w.make_room(0);
     let claim = w.claim(99, 2 * U);
-    forge(&w, claim.position(), LOG_BASE + 7 * U, 2 * U);
+    forge(&w, claim.position, LOG_BASE + 7 * U, 2 * U);
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
     w.check_counts();
 }
@@ -164,7 +164,7 @@ fn i13_an_abandoned_claim_is_settled_wherever_it_lies() {
     // There is room for a quarter again; with the next two objects the abandoned units return, too.
     w.fill(20, 2);
     assert_eq!(w.make_room(0), 6 * U);
-    assert_eq!((w.log.tail(), w.get(21)), (11 * U, Some(payload(21, U))));
+    assert_eq!((w.log.tail, w.get(21)), (11 * U, Some(payload(21, U))));
     assert_eq!(w.log.abandon(Abandon { p: 0, n: U }).unwrap(), AbandonReply::Already);
 }
 

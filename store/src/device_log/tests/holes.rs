@@ -19,7 +19,7 @@ fn a_hole_is_asked_about_once_it_is_old_and_only_once_at_a_time() {
     let check = w.log.hole(11 + TTL).unwrap().unwrap();
     assert_eq!(check.below(), 5 * U);
     assert!(w.log.hole(100 * TTL).unwrap().is_none());
-    w.log.drop_check();
+    w.log.check = None;
     assert!(w.log.hole(100 * TTL).unwrap().is_some());
     assert_eq!(w.log.counts().hole_checks, 2);
 }
@@ -53,7 +53,7 @@ fn i14_nothing_is_void_before_everybody_answered_or_is_fenced() {
     assert_eq!(w.log.counts().voided, Sum::default());
     asking.clear(&"b");
     let report = asking.all_clear().unwrap();
-    assert_eq!(report.fenced(), 1);
+    assert_eq!(report.fenced, 1);
     let voided = w.log.close_holes(report, 20 + TTL, &mut w.index).unwrap();
     assert_eq!(voided, Sum { claims: 1, bytes: 2 * U });
     assert_eq!(w.log.unsettled_bytes().unwrap(), 0);
@@ -89,7 +89,7 @@ fn i14_a_report_of_another_check_or_segment_voids_nothing() {
     let (mut w, _hole) = with_a_hole();
     let (mut other, _) = with_a_hole();
     let stale = w.log.hole(20 + TTL).unwrap().unwrap().ask::<u32>([]).all_clear().unwrap();
-    w.log.drop_check();
+    w.log.check = None;
     let current = w.log.hole(20 + TTL).unwrap().unwrap();
     let _theirs = other.log.hole(20 + TTL).unwrap().unwrap();
     assert_eq!(w.log.close_holes(stale, 0, &mut w.index).unwrap(), Sum::default());

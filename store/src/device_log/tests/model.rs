@@ -259,7 +259,8 @@ impl Model {
             return Ok(());
         }
         let log = &self.w.log;
-        let (settled, unsettled) = (log.counts().settled_bytes(), log.unsettled_bytes().unwrap());
+        let (settled, unsettled) =
+            (settled_bytes(&log.counts()), self.w.log.unsettled_bytes().unwrap());
         if settled + unsettled != log.claimed_bytes().unwrap() {
             return Err(Wrong::Counts(format!("{settled} + {unsettled}: {log:?}")));
         }

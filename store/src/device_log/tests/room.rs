@@ -116,7 +116,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
         let bytes = 1 + name * 37 % (3 * U);
         let put = LogPut::new(w.layout, key(name), 4096, bytes).unwrap();
         // After a skip there is no room for a second claim every time: the next object uses it.
-        if put.room(&w.line()).is_ok() {
+        if put.room(&w.line()).is_some() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {
                 ClaimStep::Write(write) => w.publish(&write, name, bytes),
                 ClaimStep::Skip(skip) => w.run(&mut skip.ops()),
@@ -151,15 +151,15 @@ fn i13_the_tail_never_passes_what_was_retired_and_room_is_made_for_ever_after() 
         }
         assert!(!w.log.tail_is_free() && !w.log.held_by_pin());
         assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0, "nothing was retired");
-        assert_eq!((w.log.tail(), w.log.heap_limit()), (0, 8 * U));
+        assert_eq!((w.log.tail, w.log.limit), (0, 8 * U));
         // From here on every lap needs room, and finds it.
         for name in 2..=33 {
             w.fill(name, 1);
             w.make_room(name * Q);
-            assert!(w.log.tail() + 8 * U > w.log.claimed_bytes().unwrap(), "no room for {name}");
+            assert!(w.log.tail + 8 * U > w.log.claimed_bytes().unwrap(), "no room for {name}");
             w.check_counts();
         }
-        assert_eq!(w.log.heap_limit(), w.log.tail() + 8 * U);
+        assert_eq!(w.log.limit, w.log.tail + 8 * U);
         assert!(w.log.counts().evicted.claims >= 24);
     }
 }

@@ -178,9 +178,9 @@ impl World {
                 self.plans.retain(|p| p.slot != slot);
             }
             Life::Free | Life::Open if here => {
-                prop_assert!(!committed.unwrap_err().is_already_retired());
+                prop_assert!(!is_already_retired(&committed.unwrap_err()));
             }
-            _ => prop_assert!(committed.unwrap_err().is_already_retired(), "[I11]"),
+            _ => prop_assert!(is_already_retired(&committed.unwrap_err()), "[I11]"),
         }
         Ok(())
     }
@@ -189,16 +189,15 @@ impl World {
         let (cell, now) = (*self.cell(slot), self.now);
         let retired = self.slots.retire(slot, epoch, fenced, now);
         let here = epoch == cell.epoch;
-        let was = match cell.life {
-            Life::Open if here => RetiredState::Open,
-            Life::Live if here => RetiredState::Live,
+        match cell.life {
+            Life::Open | Life::Live if here => {}
             _ => {
-                let again = retired.unwrap_err().is_already_retired();
+                let again = is_already_retired(&retired.unwrap_err());
                 prop_assert_eq!(again, !here || cell.life != Life::Free);
                 return Ok(());
             }
-        };
-        prop_assert_eq!(retired.unwrap(), Retired { extent: cell.extent, was });
+        }
+        prop_assert_eq!(retired.unwrap(), cell.extent);
         self.cell(slot).life = if fenced { Life::Quarantined(now) } else { Life::Fencing };
         if fenced {
             self.plans.retain(|p| p.slot != slot);
@@ -319,18 +318,15 @@ impl World {
         let readable = served && cell.written == Written::Published;
         let valid = validate(&header, &wanted, &self.heap.layout().arena);
         prop_assert_eq!(valid.is_ok(), readable, "[I2] slot {}: {:?}", slot, valid);
-        let progress = match cell.written {
-            _ if !served => WriteProgress::Stale,
-            Written::Nothing => WriteProgress::Unwritten,
-            Written::Started => WriteProgress::Writing,
-            Written::Published => WriteProgress::Ready,
-            Written::Aborted => WriteProgress::Dead,
+        let publish = match cell.written {
+            Written::Nothing => reserved(cell.epoch),
+            Written::Started => writing(cell.epoch),
+            Written::Published => ready(cell.epoch),
+            Written::Aborted => dead(cell.epoch),
         };
-        prop_assert_eq!(self.slots.progress(slot, cell.epoch), progress);
-        prop_assert_eq!(
-            self.slots.progress(slot, cell.epoch.wrapping_sub(1)),
-            WriteProgress::Stale
-        );
+        prop_assert!(!served || header.publish == publish, "slot {}", slot);
+        prop_assert_eq!(self.slots.is_published(slot, cell.epoch), readable);
+        prop_assert!(!self.slots.is_published(slot, cell.epoch.wrapping_sub(1)));
         Ok(())
     }
 }

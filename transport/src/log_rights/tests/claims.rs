@@ -46,7 +46,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     let (before, mine) = (w.start_write(1, U), w.start_write(2, 2 * U));
     let _after = w.start_write(3, U);
     let others = LogRights::new(w.layout, w.memory.clone());
-    let (at, x) = (w.header(&mine), mine.payload_base());
+    let (at, x) = (w.header(&mine), mine.object.payload_off());
     let (_, cut) = line();
     for ok in [
         Intent::Write { offset: x, len: 2 * U },
@@ -63,7 +63,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
         (x - 1, 2),
         (x + 2 * U - 1, 2),
         // Two adjacent claims of one producer are still two.
-        (before.payload_base(), 3 * U),
+        (before.object.payload_off(), 3 * U),
         (x + 3 * U, 1),
         (LOG_BASE - 1, 1),
         (LOG_BASE + 16 * U, 1),
@@ -106,7 +106,7 @@ fn i3_the_publish_word_of_a_claim_takes_only_its_epoch_and_a_producers_steps() {
     w.make_room();
     // Slot 0 again, at epoch 2.
     let mine = w.start_write(9, U);
-    assert_eq!(mine.slot(), (0, 2));
+    assert_eq!(mine.slot, (0, 2));
     let at = w.header(&mine) + PUBLISH_OFF;
     w.post(&mut mine.publication().announce()).unwrap();
     let (_, cut) = line();
@@ -191,7 +191,7 @@ fn i13_a_claim_across_the_end_takes_its_fields_and_dead_and_nothing_else() {
 fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
     let mut w = world(16);
     let mine = w.start_write(1, 2 * U);
-    let (at, x) = (w.header(&mine), mine.payload_base());
+    let (at, x) = (w.header(&mine), mine.object.payload_off());
     let next = w.start_write(2, U);
     // No word is stored that makes the owner read a header which this claim did not write.
     w.refused(Op::Store { offset: at + PUBLISH_OFF, value: writing(1) });

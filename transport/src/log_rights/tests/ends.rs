@@ -87,7 +87,7 @@ fn i10_a_claim_ends_only_when_no_other_request_is_inside_it() {
 fn i13_only_an_open_claim_that_was_never_written_is_abandoned() {
     let w = world(16);
     let (a, b, c) = (w.start_write(1, U), w.start_write(2, 2 * U), w.start_write(3, U));
-    let claim = |write: &ClaimWrite, n| Abandon { p: write.position(), n };
+    let claim = |write: &ClaimWrite, n| Abandon { p: write.position, n };
     assert!(!w.rights.abandon(claim(&a, 2 * U)) && !w.rights.abandon(Abandon { p: 64, n: U }));
     w.post(&mut a.publication().announce()).unwrap();
     assert!(!w.rights.abandon(claim(&a, U)), "it was written");
@@ -196,7 +196,7 @@ fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it(
     (1..8).for_each(|name| w.put(name, U));
     w.make_room();
     let next = w.start_write(9, U);
-    assert_eq!(next.slot(), (0, 2));
+    assert_eq!(next.slot, (0, 2));
     w.post(&mut next.publication().announce()).unwrap();
     let before = w.bytes();
     let settled = lost_rights.finish().unwrap();

@@ -15,7 +15,7 @@ fn i14_a_claim_whose_answer_was_never_heard_is_settled_all_the_same() {
     let mine = place(&*client, ONE, &rig, 1, 4096);
     // It claims again and, in the same request, begins to write: then its host fails.
     let mut peer = rig.raw();
-    let page = (WRITE, mine.payload_base(), 4096, 0);
+    let page = (WRITE, mine.object.payload_off(), 4096, 0);
     peer.send(&request(1, ONE, &[(FETCH_ADD, 16, 8192, 0), page]));
     peer.send(&[1; 100]);
     eventually("it has claimed", || rig.memory.load(BUMP_PTR_OFF).unwrap() == 3 * 4096);
@@ -43,7 +43,7 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     let waits = claim(&*client, ONE, rig.layout, (5, 4 * 4096)).unwrap();
     assert!(matches!(waits, ClaimStep::Wait(_)));
     let mut peer = rig.raw();
-    let (x, half) = (stalled.payload_base(), vec![0xaa; 2 * 4096]);
+    let (x, half) = (stalled.object.payload_off(), vec![0xaa; 2 * 4096]);
     peer.send(&request(3, ONE, &[(WRITE, x, 4 * 4096, 0)]));
     peer.send(&half);
     eventually("the first half has landed", || {
@@ -51,7 +51,7 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     });
     let early = rig.one.finish().unwrap();
     assert_eq!(early.in_flight, 1, "no fence yet");
-    assert_eq!(rig.publish_word(stalled.position()), 0);
+    assert_eq!(rig.publish_word(stalled.position), 0);
     let ((), took) = nkv_pace::timed(|| rig.end(ONE));
     assert!(took.within(2_000), "{took}");
     let before = rig.bytes();
@@ -75,9 +75,11 @@ fn i10_an_abort_cuts_a_page_of_its_own_that_hangs() {
     let connections = || rig.agent.counters().connections.load(Ordering::Relaxed);
     let others = connections();
     let mut peer = rig.raw();
-    peer.send(&request(1, ONE, &[(WRITE, mine.payload_base(), 4096, 0)]));
+    peer.send(&request(1, ONE, &[(WRITE, mine.object.payload_off(), 4096, 0)]));
     peer.send(&[1; 2048]);
-    eventually("half of it landed", || rig.memory.load(mine.payload_base() + 2040).unwrap() != 0);
+    eventually("half of it landed", || {
+        rig.memory.load(mine.object.payload_off() + 2040).unwrap() != 0
+    });
     let why = refused(client.post(ONE, &mut mine.publication().publish()));
     assert!(why.contains("1 other requests"), "{why}");
     let ((), took) = nkv_pace::timed(|| {

@@ -17,10 +17,10 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
     // Above the limit, and across it.
     let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
     let waits = match claim(&*client, ONE, g, (4, 16 * 4096)).unwrap() {
-        ClaimStep::Wait(claim) => claim.position(),
+        ClaimStep::Wait(claim) => claim.position,
         other => panic!("{other:?}"),
     };
-    let (x, at) = (mine.payload_base(), g.header_off(mine.slot().0));
+    let (x, at) = (mine.object.payload_off(), g.header_off(mine.slot.0));
     let publish = at + PUBLISH_OFF;
     let writing = |slot, epoch| Op::Store {
         offset: g.header_off(slot) + PUBLISH_OFF,
@@ -32,20 +32,20 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
     for bad in [
         Op::Write { offset: x, src: &payload[..8193] },
         Op::Write { offset: x - 1, src: &payload[..2] },
-        Op::Write { offset: others.payload_base(), src: &payload[..4096] },
-        Op::Write { offset: over.payload_base(), src: &payload[..8] },
+        Op::Write { offset: others.object.payload_off(), src: &payload[..4096] },
+        Op::Write { offset: over.object.payload_off(), src: &payload[..8] },
         Op::Write { offset: g.payload_off(waits), src: &payload[..8] },
         Op::Write { offset: g.header_off(g.slot(waits)), src: &payload[..32] },
-        Op::Write { offset: g.header_off(others.slot().0), src: &payload[..32] },
+        Op::Write { offset: g.header_off(others.slot.0), src: &payload[..32] },
         Op::Write { offset: at + 16, src: &payload[..16] },
         Op::Write { offset: 8, src: &payload[..8] },
         Op::Store { offset: at + 48, value: word(1, 1) },
         Op::Store { offset: 8, value: 1 << 40 },
         Op::Store { offset: 16, value: 0 },
-        writing(others.slot().0, 1),
-        writing(over.slot().0, 1),
-        writing(mine.slot().0, 2),
-        writing(mine.slot().0, 0),
+        writing(others.slot.0, 1),
+        writing(over.slot.0, 1),
+        writing(mine.slot.0, 2),
+        writing(mine.slot.0, 0),
         writing(g.slot(waits), 1),
         Op::Store { offset: publish, value: word(state::READY, 1) },
         Op::CompareSwap {
@@ -78,8 +78,8 @@ fn i13_i19_a_header_that_lies_ends_its_connection_and_settles_nobody_elses_claim
     let g = rig.layout;
     let mine = place(&*client, ONE, &rig, 1, 4096);
     let others = place(&*client, TWO, &rig, 2, 4096);
-    let at = g.header_off(mine.slot().0);
-    let lie = producer_fields(key(1), &ObjectDesc::at(mine.payload_base(), 3 * 4096, 1));
+    let at = g.header_off(mine.slot.0);
+    let lie = producer_fields(key(1), &ObjectDesc::at(mine.object.payload_off(), 3 * 4096, 1));
     let mut peer = rig.raw();
     let dead = (STORE, at + PUBLISH_OFF, word(state::DEAD, 1), 0);
     let mut bytes = request(1, ONE, &[(WRITE, at, lie.len() as u64, 0), dead]);

@@ -2,7 +2,7 @@
 //! were posted, also after it died.
 
 use super::{Actual, Bug, Model, Step as Done, TIMES, Wrong};
-use crate::device_log::tests::{U, key};
+use crate::device_log::tests::{U, key, open_entries};
 use crate::device_log::*;
 use crate::key::KeyId;
 use crate::op::Op;
@@ -26,6 +26,9 @@ enum What {
     Swap(u64, u64, u64),
 }
 
+/// Its entry, in a table that is never freed: a claim is held beyond any borrow.
+type Ticket = OpenClaim<'static>;
+
 #[derive(Debug)]
 enum Life {
     Idle,
@@ -47,7 +50,7 @@ enum Life {
 #[derive(Debug)]
 pub(super) struct Producer {
     pub(super) id: u64,
-    pub(super) claims: OpenClaims,
+    pub(super) claims: &'static OpenClaims,
     queue: VecDeque<Verb>,
     life: Life,
     /// The current put: the word that fills it, its key and its logical bytes.
@@ -66,9 +69,10 @@ pub(super) struct Producer {
 
 impl Producer {
     pub(super) fn new(id: u64) -> Producer {
+        let entries = (0..4).map(|_| Line::default()).collect();
         Producer {
             id,
-            claims: OpenClaims::with((0..4).map(|_| Line::default()).collect(), Landing::Later),
+            claims: Box::leak(Box::new(OpenClaims::with(entries, Landing::Later))),
             queue: VecDeque::new(),
             life: Life::Idle,
             name: 0,
@@ -95,7 +99,7 @@ impl Producer {
 
     /// The owner may drop it without asking: dead, with no claim open and no verb in flight.
     fn is_gone(&self) -> bool {
-        self.dead && (self.fenced || self.queue.is_empty() && self.claims.open() == (0, 0))
+        self.dead && (self.fenced || self.queue.is_empty() && open_entries(self.claims) == (0, 0))
     }
 
     fn post(&mut self, (p, n): (u64, u64), ops: &[Op<'_>]) {
@@ -158,7 +162,7 @@ impl Model {
         if self.all_seeing && end > limit {
             return Err(Wrong::AboveTheLimit(p));
         }
-        if self.all_seeing && p < self.w.log.tail() {
+        if self.all_seeing && p < self.w.log.tail {
             return Err(Wrong::BelowTheTail(p));
         }
         let memory = &self.w.memory;
@@ -182,29 +186,29 @@ impl Model {
         let next = match life {
             Life::Idle => self.begin(i),
             Life::Looked(put, line) => match put.room(&line) {
-                Err(_) => Life::Idle,
-                Ok(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
-                Ok(bound) => {
-                    let ticket = self.producers[i].claims.enter_from(0, bound).unwrap().detach();
+                None => Life::Idle,
+                Some(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
+                Some(bound) => {
+                    let ticket = self.producers[i].claims.enter_from(0, bound).unwrap();
                     Life::Entered(put, Some(ticket))
                 }
             },
             Life::Entered(put, ticket) => self.add(i, put, ticket),
             Life::Added(claim, ticket) => {
-                let claims = &self.producers[i].claims;
+                let claims = self.producers[i].claims;
                 let open = match ticket {
-                    Some(ticket) => claims.resume(ticket),
-                    None => claims.enter_from(0, claim.position()).unwrap(),
+                    Some(ticket) => ticket,
+                    None => claims.enter_from(0, claim.position).unwrap(),
                 };
-                open.note(claim.position());
-                Life::Waiting(claim, open.detach(), 0)
+                open.note(claim.position);
+                Life::Waiting(claim, open, 0)
             }
             Life::Waiting(claim, ticket, waited) => self.decide(i, claim, ticket, waited),
             Life::Ending(ticket, again) => self.end(i, ticket, again),
             Life::Writing(write, ticket, units) => self.write(i, write, ticket, units),
             Life::Publishing(p, ticket) => return self.publish(i, p, ticket),
             Life::Abandoning(ticket) if self.producers[i].replied => {
-                self.producers[i].claims.resume(ticket).leave();
+                ticket.leave();
                 Life::Idle
             }
             Life::Abandoning(ticket) => Life::Abandoning(ticket),
@@ -252,7 +256,7 @@ impl Model {
     fn decide(&mut self, i: usize, claim: Claim, ticket: Ticket, waited: u32) -> Life {
         let line = self.line();
         let ignores = self.bug == Bug::WritesAboveTheLimit;
-        let p = claim.position();
+        let p = claim.position;
         let limit = if ignores { u64::MAX } else { line.heap_limit() };
         let mut next = claim.next(limit);
         if let ClaimStep::Wait(claim) = next {
@@ -294,11 +298,11 @@ impl Model {
         let mine = self.actual.values_mut().filter(|actual| actual.producer == id);
         mine.for_each(|actual| actual.done = true);
         let line = self.line();
-        let open = self.producers[i].claims.resume(ticket);
-        match again.and_then(|put| put.room(&line).ok().map(|bound| (put, bound))) {
+        let open = ticket;
+        match again.and_then(|put| put.room(&line).map(|bound| (put, bound))) {
             Some((put, bound)) => {
                 open.note(bound);
-                Life::Entered(put, Some(open.detach()))
+                Life::Entered(put, Some(open))
             }
             None => {
                 open.leave();
@@ -309,7 +313,7 @@ impl Model {
 
     /// Posts one unit after the other, then READY; sometimes it fails before the end.
     fn write(&mut self, i: usize, write: ClaimWrite, ticket: Ticket, units: u64) -> Life {
-        let p = write.position();
+        let p = write.position;
         let n = self.actual[&p].n;
         if self.dice.one_in(40) {
             self.met.aborts += 1;
@@ -328,7 +332,7 @@ impl Model {
         self.producers[i].took = None;
         self.producers[i].post((p, n), &object.publish());
         if self.bug == Bug::LeavesEarly {
-            self.producers[i].claims.resume(ticket).leave();
+            ticket.leave();
             return Life::Publishing(p, None);
         }
         Life::Publishing(p, Some(ticket))
@@ -344,7 +348,7 @@ impl Model {
             return Err(Wrong::Reclaimed(p));
         }
         if let Some(ticket) = ticket {
-            producer.claims.resume(ticket).leave();
+            ticket.leave();
         }
         self.met.puts += u64::from(took);
         let actual = self.actual.get_mut(&p).unwrap();
