@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Most unauthenticated connections. With one more, one of them is closed.
 pub(super) const MAX_UNAUTHENTICATED: usize = 256;
@@ -93,12 +94,8 @@ impl Acceptor {
         let now = BootClock.now_ns();
         let pause = self.paused_until_ns.map(|until| until.saturating_sub(now));
         let left = oldest.into_iter().chain(pause).min()?;
-        let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
         // Rounded up, so that the wait does not end too early repeatedly.
-        Some(Timespec {
-            tv_sec: seconds as i64,
-            tv_nsec: (rest as i64 + 1_000_000).min(999_999_999),
-        })
+        Timespec::try_from(Duration::from_nanos(left.saturating_add(1_000_000))).ok()
     }
 
     fn accept_some(&mut self) {
@@ -218,7 +215,7 @@ impl Acceptor {
         let _ = epoll::delete(&self.epoll, line.fd());
         match outcome {
             Ok(tags) => {
-                line.set_tags(tags);
+                line.tags = tags;
                 if let Err(error) = hand_over(shared, line, &from)
                     && let Some(before) = shared.lines.next(BootClock.now_ms())
                 {
@@ -265,7 +262,7 @@ impl UnauthenticatedConn {
                     {
                         return Some(outcome.and(Err(AuthError::Io(e))));
                     }
-                    return Some(outcome.map(|session| Tags::of_agent(session.tags())));
+                    return Some(outcome.map(|session| Tags(session.tags())));
                 }
             }
         }

@@ -9,7 +9,7 @@ use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_lines::LogLines;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -80,8 +80,9 @@ pub(super) struct AgentState {
     pub stopping: AtomicBool,
     // For events that unauthenticated peers can repeat at will.
     pub lines: LogLines,
-    connections: Mutex<HashMap<u64, Open>>,
-    last: AtomicU64,
+    pub connections: Mutex<HashMap<u64, Open>>,
+    // The number of the latest connection.
+    pub last: AtomicU64,
 }
 
 /// One connection, served by its thread.
@@ -92,33 +93,6 @@ pub(super) struct Open {
 }
 
 impl AgentState {
-    pub(super) fn new(
-        (segment, incarnation): (Mapped, u64),
-        job: &str,
-        access: Arc<dyn Access>,
-        guard: Option<Arc<Guard>>,
-        limits: AgentLimits,
-    ) -> Self {
-        Self {
-            segment,
-            incarnation,
-            job: job.to_string(),
-            access,
-            guard,
-            limits,
-            counters: Arc::default(),
-            stopping: AtomicBool::new(false),
-            lines: LogLines::default(),
-            connections: Mutex::default(),
-            last: AtomicU64::new(1),
-        }
-    }
-
-    /// A number for the next connection.
-    pub(super) fn next_id(&self) -> u64 {
-        self.last.fetch_add(1, Ordering::Relaxed)
-    }
-
     pub(super) fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }

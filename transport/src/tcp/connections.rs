@@ -20,7 +20,7 @@ pub(super) fn turn_away(shared: &AgentState, line: &mut Line, from: &str) {
     shared.log_rejected(from, &why);
     // A few bytes into an empty socket buffer: this does not block the accepting thread.
     let _ = match &shared.guard {
-        Some(guard) if !line.has_tags() => line.send(&guard.busy(&why)),
+        Some(guard) if line.tags.0.is_none() => line.send([&*guard.busy(&why)]),
         _ => send_welcome(line, shared, Status::Busy, &why),
     };
     line.finish_sending();
@@ -39,8 +39,8 @@ pub(super) fn hand_over(
         turn_away(shared, &mut line, from);
         return Ok(());
     }
-    let id = shared.next_id();
-    let interrupt = line.shared().clone();
+    let id = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
+    let interrupt = line.shared.clone();
     let (shared2, from) = (shared.clone(), from.to_string());
     let thread = spawn_named(&format!("nkv-tcp-{id}"), move || {
         shared2.counters.connections.fetch_add(1, Ordering::Relaxed);
@@ -56,7 +56,7 @@ pub(super) fn hand_over(
 }
 
 fn serve(shared: &AgentState, line: Line) -> End {
-    let interrupt = line.shared().clone();
+    let interrupt = line.shared.clone();
     let mut connection = Connection::new(shared, line);
     // A panic here is a defect of nkv; it must not leave the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
@@ -83,7 +83,7 @@ fn report(shared: &AgentState, from: &str, ended: &End) {
                 guard.refuse(from, "a message with a wrong tag");
             }
         }
-        End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {
+        End::Unfit(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);
             if let Some(before) = shared.lines.next(BootClock.now_ms()) {
                 tracing::warn!(%from, %why, before, "dropped a data connection");

@@ -31,7 +31,7 @@ pub use guard::{Guard, next_to_evict};
 pub(crate) use handshake::{HandshakeStep, ServerHandshake};
 pub use secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;
-pub(crate) use session::{TAG_BYTES, TagKey, TagKeys};
+pub(crate) use session::{TAG_BYTES, TagKeys};
 
 #[cfg(test)]
 mod tests;

@@ -135,7 +135,7 @@ impl Noise {
         let mut transport = self.0.into_transport_mode().map_err(failed)?;
         let mut finish = [0; FINISH_BYTES];
         transport.write_message(&keys, &mut finish).map_err(failed)?;
-        Ok((Session::new(transport, TagKeys::new(&keys)), finish))
+        Ok((Session::new(transport, TagKeys::of_client(&keys)), finish))
     }
 
     /// Only this message authenticates the client to the node: message 1 may be a replay of an
@@ -144,7 +144,7 @@ impl Noise {
         let mut transport = self.0.into_transport_mode().map_err(|_| Differs)?;
         let mut keys = [0; TAG_KEYS_BYTES];
         match transport.read_message(finish, &mut keys) {
-            Ok(TAG_KEYS_BYTES) => Ok(Session::new(transport, TagKeys::new(&keys))),
+            Ok(TAG_KEYS_BYTES) => Ok(Session::new(transport, TagKeys::of_node(&keys))),
             _ => Err(Differs),
         }
     }

@@ -59,21 +59,27 @@ impl Session {
     }
 }
 
-/// The tag keys of a data connection.
-#[derive(Clone)]
+/// The tag keys of a data connection, as one of its ends uses them.
+#[derive(Debug, Clone)]
 pub(crate) struct TagKeys {
-    pub to_node: TagKey,
-    pub to_client: TagKey,
+    pub out: TagKey,
+    pub incoming: TagKey,
 }
 
 impl TagKeys {
-    pub(super) fn new(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
+    /// Those of the client: the key for what goes to the node comes first.
+    pub(super) fn of_client(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
         let key = |from: usize| {
             let mut key = [0; TAG_KEY_BYTES];
             key.copy_from_slice(&bytes[from..from + TAG_KEY_BYTES]);
             TagKey { key, next: 0 }
         };
-        Self { to_node: key(0), to_client: key(TAG_KEY_BYTES) }
+        Self { out: key(0), incoming: key(TAG_KEY_BYTES) }
+    }
+
+    pub(super) fn of_node(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
+        let Self { out, incoming } = Self::of_client(bytes);
+        Self { out: incoming, incoming: out }
     }
 }
 
