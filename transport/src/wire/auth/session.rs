@@ -17,12 +17,7 @@ pub(super) const TAG_KEYS_BYTES: usize = 2 * TAG_KEY_BYTES;
 pub(crate) const TAG_BYTES: usize = 16;
 
 /// An authenticated connection.
-pub struct Session(Option<Keyed>);
-
-struct Keyed {
-    transport: Box<TransportState>,
-    tags: TagKeys,
-}
+pub struct Session(Option<(Box<TransportState>, TagKeys)>);
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,7 +27,7 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(super) fn new(transport: TransportState, tags: TagKeys) -> Self {
-        Self(Some(Keyed { transport: Box::new(transport), tags }))
+        Self(Some((Box::new(transport), tags)))
     }
 
     /// A session of two ends that the kernel identified.
@@ -43,19 +38,19 @@ impl Session {
     /// The stream for all that follows: encrypted, unless only its two ends can access it.
     pub fn seal(self, stream: BoxStream) -> BoxStream {
         match self.0 {
-            Some(keyed) if !stream.is_private() => Box::new(Sealed::new(stream, keyed.transport)),
+            Some((transport, _)) if !stream.is_unix() => Box::new(Sealed::new(stream, transport)),
             _ => stream,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn keyed(self) -> Option<Box<TransportState>> {
-        self.0.map(|keyed| keyed.transport)
+        self.0.map(|(transport, _)| transport)
     }
 
     /// The tag keys, on a connection that was authenticated by a secret or cookie.
     pub(crate) fn tags(&self) -> Option<TagKeys> {
-        self.0.as_ref().map(|keyed| keyed.tags.clone())
+        self.0.as_ref().map(|(_, tags)| tags.clone())
     }
 }
 
