@@ -3,7 +3,6 @@
 //! a full fence between the two steps, so at least one of them sees the other. This file does not
 //! sleep itself.
 
-use super::layout::EndAt;
 use nkv_store::{Memory, StoreError};
 
 /// Polling, or busy for a short time.
@@ -12,26 +11,25 @@ const AWAKE: u64 = 0;
 const CALLED: u64 = 1;
 /// Asleep. Further bits: what it waits for, and how it is woken.
 const ASLEEP: u64 = 2;
-const WANTS_BYTES: u64 = 4;
-const WANTS_SPACE: u64 = 8;
-const BY_DOORBELL: u64 = 16;
 
-/// What an end waits for, or has provided to the other.
+/// What an end waits for, or has provided to the other: a bit of the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum Wanted {
     /// Bytes to read.
-    Bytes,
+    Bytes = 4,
     /// Room to write.
-    Space,
+    Space = 8,
 }
 
-/// How a sleeping end is woken.
+/// How a sleeping end is woken: a bit of the word, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum WakeBy {
     /// It is a thread in `futex(FUTEX_WAIT)` on its word.
-    Futex,
+    Futex = 0,
     /// It is an event loop that waits for a byte on the socket.
-    Doorbell,
+    Doorbell = 16,
 }
 
 /// State of the other end.
@@ -48,20 +46,12 @@ pub(crate) enum Peer {
 /// The two words, from the point of view of one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sleep {
-    own: u64,
-    peers: u64,
+    /// Offset of this end's own word, and of the other's.
+    pub own: u64,
+    pub peers: u64,
 }
 
 impl Sleep {
-    pub(crate) fn new(at: &EndAt) -> Self {
-        Self { own: at.own, peers: at.peers }
-    }
-
-    /// Offset of this end's own word, and of the other's.
-    pub(crate) fn words(&self) -> (u64, u64) {
-        (self.own, self.peers)
-    }
-
     /// Announces that this end will sleep; it must check once more before it does. Returns the
     /// word's value until it is woken.
     pub(crate) fn announce<M: Memory + ?Sized>(
@@ -70,14 +60,7 @@ impl Sleep {
         want: Wanted,
         by: WakeBy,
     ) -> Result<u64, StoreError> {
-        let want = match want {
-            Wanted::Bytes => WANTS_BYTES,
-            Wanted::Space => WANTS_SPACE,
-        };
-        let word = match by {
-            WakeBy::Futex => ASLEEP | want,
-            WakeBy::Doorbell => ASLEEP | want | BY_DOORBELL,
-        };
+        let word = ASLEEP | want as u64 | by as u64;
         memory.store(self.own, word)?;
         // A fence before the check that follows: either the check sees what the other end
         // published, or the other end sees the word.
@@ -100,16 +83,12 @@ impl Sleep {
         // After publishing: see `announce`.
         memory.flush();
         let word = memory.load(self.peers)?;
-        let wanted = match what {
-            Wanted::Bytes => WANTS_BYTES,
-            Wanted::Space => WANTS_SPACE,
-        };
-        if word & ASLEEP == 0 || word & wanted == 0 {
+        if word & ASLEEP == 0 || word & what as u64 == 0 {
             return Ok(None);
         }
         // If the word has changed, that end woke up by itself and checks again before it sleeps.
         let called = memory.compare_swap(self.peers, word, CALLED)? == word;
-        let by = if word & BY_DOORBELL == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
+        let by = if word & WakeBy::Doorbell as u64 == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
         Ok(called.then_some(by))
     }
 
@@ -133,7 +112,8 @@ mod tests {
         let m = AnonMemory::new(64).unwrap();
         let (here, there) = (Sleep { own: 0, peers: 8 }, Sleep { own: 8, peers: 0 });
         let all = [Wanted::Bytes, Wanted::Space];
-        for unknown in [AWAKE, CALLED, WANTS_BYTES | WANTS_SPACE, ASLEEP, u64::MAX << 5] {
+        let both = Wanted::Bytes as u64 | Wanted::Space as u64;
+        for unknown in [AWAKE, CALLED, both, ASLEEP, u64::MAX << 5] {
             m.store(8, unknown).unwrap();
             for what in all {
                 assert!(here.call(&m, what).unwrap().is_none(), "{unknown:#x}");
