@@ -1,12 +1,12 @@
 //! Devices of this host: their list, their capabilities, and their addresses (GIDs). An open device
 //! closes with its last user.
 
-use super::error::{check, failed};
+use super::error::{check, made};
 use crate::error::TransportError;
 use nkv_store::fork::ProcessMark;
 use rdma_sys as sys;
+use rdma_sys::ibv_port_state::IBV_PORT_ACTIVE as ACTIVE;
 use std::ffi::CStr;
-use std::io;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
@@ -143,9 +143,7 @@ impl List {
         let mut len = 0;
         // SAFETY: `len` is valid for the call.
         let raw = unsafe { sys::ibv_get_device_list(&raw mut len) };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            failed("ibv_get_device_list", "this host", io::Error::last_os_error())
-        })?;
+        let raw = made("ibv_get_device_list", "this host", raw)?;
         Ok(Self { raw, len: usize::try_from(len).unwrap_or(0) })
     }
 
@@ -191,8 +189,7 @@ impl Context {
             )));
         };
         // SAFETY: the device is of a list that lives.
-        let raw = NonNull::new(unsafe { sys::ibv_open_device(device) });
-        let raw = raw.ok_or_else(|| failed("ibv_open_device", name, io::Error::last_os_error()))?;
+        let raw = made("ibv_open_device", name, unsafe { sys::ibv_open_device(device) })?;
         Ok(Arc::new(Self { raw, name: name.to_string(), made: ProcessMark::here() }))
     }
 
@@ -236,7 +233,7 @@ impl Context {
 
     /// Whether a port carries traffic now.
     pub(super) fn is_active(&self, number: u8) -> bool {
-        self.port_state(number).is_ok_and(|attr| is_active(&attr))
+        self.port_state(number).is_ok_and(|attr| attr.state == ACTIVE)
     }
 
     pub(super) fn port(&self, number: u8) -> Result<Port, TransportError> {
@@ -247,7 +244,7 @@ impl Context {
         gids.sort_by_key(|g| (g.kind, g.index));
         Ok(Port {
             number,
-            active: is_active(&attr),
+            active: attr.state == ACTIVE,
             mtu_bytes: 128 << attr.active_mtu,
             lid: attr.lid,
             gids,
@@ -281,8 +278,4 @@ impl Context {
         };
         Some(Gid { index, raw, kind })
     }
-}
-
-fn is_active(attr: &sys::ibv_port_attr) -> bool {
-    attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE
 }
