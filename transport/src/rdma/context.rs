@@ -111,14 +111,8 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.is_here() {
-            return;
-        }
         // SAFETY: opened by `Context::open`, and whatever was made of it holds an Arc and is gone.
-        let errno = unsafe { sys::ibv_close_device(self.raw.as_ptr()) };
-        if errno != 0 {
-            tracing::debug!(device = self.name, errno, "ibv_close_device");
-        }
+        self.end("ibv_close_device", || unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }
 }
 
@@ -177,6 +171,14 @@ impl Context {
     /// the child would end it for both.
     pub(super) fn is_here(&self) -> bool {
         self.made.is_here()
+    }
+
+    /// Ends something made of the device by a call that returns an errno.
+    pub(super) fn end(&self, call: &str, end: impl FnOnce() -> i32) {
+        let errno = if self.is_here() { end() } else { 0 };
+        if errno != 0 {
+            tracing::debug!(device = self.name, errno, "{call}");
+        }
     }
 
     pub(super) fn open(name: &str) -> Result<Arc<Self>, TransportError> {

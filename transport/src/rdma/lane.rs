@@ -3,7 +3,7 @@
 //! notified, so that no buffer is reused while the device may still write to it.
 
 use super::pair::{Pair, REQUESTS};
-use super::queue::{Completion, Queue};
+use super::queue::Queue;
 use crate::error::TransportError;
 use crate::fabric::RemoteRange;
 use nkv_store::clock::{BootClock, Clock};
@@ -343,7 +343,7 @@ impl Lane {
     }
 
     /// Polls for completions, and sleeps for a while if there are none.
-    fn poll_completions(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
+    fn poll_completions(&self, found: &mut Vec<sys::ibv_wc>) -> Result<(), TransportError> {
         let until_ns = BootClock.now_ns() + SPIN_NS;
         loop {
             if self.queue.take(found)? > 0 {
@@ -372,12 +372,12 @@ fn late(stuck: bool) -> TransportError {
 }
 
 impl Progress {
-    fn record_completion(&mut self, c: &Completion) {
+    fn record_completion(&mut self, c: &sys::ibv_wc) {
         // Every request after a failed one fails, too: the first status counts.
-        if let Some(cost) = self.flying.remove(&c.id) {
+        if let Some(cost) = self.flying.remove(&c.wr_id) {
             self.free += cost;
             self.ended += 1;
-            self.done.insert(c.id, c.status);
+            self.done.insert(c.wr_id, c.status);
         }
     }
 }

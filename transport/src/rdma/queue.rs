@@ -15,15 +15,6 @@ use std::time::Duration;
 /// Most completions polled at once.
 pub(super) const BATCH: usize = 16;
 
-/// Completion of a signaled request, or of one that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Completion {
-    /// The request's number.
-    pub(super) id: u64,
-    /// 0: success.
-    pub(super) status: u32,
-}
-
 /// A completion queue with its channel.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -39,18 +30,12 @@ unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if !self.context.is_here() {
-            return;
-        }
         // SAFETY: made by `Queue::new`; its pairs hold an Arc and are gone, and every event was
         // acknowledged when it was taken.
-        let errno = unsafe {
+        self.context.end("ibv_destroy_comp_channel", || unsafe {
             sys::ibv_destroy_cq(self.raw.as_ptr());
             sys::ibv_destroy_comp_channel(self.channel.as_ptr())
-        };
-        if errno != 0 {
-            tracing::debug!(device = self.context.name(), errno, "ibv_destroy_comp_channel");
-        }
+        });
     }
 }
 
@@ -87,8 +72,9 @@ impl Queue {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Appends the completions that are there, up to [`BATCH`]; returns their number.
-    pub(super) fn take(&self, found: &mut Vec<Completion>) -> Result<usize, TransportError> {
+    /// Appends the completions that are there, of signaled requests and of those that failed, up to
+    /// [`BATCH`]; returns their number.
+    pub(super) fn take(&self, found: &mut Vec<sys::ibv_wc>) -> Result<usize, TransportError> {
         // SAFETY: structures of plain numbers, all of which may be zero.
         let mut list: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
         // SAFETY: the queue lives, and the list has that many entries.
@@ -97,7 +83,7 @@ impl Queue {
             check("ibv_poll_cq", || self.context.name().to_string(), n)?;
             return Ok(0);
         };
-        found.extend(list[..n].iter().map(|c| Completion { id: c.wr_id, status: c.status }));
+        found.extend_from_slice(&list[..n]);
         Ok(n)
     }
 

@@ -43,14 +43,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if !self.context.is_here() {
-            return;
-        }
         // SAFETY: allocated by `Domain::new`; its pairs and registrations hold an Arc and are gone.
-        let errno = unsafe { sys::ibv_dealloc_pd(self.raw()) };
-        if errno != 0 {
-            tracing::debug!(errno, "ibv_dealloc_pd");
-        }
+        self.context.end("ibv_dealloc_pd", || unsafe { sys::ibv_dealloc_pd(self.raw()) });
     }
 }
 

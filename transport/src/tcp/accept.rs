@@ -147,7 +147,7 @@ impl Acceptor {
         let failed = |e| TransportError::io("configure", from, e);
         let shared = self.shared.clone();
         let mut line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
-        if !shared.has_room() {
+        if shared.open().len() >= shared.limits.max_connections {
             turn_away(&shared, &mut line, from);
             return Ok(());
         }

@@ -97,10 +97,6 @@ impl AgentState {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.open().len() < self.limits.max_connections
-    }
-
     pub(super) fn log_rejected(&self, from: &str, why: &str) {
         if let Some(before) = self.lines.next(BootClock.now_ms()) {
             tracing::warn!(%from, %why, before, "refused a data connection");

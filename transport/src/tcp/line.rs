@@ -9,6 +9,8 @@ use super::tags::{Tags, has_tag};
 use crate::access::Cut;
 use crate::half_open;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, recv};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -191,7 +193,7 @@ impl Line {
         // Too long for the kernel: without a limit.
         let left = Timespec::try_from(left).ok();
         let mut fds = [PollFd::new(&self.shared.socket, PollFlags::IN)];
-        let ready = rustix::io::retry_on_intr(|| poll(&mut fds, left.as_ref()));
+        let ready = retry_on_intr(|| poll(&mut fds, left.as_ref()));
         if ready.map_err(|e| broken(e.into()))? == 0 {
             return Ok(false);
         }
@@ -205,34 +207,18 @@ impl Line {
     /// What has arrived already, without waiting: None if nothing has, 0 bytes at the end of the
     /// stream. Only before anything else is taken.
     pub(super) fn receive_now(&self, dst: &mut [u8]) -> io::Result<Option<usize>> {
-        let fd = self.shared.socket.as_raw_fd();
-        loop {
-            // SAFETY: `dst` is borrowed for us alone.
-            let n =
-                unsafe { libc::recv(fd, dst.as_mut_ptr().cast(), dst.len(), libc::MSG_DONTWAIT) };
-            if n >= 0 {
-                return Ok(Some(n as usize));
-            }
-            let e = io::Error::last_os_error();
-            match e.kind() {
-                io::ErrorKind::Interrupted => {}
-                io::ErrorKind::WouldBlock => return Ok(None),
-                _ => return Err(e),
-            }
+        match retry_on_intr(|| recv(&self.shared.socket, &mut *dst, RecvFlags::DONTWAIT)) {
+            Ok((n, _)) => Ok(Some(n)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 
     /// Sends a few bytes in full without waiting, or fails.
     pub(super) fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let fd = self.shared.socket.as_raw_fd();
-        // SAFETY: `bytes` is borrowed until the call returns.
-        let n = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
-        match usize::try_from(n) {
-            Ok(n) if n == bytes.len() => Ok(()),
-            Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(_) => Err(io::Error::last_os_error()),
-        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = rustix::net::send(&self.shared.socket, bytes, flags)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
     /// For poll and epoll.
@@ -339,12 +325,8 @@ impl Line {
 
     /// True if the peer has closed an unused connection, or sent unexpected bytes.
     pub(super) fn is_stale(&self) -> bool {
-        let mut byte = 0u8;
-        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: one byte into a local.
-        let n =
-            unsafe { libc::recv(self.shared.socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
-        n >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        recv(&self.shared.socket, &mut [0; 1], flags).err() != Some(Errno::AGAIN)
     }
 
     /// Ends sending: the peer reads what was sent, then end of stream.

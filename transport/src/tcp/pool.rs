@@ -342,12 +342,11 @@ impl Pool {
         if let Err(dead) = self.alive.check(&self.target) {
             return dead;
         }
+        let text = format!("{}: {e}", self.target);
         match e {
-            Broken::Closed(_) => TransportError::Disconnected(format!("{}: {e}", self.target)),
-            Broken::Stalled(_) | Broken::Late(_) => {
-                TransportError::Timeout(format!("{}: {e}", self.target))
-            }
-            Broken::Forged => TransportError::Unauthenticated(format!("{}: {e}", self.target)),
+            Broken::Closed(_) => TransportError::Disconnected(text),
+            Broken::Stalled(_) | Broken::Late(_) => TransportError::Timeout(text),
+            Broken::Forged => TransportError::Unauthenticated(text),
             Broken::Io(source) => TransportError::io("tcp", &self.target, source),
         }
     }

@@ -129,7 +129,6 @@ impl CookieFolders {
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
         // A runtime folder of another user (`sudo` keeps the variable) is not an error; it is
         // skipped.
-        // none.
         let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
         let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
         let mut refused = Vec::new();
@@ -241,10 +240,7 @@ impl Folder {
     fn sweep_one(&self, name: &str) -> bool {
         // Files that are not cookies of this user are skipped.
         let Ok(Some((file, _))) = self.open(name) else { return false };
-        let alone = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-        alone.is_ok()
-            && has_name(&file, &self.fd, name)
-            && rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()).is_ok()
+        remove_if_alone(&file, &self.fd, name) == Some(true)
     }
 }
 
@@ -330,7 +326,7 @@ impl CookieFile {
                 return Ok(Some(held.path.clone()));
             }
             // Created by a node that was killed since: it is not needed.
-            if !again.remove_if_alone(&self.name) {
+            if remove_if_alone(&again.file, &again.folder, &self.name).is_none() {
                 let why = "was created again by a node that started after this job's was removed: \
                            end that node, and this one puts its own back";
                 return Err(SecretError::Kind { path: again.path, why: why.to_string() });
@@ -350,20 +346,18 @@ impl CookieFile {
         let mut held = self.held();
         held.over = true;
         // If another node has a share, that node removes the file.
-        held.remove_if_alone(&self.name);
+        remove_if_alone(&held.file, &held.folder, &self.name);
     }
 }
 
-impl Held {
-    /// Removes the file unless another process has a share of its lock; false if so.
-    fn remove_if_alone(&self, name: &str) -> bool {
-        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if alone && has_name(&self.file, &self.folder, name) {
-            let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
-        }
-        alone
-    }
+/// Removes the file unless it lost its name; none if another process has a share of its lock.
+fn remove_if_alone(file: &OwnedFd, folder: &OwnedFd, name: &str) -> Option<bool> {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let named = has_name(file, folder, name);
+    Some(named && rustix::fs::unlinkat(folder, name, AtFlags::empty()).is_ok())
+}
 
+impl Held {
     /// The cookie of that name with a share of its lock, in any of the folders; if there is none,
     /// it is created from `secret`, or with a new one.
     fn find_or_make(

@@ -90,14 +90,6 @@ impl AuthMeans {
         }
     }
 
-    /// A client's error: the node has the same means with another secret.
-    pub(super) fn differs(&self) -> AuthError {
-        match self {
-            Self::Cookie(_) => AuthError::CookieDiffers,
-            Self::Nothing(_) | Self::Kernel | Self::Secret(_) => AuthError::SecretDiffers,
-        }
-    }
-
     /// A node's text about a client that offers other means than these.
     pub(super) fn not_offered(&self, offers: Option<AuthKind>) -> &'static str {
         match (self, offers) {

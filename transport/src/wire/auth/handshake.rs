@@ -18,16 +18,13 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Length in bytes of the magic, and of magic and version.
 const MAGIC_BYTES: usize = 8;
 pub(super) const VERSIONED_BYTES: usize = 12;
-/// How many bytes of an invalid frame are shown in an error.
-const SHOWN_BYTES: usize = 8;
 
 /// Checks a frame's first bytes as soon as they arrive: a peer with another protocol may never send
 /// as many bytes as a frame has.
 pub(super) fn check_first(bytes: &[u8], magic: u64) -> Result<(), AuthError> {
     let Some((first, rest)) = bytes.split_first_chunk::<MAGIC_BYTES>() else { return Ok(()) };
     if *first != magic.to_le_bytes() {
-        let shown = first[..SHOWN_BYTES].escape_ascii();
-        return Err(AuthError::Foreign(format!("it begins with \"{shown}\"")));
+        return Err(AuthError::Foreign(format!("it begins with \"{}\"", first.escape_ascii())));
     }
     match rest.first_chunk().map(|v| u32::from_le_bytes(*v)) {
         Some(theirs) if theirs != AUTH_VERSION => Err(AuthError::Version { theirs }),
@@ -92,7 +89,15 @@ impl Prover {
                     None => strange("it requires an unknown kind of proof".to_string()),
                 });
             }
-            Some(Status::Proof) => return Err(self.means.differs()),
+            // The node has the same means with another secret.
+            Some(Status::Proof) => {
+                let by_cookie = self.means.kind() == AuthKind::Cookie;
+                return Err(if by_cookie {
+                    AuthError::CookieDiffers
+                } else {
+                    AuthError::SecretDiffers
+                });
+            }
             Some(Status::Channel) => return Err(AuthError::Channel(answer.text.shown())),
             Some(Status::Busy) => return Err(AuthError::Busy(answer.text.shown())),
             other => return Err(strange(format!("it answers the opening with {other:?}"))),

@@ -134,8 +134,7 @@ impl Secret {
 
     /// The bytes of a cookie.
     pub(super) fn first_bytes(&self) -> &[u8; MAC_BYTES] {
-        let (first, _) = self.block.split_at(MAC_BYTES);
-        first.try_into().unwrap_or(&[0; MAC_BYTES])
+        self.block.first_chunk().unwrap_or(&[0; MAC_BYTES])
     }
 
     /// The key hasher of the job's key identities [I16].
