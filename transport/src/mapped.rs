@@ -9,6 +9,7 @@ use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
 use nkv_store::memory::HostRegion;
 use nkv_store::{Memory, Stripes};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// One segment as this process accesses it.
@@ -33,47 +34,12 @@ impl Mapped {
         Self { stripes, ..self }
     }
 
-    pub(crate) fn len(&self) -> u64 {
-        self.memory.len()
-    }
-
     /// The address of `len` bytes at `offset`, if the CPU can access them and they are in bounds.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let host = self.host?;
         let end = offset.checked_add(len as u64)?;
         // SAFETY: offset + len is inside the region.
         (end <= host.len()).then(|| unsafe { host.base().as_ptr().add(offset as usize) })
-    }
-
-    /// Copies out, as [`Memory::read`].
-    pub(crate) fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
-        Ok(self.memory.read(offset, dst)?)
-    }
-
-    /// Copies in, as [`Memory::write`].
-    pub(crate) fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), TransportError> {
-        Ok(self.memory.write(offset, src)?)
-    }
-
-    pub(crate) fn store(&self, offset: u64, value: u64) -> Result<(), TransportError> {
-        Ok(self.memory.store(offset, value)?)
-    }
-
-    pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, TransportError> {
-        Ok(self.memory.fetch_add(offset, add)?)
-    }
-
-    pub(crate) fn compare_swap(
-        &self,
-        offset: u64,
-        expect: u64,
-        new: u64,
-    ) -> Result<u64, TransportError> {
-        Ok(self.memory.compare_swap(offset, expect, new)?)
-    }
-
-    pub(crate) fn flush(&self) {
-        self.memory.flush();
     }
 
     /// Executes a whole batch strictly in order, as [`crate::Verbs::post`] requires.
@@ -94,6 +60,14 @@ impl Mapped {
         }
         // Meanwhile the owner may have died, and its memory may be reused or stale.
         alive.check(who)
+    }
+}
+
+impl Deref for Mapped {
+    type Target = dyn Memory;
+
+    fn deref(&self) -> &Self::Target {
+        self.memory.as_ref()
     }
 }
 

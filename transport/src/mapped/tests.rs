@@ -107,18 +107,18 @@ fn copies_of_any_length_and_alignment_arrive_whole_and_touch_nothing_else() {
     ] {
         for offset in [0u64, 1, 8, 13, 63, 4095] {
             for shift in [0, 3] {
-                m.copy_in(0, &vec![0xee; LEN]).unwrap();
+                m.write(0, &vec![0xee; LEN]).unwrap();
                 let src = &src[shift..shift + len];
-                m.copy_in(offset, src).unwrap();
+                m.write(offset, src).unwrap();
                 let mut all = vec![0; LEN];
-                m.copy_out(0, &mut all).unwrap();
+                m.read(0, &mut all).unwrap();
                 let (o, end) = (offset as usize, offset as usize + len);
                 assert!(&all[o..end] == src, "{len} at {offset}");
                 assert!(all[..o].iter().chain(&all[end..]).all(|b| *b == 0xee));
             }
         }
     }
-    assert!(m.copy_in(LEN as u64 - 8, &[0; 9]).is_err());
-    assert!(m.copy_out(u64::MAX, &mut [0; 64]).is_err());
+    assert!(m.write(LEN as u64 - 8, &[0; 9]).is_err());
+    assert!(m.read(u64::MAX, &mut [0; 64]).is_err());
     assert!(m.at(1, LEN).is_none() && m.at(u64::MAX, 2).is_none());
 }

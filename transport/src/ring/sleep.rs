@@ -10,7 +10,7 @@ const AWAKE: u64 = 0;
 /// Was asleep and has been woken, but has not run since.
 const CALLED: u64 = 1;
 /// Asleep. Further bits: what it waits for, and how it is woken.
-const ASLEEP: u64 = 2;
+pub(super) const ASLEEP: u64 = 2;
 
 /// What an end waits for, or has provided to the other: a bit of the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,17 +30,6 @@ pub(crate) enum WakeBy {
     Futex = 0,
     /// It is an event loop that waits for a byte on the socket.
     Doorbell = 16,
-}
-
-/// State of the other end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
-    /// Polling or busy.
-    Awake,
-    /// Woken, not running yet.
-    Called,
-    /// Asleep until it is woken.
-    Asleep,
 }
 
 /// The two words, from the point of view of one end.
@@ -92,13 +81,9 @@ impl Sleep {
         Ok(called.then_some(by))
     }
 
-    /// State of the other end, to decide whether polling for an answer is useful.
-    pub(crate) fn peer<M: Memory + ?Sized>(&self, memory: &M) -> Result<Peer, StoreError> {
-        Ok(match memory.load(self.peers)? {
-            AWAKE => Peer::Awake,
-            CALLED => Peer::Called,
-            _ => Peer::Asleep,
-        })
+    /// Whether the other end polls or is busy, so that polling for an answer is useful.
+    pub(crate) fn peer_is_awake<M: Memory + ?Sized>(&self, memory: &M) -> Result<bool, StoreError> {
+        Ok(memory.load(self.peers)? == AWAKE)
     }
 }
 
@@ -123,13 +108,13 @@ mod tests {
         for (i, by) in [WakeBy::Futex, WakeBy::Doorbell].into_iter().enumerate() {
             let (what, other) = (all[i], all[1 - i]);
             there.announce(&m, what, by).unwrap();
-            assert_eq!(here.peer(&m).unwrap(), Peer::Asleep);
+            assert!(m.load(8).unwrap() & ASLEEP != 0 && !here.peer_is_awake(&m).unwrap());
             assert!(here.call(&m, other).unwrap().is_none());
             assert_eq!(here.call(&m, what).unwrap(), Some(by));
-            assert_eq!(here.peer(&m).unwrap(), Peer::Called);
+            assert!(m.load(8).unwrap() == CALLED && !here.peer_is_awake(&m).unwrap());
             assert!(here.call(&m, what).unwrap().is_none(), "one of many callers wakes it");
             there.up(&m).unwrap();
-            assert_eq!(here.peer(&m).unwrap(), Peer::Awake);
+            assert!(here.peer_is_awake(&m).unwrap());
         }
     }
 }

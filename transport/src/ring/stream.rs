@@ -6,7 +6,7 @@ use super::doorbell::Doorbell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
 use super::layout::EndAt;
 use super::polling::Polling;
-use super::sleep::{Peer, Sleep, WakeBy, Wanted};
+use super::sleep::{Sleep, WakeBy, Wanted};
 use crate::wire::Stream;
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
@@ -201,7 +201,7 @@ impl RingStream {
                 }
                 // It will not answer soon, which gives no information about its answers while it is
                 // awake.
-                if self.sleep.peer(&self.memory).map_err(broken)? != Peer::Awake {
+                if !self.sleep.peer_is_awake(&self.memory).map_err(broken)? {
                     return Ok(false);
                 }
                 std::hint::spin_loop();

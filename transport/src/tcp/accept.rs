@@ -199,7 +199,7 @@ impl Acceptor {
     /// Processes what has arrived of one handshake.
     fn hear(&mut self, number: u64) {
         let Some(mut conn) = self.unauthenticated.remove(&number) else { return };
-        match conn.go_on() {
+        match conn.go_on().transpose() {
             None => drop(self.unauthenticated.insert(number, conn)),
             Some(outcome) => self.over(conn, outcome),
         }
@@ -237,32 +237,25 @@ impl Acceptor {
 }
 
 impl UnauthenticatedConn {
-    /// Continues the handshake as far as possible without waiting; returns the outcome once there
-    /// is one.
-    fn go_on(&mut self) -> Option<Result<Tags, AuthError>> {
+    /// Continues the handshake as far as possible without waiting; none while it is not over.
+    fn go_on(&mut self) -> Result<Option<Tags>, AuthError> {
         let mut bytes = [0; OPENING_BYTES];
         loop {
             let wants = self.entrance.wants();
-            let n = match self.line.receive_now(&mut bytes[..wants]) {
-                Ok(None) => return None,
-                Ok(Some(0)) => return Some(Err(AuthError::Closed(self.entrance.got()))),
-                Ok(Some(n)) => n,
-                Err(e) => return Some(Err(AuthError::Io(e))),
+            let n = match self.line.receive_now(&mut bytes[..wants]).map_err(AuthError::Io)? {
+                None => return Ok(None),
+                Some(0) => return Err(AuthError::Closed(self.entrance.got())),
+                Some(n) => n,
             };
             match self.entrance.take(&bytes[..n]) {
                 HandshakeStep::More => {}
                 HandshakeStep::Send(answer) => {
-                    if let Err(e) = self.line.send_now(&answer) {
-                        return Some(Err(AuthError::Io(e)));
-                    }
+                    self.line.send_now(&answer).map_err(AuthError::Io)?;
                 }
                 HandshakeStep::Over(answer, outcome) => {
-                    if let Some(answer) = answer
-                        && let Err(e) = self.line.send_now(&answer)
-                    {
-                        return Some(outcome.and(Err(AuthError::Io(e))));
-                    }
-                    return Some(outcome.map(|session| Tags(session.tags())));
+                    let sent = answer.map_or(Ok(()), |answer| self.line.send_now(&answer));
+                    let session = outcome?;
+                    return sent.map_err(AuthError::Io).map(|()| Some(Tags(session.tags())));
                 }
             }
         }

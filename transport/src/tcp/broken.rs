@@ -2,6 +2,7 @@
 
 use super::deadline::Deadline;
 use crate::error::TransportError;
+use nkv_store::StoreError;
 use std::io;
 
 /// Each blocking call waits for one of this many parts of the stall limit, so a stall is detected
@@ -116,8 +117,8 @@ impl From<Broken> for End {
     }
 }
 
-impl From<TransportError> for End {
-    fn from(e: TransportError) -> Self {
-        End::Broken(e.to_string())
+impl From<StoreError> for End {
+    fn from(e: StoreError) -> Self {
+        End::Broken(TransportError::from(e).to_string())
     }
 }

@@ -24,7 +24,7 @@ impl Connection<'_> {
                 let (start, len) = (self.early.len(), len as usize);
                 // Leaves space for the tag, which is computed after that of the results.
                 self.early.resize(start + len + self.line.tags.len_behind(len), 0);
-                segment.copy_out(offset, &mut self.early[start..start + len])?;
+                segment.read(offset, &mut self.early[start..start + len])?;
             }
             Step::Flush => segment.flush(),
             Step::Change(intent @ Intent::Write { offset, len }) => {
@@ -67,7 +67,7 @@ impl Connection<'_> {
             self.line.take_payload(bytes)?;
             let seen = if len <= SEEN_BYTES { &*bytes } else { &[] };
             permit.starts(intent, seen).map_err(End::Unfit)?;
-            return Ok(segment.copy_in(offset, bytes)?);
+            return Ok(segment.write(offset, bytes)?);
         }
         permit.starts(intent, &[]).map_err(End::Unfit)?;
         if let Some(dst) = segment.at(offset, len) {
@@ -85,7 +85,7 @@ impl Connection<'_> {
             if permit.is_revoked() {
                 return Err(End::Fenced);
             }
-            segment.copy_in(offset + done as u64, &self.stage[..n])?;
+            segment.write(offset + done as u64, &self.stage[..n])?;
             done += n;
         }
         Ok(())

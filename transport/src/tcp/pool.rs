@@ -121,23 +121,22 @@ impl Pool {
     /// Closes connections not used lately, except one: all clients share the agent's connections.
     pub(super) fn trim(&self) {
         let old = BootClock.now_ns().saturating_sub(KEPT_IDLE_NS);
-        let mut state = self.state();
-        let mut closed = Vec::new();
-        // Connections used last are at the end.
-        while state.idle.len() > 1 && state.idle[0].used_ns < old {
-            let conn = state.idle.remove(0);
-            state.open.remove(&conn.number);
-            closed.push(conn);
-        }
-        drop(state);
+        self.close(|idle| idle.partition_point(|c| c.used_ns < old).min(idle.len().max(1) - 1));
     }
 
     /// Closes idle connections.
     pub(super) fn close_idle(&self) {
+        self.close(<[Conn]>::len);
+    }
+
+    /// Closes as many idle connections, those first that were used longest ago.
+    fn close(&self, count: impl FnOnce(&[Conn]) -> usize) {
         let mut state = self.state();
-        for c in std::mem::take(&mut state.idle) {
-            state.open.remove(&c.number);
-        }
+        let count = count(&state.idle);
+        // Connections used last are at the end.
+        let closed: Vec<Conn> = state.idle.drain(..count).collect();
+        closed.iter().for_each(|c| drop(state.open.remove(&c.number)));
+        drop(state);
     }
 
     /// A connection: an idle one, a new one opened before `within`, or the next one that is

@@ -52,7 +52,7 @@ impl Connection<'_> {
             // below `used`; `small` is used through `base` alone here.
             let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), with_tag) };
             let (payload, behind) = piece.split_at_mut(len);
-            segment.copy_out(offset, payload)?;
+            segment.read(offset, payload)?;
             behind.copy_from_slice(tags.of_payload(payload).bytes());
             // SAFETY: as above: not overwritten before it is sent.
             unsafe { out.add(base.add(used), with_tag)? };
@@ -122,7 +122,7 @@ fn send_large(
     while done < len {
         let n = STAGE_BYTES.min(len - done);
         let at = offset + done as u64;
-        segment.copy_out(at, &mut stage[..n])?;
+        segment.read(at, &mut stage[..n])?;
         done += n;
         // SAFETY: the stage is not touched before this send returns.
         unsafe { out.add(stage.as_ptr(), n)? };

@@ -220,24 +220,14 @@ where
     if buf.is_empty() && !fill(r, buf, FRAME_HEADER_BYTES).await? {
         return Ok(None);
     }
-    let head = fill_to(r, buf, FRAME_HEADER_BYTES);
+    let mut room = ReceiveQuota::none(&IN_FLIGHT);
+    let head = fill_to(r, buf, FRAME_HEADER_BYTES, &mut room);
     let late = |bytes| move |_| WireError::Late { bytes, ms: time_for(bytes).as_millis() };
     within(FRAME_LIMIT, head).await.map_err(late(0))??;
     let mut header = Header::new_zeroed();
     header.as_mut_bytes().copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
     let end = FRAME_HEADER_BYTES + header.checked_body(limit)?;
-    let mut room = ReceiveQuota::none(&IN_FLIGHT);
-    let rest = async {
-        // Memory grows with what has arrived, at most twofold per read, and not by the stated
-        // length.
-        while buf.len() < end {
-            room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
-            let next = end.min(buf.len() + GROW_BYTES.max(buf.len()));
-            fill_to(r, buf, next).await?;
-        }
-        Ok::<(), WireError>(())
-    };
-    within(time_for(end), rest).await.map_err(late(end))??;
+    within(time_for(end), fill_to(r, buf, end, &mut room)).await.map_err(late(end))??;
     let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
     recycle(buf);
     Ok(Some((header.id.get(), value?)))
@@ -294,13 +284,16 @@ impl Drop for ReceiveQuota {
     }
 }
 
-/// Reads until the buffer holds `end` bytes.
+/// Reads until the buffer holds `end` bytes. Memory grows with what has arrived, at most twofold per
+/// read, and not by the stated length.
 async fn fill_to<R: AsyncRead + Unpin>(
     r: &mut R,
     buf: &mut Vec<u8>,
     end: usize,
+    room: &mut ReceiveQuota,
 ) -> Result<(), WireError> {
     while buf.len() < end {
+        room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
         if !fill(r, buf, end).await? {
             return Err(WireError::Truncated { missing: end - buf.len() });
         }

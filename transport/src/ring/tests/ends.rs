@@ -2,9 +2,10 @@
 //! kind of waiting, and the close of either end.
 
 use crate::ring::layout::EndAt;
-use crate::ring::sleep::{Peer, Sleep};
+use crate::ring::sleep::ASLEEP;
 use crate::ring::stream::{RingStream, Waiting};
 use crate::wire::{MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::MemfdMemory;
 use nkv_store::threads::spawn_named;
@@ -47,14 +48,13 @@ impl Beside {
 
     /// Waits until an end announces that it sleeps.
     fn until_asleep(&self, end: EndAt) {
-        let as_its_peer = Sleep { own: end.sleep.peers, peers: end.sleep.own };
         let until_ms = BootClock.now_ms() + LIMIT.as_millis() as u64;
         loop {
-            let found = as_its_peer.peer(&*self.0).unwrap();
-            if found == Peer::Asleep {
+            let found = self.0.load(end.sleep.own).unwrap();
+            if found & ASLEEP != 0 {
                 return;
             }
-            assert!(BootClock.now_ms() < until_ms, "{end:?} does not sleep within 10 s: {found:?}");
+            assert!(BootClock.now_ms() < until_ms, "{end:?} does not sleep within 10 s: {found}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -132,11 +132,10 @@ impl Credentials {
     /// For a node of `job`: its secret, or the job's cookie, which is created if there is none.
     /// Blocks on the file system for about a second at most.
     pub fn of_node(job: &str, secret: Option<Secret>) -> Result<Self, SecretError> {
-        let basis = match secret {
-            Some(secret) => CookieSource::Secret(secret),
-            None => CookieSource::Held(Arc::new(CookieFile::hold(job)?)),
-        };
-        Ok(Self::new(job, basis))
+        Ok(match secret {
+            Some(_) => Self::of_client(job, secret),
+            None => Self::of_cookie(job, CookieFile::hold(job)?),
+        })
     }
 
     /// For a node that holds this cookie.

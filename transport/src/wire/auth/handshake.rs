@@ -76,7 +76,7 @@ impl Prover {
         random: &dyn Random,
     ) -> Result<(Session, Finish), AuthError> {
         let needs = AuthKind::from_wire(answer.needs.get());
-        let strange = |what: String| AuthError::Foreign(what);
+        let strange = AuthError::Foreign;
         match Status::from_wire(answer.status.get()) {
             Some(Status::Ok) => {}
             Some(Status::Job) => {
@@ -100,7 +100,9 @@ impl Prover {
             }
             Some(Status::Channel) => return Err(AuthError::Channel(answer.text.shown())),
             Some(Status::Busy) => return Err(AuthError::Busy(answer.text.shown())),
-            other => return Err(strange(format!("it answers the opening with {other:?}"))),
+            other => {
+                return Err(strange(format!("it answers the opening with {other:?}")));
+            }
         }
         // The plaintext fields must be those of a node that continues the handshake.
         if needs != Some(self.means.kind()) || !answer.text.is("") {
