@@ -143,11 +143,7 @@ impl Lane {
                 p.last
             })
         })?;
-        let posted = self.post(id, chain, until_ns);
-        if let Err(e) = posted {
-            self.break_off(&e.to_string());
-            return Err(e);
-        }
+        self.post(id, chain, until_ns).inspect_err(|e| self.break_off(&e.to_string()))?;
         self.counters.chains.fetch_add(1, Ordering::Relaxed);
         self.counters.requests.fetch_add(cost.into(), Ordering::Relaxed);
         let fenced = chain.iter().filter(|r| r.fence).count() as u64;
@@ -248,13 +244,8 @@ impl Lane {
     /// then destroyed, and its buffers are free.
     pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
         let ended = self.await_that(until_ns, |p| p.done.remove(&id));
-        let failed = match ended {
-            Ok(0) => return Ok(()),
-            Ok(status) => outcome(status),
-            Err(e) => e,
-        };
-        self.break_off(&failed.to_string());
-        Err(failed)
+        let done = ended.and_then(|status| if status == 0 { Ok(()) } else { Err(outcome(status)) });
+        done.inspect_err(|e| self.break_off(&e.to_string()))
     }
 
     /// Whether `wait` returns without waiting.

@@ -56,10 +56,7 @@ impl RdmaVerbs {
     /// flag is set before a gate is left: data that was sent may still arrive, so no later step may
     /// rely on its absence [I10].
     fn ended<T>(&self, ended: Result<T, TransportError>) -> Result<T, TransportError> {
-        if ended.is_err() {
-            self.alive.mark_dead();
-        }
-        ended
+        ended.inspect_err(|_| self.alive.mark_dead())
     }
 }
 

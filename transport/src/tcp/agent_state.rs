@@ -1,8 +1,11 @@
 //! What the threads of one agent share: the segment, who decides on tokens, limits, counters, and
 //! the connections that are open.
 
-use super::frame::MAX_REQUEST_BYTES;
-use super::line::Interrupt;
+use super::broken::Broken;
+use super::frame::{
+    MAX_OPS, MAX_REQUEST_BYTES, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
+};
+use super::line::{Interrupt, Line};
 use crate::access::Access;
 use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
@@ -12,6 +15,7 @@ use nkv_store::log_lines::LogLines;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use zerocopy::IntoBytes;
 
 /// Bounds of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +99,27 @@ pub(super) struct Open {
 impl AgentState {
     pub(super) fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the answer to a hello.
+    pub(super) fn send_welcome(
+        &self,
+        line: &mut Line,
+        status: Status,
+        why: &str,
+    ) -> Result<(), Broken> {
+        let why = message(why);
+        let head = Welcome {
+            magic: WELCOME_MAGIC.into(),
+            version: TCP_VERSION.into(),
+            status: (status as u32).into(),
+            incarnation: self.incarnation.into(),
+            segment_len: self.segment.len().into(),
+            max_request_bytes: self.limits.max_request_bytes.into(),
+            message_len: (why.len() as u32).into(),
+            max_ops: (MAX_OPS as u32).into(),
+        };
+        line.send_head(head.as_bytes(), why)
     }
 
     pub(super) fn log_rejected(&self, from: &str, why: &str) {

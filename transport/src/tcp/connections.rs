@@ -4,7 +4,6 @@ use super::agent_state::{AgentState, Open};
 use super::broken::End;
 use super::frame::Status;
 use super::line::Line;
-use super::reply::send_welcome;
 use super::serve::Connection;
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
@@ -21,7 +20,7 @@ pub(super) fn turn_away(shared: &AgentState, line: &mut Line, from: &str) {
     // A few bytes into an empty socket buffer: this does not block the accepting thread.
     let _ = match &shared.guard {
         Some(guard) if line.tags.0.is_none() => line.send([&*guard.busy(&why)]),
-        _ => send_welcome(line, shared, Status::Busy, &why),
+        _ => shared.send_welcome(line, Status::Busy, &why),
     };
     line.finish_sending();
 }
@@ -56,12 +55,11 @@ pub(super) fn hand_over(
 }
 
 fn serve(shared: &AgentState, line: Line) -> End {
-    let interrupt = line.shared.clone();
     let mut connection = Connection::new(shared, line);
     // A panic here is a defect of nkv; it must not leave the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
     let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
-    interrupt.shut();
+    connection.line.shared.shut();
     ended
 }
 

@@ -347,6 +347,12 @@ impl Line {
         out.send(false)
     }
 
+    /// Sends a message without payload: a structure, its text, and their tag.
+    pub(super) fn send_head(&mut self, head: &[u8], text: &[u8]) -> Result<(), Broken> {
+        let tag = self.tags.next(&[head, text]);
+        self.send([head, text, tag.bytes()])
+    }
+
     /// Starts a send of several pieces, with the tags to use for what is sent.
     pub(super) fn gather_tagged(&mut self) -> (Gather<'_>, &mut Tags) {
         (Gather::new(&self.shared.socket, self.limits), &mut self.tags)

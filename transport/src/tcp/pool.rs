@@ -297,10 +297,7 @@ impl Pool {
             job_len: (self.job.len() as u32).into(),
             incarnation: self.incarnation.into(),
         };
-        let mut bytes = hello.as_bytes().to_vec();
-        bytes.extend_from_slice(self.job.as_bytes());
-        let tag = line.tags.next(&[&bytes]);
-        let sent = line.send([&*bytes, tag.bytes()]);
+        let sent = line.send_head(hello.as_bytes(), self.job.as_bytes());
         // A full agent answers and closes without reading: read its answer before reporting a send
         // error.
         let welcome: Welcome =

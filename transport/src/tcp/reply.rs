@@ -1,14 +1,10 @@
-//! What an agent sends: its welcome, refusals, and answers with results and payload. The reads
-//! after the last change of a request are executed here, in order, each copied into the socket
-//! before the next begins [I7].
+//! The agent's answers with results and payload. The reads after the last change of a request are
+//! executed here, in order, each copied into the socket before the next begins [I7].
 
-use super::agent_state::AgentState;
-use super::broken::{Broken, End};
-use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
+use super::broken::End;
 use super::gather::Gather;
-use super::line::Line;
 use super::request::Steps;
-use super::serve::Connection;
+use super::serve::{Connection, SMALL_BYTES};
 use super::tags::Tags;
 use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
@@ -16,8 +12,6 @@ use zerocopy::IntoBytes;
 
 /// Reads up to this length in bytes are collected and sent together.
 const SMALL_READ_BYTES: usize = 4 << 10;
-/// Most bytes collected before a send.
-pub(super) const SMALL_BYTES: usize = 16 << 10;
 /// Memory that the CPU cannot address is copied to a buffer in pieces of this many bytes.
 pub(super) const STAGE_BYTES: usize = 256 << 10;
 
@@ -70,33 +64,6 @@ fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
         let (payload, behind) = piece.split_at_mut(len);
         behind.copy_from_slice(tags.of_payload(payload).bytes());
     }
-}
-
-/// Sends the agent's welcome.
-pub(super) fn send_welcome(
-    line: &mut Line,
-    shared: &AgentState,
-    status: Status,
-    why: &str,
-) -> Result<(), Broken> {
-    let why = message(why);
-    let head = Welcome {
-        magic: WELCOME_MAGIC.into(),
-        version: TCP_VERSION.into(),
-        status: (status as u32).into(),
-        incarnation: shared.incarnation.into(),
-        segment_len: shared.segment.len().into(),
-        max_request_bytes: shared.limits.max_request_bytes.into(),
-        message_len: (why.len() as u32).into(),
-        max_ops: (MAX_OPS as u32).into(),
-    };
-    send_head(line, head.as_bytes(), why)
-}
-
-/// Sends a message without payload: a structure, its text, and their tag.
-pub(super) fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
-    let tag = line.tags.next(&[head, text]);
-    line.send([head, text, tag.bytes()])
 }
 
 fn send_large(

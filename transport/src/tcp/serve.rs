@@ -12,13 +12,15 @@ use super::frame::{
     TCP_VERSION, message,
 };
 use super::line::Line;
-use super::reply::{SMALL_BYTES, send_head, send_welcome};
 use super::request::{Steps, check_header};
 use crate::access::Cut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
+
+/// Most bytes of small reads collected before a send.
+pub(super) const SMALL_BYTES: usize = 16 << 10;
 
 /// State of one connection; buffers are bounded and reused.
 pub(super) struct Connection<'a> {
@@ -99,11 +101,11 @@ impl<'a> Connection<'a> {
             );
             return self.turn_away(Status::Incarnation, why);
         }
-        Ok(send_welcome(&mut self.line, self.shared, Status::Ok, "")?)
+        Ok(self.shared.send_welcome(&mut self.line, Status::Ok, "")?)
     }
 
     fn turn_away(&mut self, status: Status, why: String) -> Result<(), End> {
-        send_welcome(&mut self.line, self.shared, status, &why)?;
+        self.shared.send_welcome(&mut self.line, status, &why)?;
         self.line.finish_sending();
         Err(End::TurnedAway(why))
     }
@@ -225,7 +227,7 @@ impl<'a> Connection<'a> {
             closing: u32::from(closing).into(),
             ..Response::new_zeroed()
         };
-        Ok(send_head(&mut self.line, head.as_bytes(), why)?)
+        Ok(self.line.send_head(head.as_bytes(), why)?)
     }
 }
 
