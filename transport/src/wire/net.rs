@@ -21,10 +21,14 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A control connection.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {
-    /// Whether it is a unix socket: then its two ends can share memory, and only they can read or
-    /// change the data, so that it is not encrypted.
+    /// Whether it is a unix socket: then its two ends can share memory.
     fn is_unix(&self) -> bool {
         false
+    }
+
+    /// Whether only its two ends can read or change the data: then it is not encrypted.
+    fn is_private(&self) -> bool {
+        self.is_unix()
     }
 
     /// The underlying unix socket, if no received data waits to be read.

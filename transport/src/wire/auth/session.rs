@@ -38,7 +38,9 @@ impl Session {
     /// The stream for all that follows: encrypted, unless only its two ends can access it.
     pub fn seal(self, stream: BoxStream) -> BoxStream {
         match self.0 {
-            Some((transport, _)) if !stream.is_unix() => Box::new(Sealed::new(stream, transport)),
+            Some((transport, _)) if !stream.is_private() => {
+                Box::new(Sealed::new(stream, transport))
+            }
             _ => stream,
         }
     }

@@ -55,7 +55,7 @@ fn i20_a_unix_socket_is_this_users_alone() {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         // Frames over it are not encrypted: no other process can read it.
         let stream = OsNet.connect(&Address::Unix(path)).await.unwrap();
-        assert!(stream.is_unix());
+        assert!(stream.is_unix() && stream.is_private());
     });
     assert!(may_connect(1000, 1000) && may_connect(0, 1000));
     assert!(!may_connect(1001, 1000) && !may_connect(1000, 0));
