@@ -284,8 +284,8 @@ impl Drop for ReceiveQuota {
     }
 }
 
-/// Reads until the buffer holds `end` bytes. Memory grows with what has arrived, at most twofold per
-/// read, and not by the stated length.
+/// Reads until the buffer holds `end` bytes. Memory grows with what has arrived, at most twofold
+/// per read, and not by the stated length.
 async fn fill_to<R: AsyncRead + Unpin>(
     r: &mut R,
     buf: &mut Vec<u8>,
