@@ -14,7 +14,6 @@ mod deadline;
 mod execute;
 mod frame;
 mod gather;
-mod handshake;
 mod line;
 mod options;
 mod pipeline;

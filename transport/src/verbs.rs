@@ -18,21 +18,30 @@ pub(crate) fn check_batch(
 ) -> Result<(), TransportError> {
     for op in ops {
         let (offset, len) = op.range();
-        if offset.checked_add(len).is_none_or(|end| end > segment_len) {
-            return Err(TransportError::OutOfBounds(format!(
-                "{len} bytes at offset {offset} are outside the segment of {segment_len} bytes"
-            )));
-        }
-        if op.is_word() && !offset.is_multiple_of(8) {
-            return Err(TransportError::OutOfBounds(format!(
-                "a word at offset {offset} is not 8-byte aligned"
-            )));
-        }
+        check_range(offset, len, op.is_word(), segment_len).map_err(TransportError::OutOfBounds)?;
         if op.changes() && token == 0 {
             return Err(TransportError::Refused(
                 "token 0 allows reads only; show the token of an open plan".to_string(),
             ));
         }
+    }
+    Ok(())
+}
+
+/// Checks bounds and alignment of one verb.
+pub(crate) fn check_range(
+    offset: u64,
+    len: u64,
+    is_word: bool,
+    segment_len: u64,
+) -> Result<(), String> {
+    if offset.checked_add(len).is_none_or(|end| end > segment_len) {
+        return Err(format!(
+            "{len} bytes at offset {offset} are outside the segment of {segment_len} bytes"
+        ));
+    }
+    if is_word && !offset.is_multiple_of(8) {
+        return Err(format!("a word at offset {offset} is not 8-byte aligned"));
     }
     Ok(())
 }

@@ -17,4 +17,4 @@ pub use frame::{
     read_frame, within, write_encoded, write_frame,
 };
 pub use net::{BoxFuture, BoxStream, Listener, Net, OsNet, Stream};
-pub use peer::{Peer, Process, UnixPeer, process_alive};
+pub use peer::{Peer, Process, UnixPeer};

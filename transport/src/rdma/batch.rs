@@ -105,7 +105,11 @@ impl<'a> Batch<'a> {
                 self.add_atomic(*offset, Opcode::CompareSwap(*expect, *new), old)
             }
             // The answer to a read comes after everything before it has reached memory.
-            Op::Flush => self.add_read(0, &mut [0; 8]).map(|()| self.drop_last_landing()),
+            Op::Flush => {
+                let (_, span) = self.room(0, 8)?;
+                self.push(Opcode::Read, span);
+                Ok(())
+            }
         }
     }
 
@@ -148,7 +152,7 @@ impl<'a> Batch<'a> {
             // SAFETY: `room` gave `span.len` bytes there, which nobody else uses; `src` has as
             // many.
             unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, span.len) };
-            self.push(Opcode::Write, local, span);
+            self.push(Opcode::Write, span);
             src = &src[span.len..];
             offset += span.len as u64;
         }
@@ -166,14 +170,12 @@ impl<'a> Batch<'a> {
     ) -> Result<(), TransportError> {
         let mut done = 0;
         while done < len {
-            self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
-            let want = (len - done).min(BUFFER_BYTES);
-            let span = self.path.span(offset + done as u64, want)?;
+            let (path, want) = (self.path, (len - done).min(BUFFER_BYTES));
+            let chain = self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
+            let span = path.span(offset + done as u64, want)?;
+            chain.direct += span.len;
             // Inside `local`, by the loop's bounds.
             self.request(does, (local.wrapping_add(done), key), span);
-            if let Some(chain) = &mut self.open {
-                chain.direct += span.len;
-            }
             done += span.len;
         }
         Ok(())
@@ -188,7 +190,7 @@ impl<'a> Batch<'a> {
             let local = chain.lease.address(chain.used);
             let (now, later) = std::mem::take(&mut dst).split_at_mut(span.len);
             chain.landings.push(CopyBack { from: local, to: now.as_mut_ptr(), len: span.len });
-            self.push(Opcode::Read, local, span);
+            self.push(Opcode::Read, span);
             dst = later;
             offset += span.len as u64;
         }
@@ -205,31 +207,20 @@ impl<'a> Batch<'a> {
         let local = chain.lease.address(chain.used);
         let to = std::ptr::from_mut(old).cast();
         chain.landings.push(CopyBack { from: local, to, len: 8 });
-        self.push(does, local, span);
+        self.push(does, span);
         Ok(())
     }
 
-    fn drop_last_landing(&mut self) {
-        if let Some(chain) = &mut self.open {
-            chain.landings.pop();
-        }
-    }
-
-    /// Adds a request between the open chain's buffer and `span`.
-    fn push(&mut self, does: Opcode, local: *mut u8, span: RemoteSpan) {
-        let Some(key) = self.open.as_ref().map(|chain| chain.lease.key()) else { return };
-        self.request(does, (local, key), span);
-        if let Some(chain) = &mut self.open {
-            chain.used += span.len.next_multiple_of(SPACING);
-        }
+    /// Adds a request between `span` and the next bytes of the open chain's buffer.
+    fn push(&mut self, does: Opcode, span: RemoteSpan) {
+        let Some(chain) = &mut self.open else { return };
+        let buffer = (chain.lease.address(chain.used), chain.lease.key());
+        chain.used += span.len.next_multiple_of(SPACING);
+        self.request(does, buffer, span);
     }
 
     fn request(&mut self, does: Opcode, (local, local_key): (*mut u8, u32), span: RemoteSpan) {
-        let changes = does != Opcode::Read;
-        let fence = changes && self.reads;
-        if fence {
-            self.reads = false;
-        }
+        let fence = does != Opcode::Read && std::mem::take(&mut self.reads);
         self.reads |= does != Opcode::Write;
         let Some(chain) = &mut self.open else { return };
         chain.requests.push(Request {
@@ -343,17 +334,12 @@ impl Path {
     }
 
     /// Sends a read of a word and an empty write, to test whether either is answered.
-    pub(super) fn begin_try<'a>(
-        &'a self,
-        word: &'a mut [u8; 8],
-        until_ns: u64,
-    ) -> Result<Batch<'a>, TransportError> {
+    pub(super) fn begin_try(&self, until_ns: u64) -> Result<Batch<'_>, TransportError> {
         let mut batch = Batch::new(self, None, until_ns);
-        batch.add_read(0, word)?;
+        batch.add(&mut Op::Flush)?;
         if let Some(to) = self.lane.ranges.iter().find(|range| range.access.writes()) {
-            let (chain, span) = batch.room(to.offset, 8)?;
-            let local = chain.lease.address(chain.used);
-            batch.push(Opcode::Write, local, RemoteSpan { len: 0, ..span });
+            let (_, span) = batch.room(to.offset, 8)?;
+            batch.push(Opcode::Write, RemoteSpan { len: 0, ..span });
         }
         batch.send()?;
         Ok(batch)

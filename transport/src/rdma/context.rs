@@ -1,12 +1,12 @@
 //! Devices of this host: their list, their capabilities, and their addresses (GIDs). An open device
 //! closes with its last user.
 
-use super::error::{check, failed};
+use super::error::{check, made};
 use crate::error::TransportError;
 use nkv_store::fork::ProcessMark;
 use rdma_sys as sys;
+use rdma_sys::ibv_port_state::IBV_PORT_ACTIVE as ACTIVE;
 use std::ffi::CStr;
-use std::io;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
@@ -111,14 +111,8 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.is_here() {
-            return;
-        }
         // SAFETY: opened by `Context::open`, and whatever was made of it holds an Arc and is gone.
-        let errno = unsafe { sys::ibv_close_device(self.raw.as_ptr()) };
-        if errno != 0 {
-            tracing::debug!(device = self.name, errno, "ibv_close_device");
-        }
+        self.end("ibv_close_device", || unsafe { sys::ibv_close_device(self.raw.as_ptr()) });
     }
 }
 
@@ -143,9 +137,7 @@ impl List {
         let mut len = 0;
         // SAFETY: `len` is valid for the call.
         let raw = unsafe { sys::ibv_get_device_list(&raw mut len) };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            failed("ibv_get_device_list", "this host", io::Error::last_os_error())
-        })?;
+        let raw = made("ibv_get_device_list", "this host", raw)?;
         Ok(Self { raw, len: usize::try_from(len).unwrap_or(0) })
     }
 
@@ -181,6 +173,14 @@ impl Context {
         self.made.is_here()
     }
 
+    /// Ends something made of the device by a call that returns an errno.
+    pub(super) fn end(&self, call: &str, end: impl FnOnce() -> i32) {
+        let errno = if self.is_here() { end() } else { 0 };
+        if errno != 0 {
+            tracing::debug!(device = self.name, errno, "{call}");
+        }
+    }
+
     pub(super) fn open(name: &str) -> Result<Arc<Self>, TransportError> {
         let list = List::read()?;
         let found = list.each().find(|(n, _)| n == name);
@@ -191,8 +191,7 @@ impl Context {
             )));
         };
         // SAFETY: the device is of a list that lives.
-        let raw = NonNull::new(unsafe { sys::ibv_open_device(device) });
-        let raw = raw.ok_or_else(|| failed("ibv_open_device", name, io::Error::last_os_error()))?;
+        let raw = made("ibv_open_device", name, unsafe { sys::ibv_open_device(device) })?;
         Ok(Arc::new(Self { raw, name: name.to_string(), made: ProcessMark::here() }))
     }
 
@@ -236,7 +235,7 @@ impl Context {
 
     /// Whether a port carries traffic now.
     pub(super) fn is_active(&self, number: u8) -> bool {
-        self.port_state(number).is_ok_and(|attr| is_active(&attr))
+        self.port_state(number).is_ok_and(|attr| attr.state == ACTIVE)
     }
 
     pub(super) fn port(&self, number: u8) -> Result<Port, TransportError> {
@@ -247,7 +246,7 @@ impl Context {
         gids.sort_by_key(|g| (g.kind, g.index));
         Ok(Port {
             number,
-            active: is_active(&attr),
+            active: attr.state == ACTIVE,
             mtu_bytes: 128 << attr.active_mtu,
             lid: attr.lid,
             gids,
@@ -281,8 +280,4 @@ impl Context {
         };
         Some(Gid { index, raw, kind })
     }
-}
-
-fn is_active(attr: &sys::ibv_port_attr) -> bool {
-    attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE
 }

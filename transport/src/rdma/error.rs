@@ -3,6 +3,7 @@
 
 use crate::error::TransportError;
 use std::io;
+use std::ptr::NonNull;
 
 /// A verbs call that failed with an errno.
 pub(super) fn failed(
@@ -15,6 +16,15 @@ pub(super) fn failed(
         None => source,
     };
     TransportError::Io { call, target: target.into(), source }
+}
+
+/// What a call created, or why it did not.
+pub(super) fn made<T>(
+    call: &'static str,
+    target: impl Into<String>,
+    raw: *mut T,
+) -> Result<NonNull<T>, TransportError> {
+    NonNull::new(raw).ok_or_else(|| failed(call, target, io::Error::last_os_error()))
 }
 
 /// The same for a call that returns its errno.

@@ -3,7 +3,7 @@
 //! notified, so that no buffer is reused while the device may still write to it.
 
 use super::pair::{Pair, REQUESTS};
-use super::queue::{Completion, Queue};
+use super::queue::Queue;
 use crate::error::TransportError;
 use crate::fabric::RemoteRange;
 use nkv_store::clock::{BootClock, Clock};
@@ -65,9 +65,10 @@ pub struct RdmaCounters {
     pub slept: AtomicU64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Progress {
-    next: u64,
+    // The latest chain.
+    last: u64,
     // Requests that the pair can still hold.
     free: u32,
     // Chains in flight: id -> number of requests.
@@ -101,20 +102,11 @@ impl Lane {
         ranges: Vec<RemoteRange>,
         counters: Arc<RdmaCounters>,
     ) -> Self {
-        let progress = Progress {
-            next: 1,
-            free: pair.requests(),
-            flying: BTreeMap::new(),
-            ended: 0,
-            done: BTreeMap::new(),
-            polling: false,
-            broken: None,
-        };
-        let inline_bytes = pair.inline_bytes();
+        let progress = Progress { free: pair.requests.min(REQUESTS), ..Progress::default() };
         Self {
+            inline_bytes: pair.inline_bytes as usize,
             pair: Mutex::new(Some(pair)),
             queue,
-            inline_bytes,
             ranges,
             progress: Mutex::new(progress),
             news: Condvar::new(),
@@ -146,16 +138,12 @@ impl Lane {
         let id = self.await_that(until_ns, |p| {
             (p.free >= cost).then(|| {
                 p.free -= cost;
-                p.next += 1;
-                p.flying.insert(p.next, cost);
-                Ok(p.next)
+                p.last += 1;
+                p.flying.insert(p.last, cost);
+                p.last
             })
         })?;
-        let posted = self.post(id, chain, until_ns);
-        if let Err(e) = posted {
-            self.break_off(&e.to_string());
-            return Err(e);
-        }
+        self.post(id, chain, until_ns).inspect_err(|e| self.break_off(&e.to_string()))?;
         self.counters.chains.fetch_add(1, Ordering::Relaxed);
         self.counters.requests.fetch_add(cost.into(), Ordering::Relaxed);
         let fenced = chain.iter().filter(|r| r.fence).count() as u64;
@@ -197,7 +185,8 @@ impl Lane {
                     let base = requests.as_ptr() as usize;
                     from = (bad as usize - base) / size_of::<sys::ibv_send_wr>();
                     self.counters.split.fetch_add(1, Ordering::Relaxed);
-                    self.await_news(until_ns)?;
+                    let before = self.lock().ended;
+                    self.await_that(until_ns, |p| (p.ended != before).then_some(()))?;
                 }
                 e => {
                     let target = format!("a chain of {} requests", chain.len());
@@ -254,14 +243,9 @@ impl Lane {
     /// If it failed, is not complete by `until_ns`, or nothing completed for [`LIMIT`]: the pair is
     /// then destroyed, and its buffers are free.
     pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
-        let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
-        let failed = match ended {
-            Ok(0) => return Ok(()),
-            Ok(status) => outcome(status),
-            Err(e) => e,
-        };
-        self.break_off(&failed.to_string());
-        Err(failed)
+        let ended = self.await_that(until_ns, |p| p.done.remove(&id));
+        let done = ended.and_then(|status| if status == 0 { Ok(()) } else { Err(outcome(status)) });
+        done.inspect_err(|e| self.break_off(&e.to_string()))
     }
 
     /// Whether `wait` returns without waiting.
@@ -278,7 +262,7 @@ impl Lane {
         // Keeps the lock: completions found must be recorded before anybody waits for them.
         let mut found = Vec::new();
         // An error is reported to the caller that polls next.
-        let _ = self.queue.take(&mut |c| found.push(c));
+        let _ = self.queue.take(&mut found);
         found.iter().for_each(|c| p.record_completion(c));
         if !found.is_empty() {
             self.news.notify_all();
@@ -290,24 +274,18 @@ impl Lane {
         TransportError::Disconnected(why.unwrap_or_else(|| "the pair was severed".to_string()))
     }
 
-    /// Waits until something more has completed.
-    fn await_news(&self, until_ns: u64) -> Result<(), TransportError> {
-        let before = self.lock().ended;
-        self.await_that(until_ns, |p| (p.ended != before).then_some(Ok(())))
-    }
-
     /// Waits until `ready` returns a value, until `until_ns`, and no longer than [`LIMIT`] without
     /// any progress; one of the waiting callers polls for all of them.
     fn await_that<T>(
         &self,
         until_ns: u64,
-        mut ready: impl FnMut(&mut Progress) -> Option<Result<T, TransportError>>,
+        mut ready: impl FnMut(&mut Progress) -> Option<T>,
     ) -> Result<T, TransportError> {
         let mut p = self.lock();
         let (mut ended, mut moved_ns, mut polls) = (p.ended, BootClock.now_ns(), 0);
         loop {
             if let Some(outcome) = ready(&mut p) {
-                return outcome;
+                return Ok(outcome);
             }
             if p.broken.is_some() {
                 drop(p);
@@ -329,7 +307,7 @@ impl Lane {
                     self.gather(&mut p);
                 }
                 return match ready(&mut p) {
-                    Some(outcome) => outcome,
+                    Some(outcome) => Ok(outcome),
                     None if p.ended != ended && now_ns < until_ns => continue,
                     None => Err(late(stuck)),
                 };
@@ -356,10 +334,10 @@ impl Lane {
     }
 
     /// Polls for completions, and sleeps for a while if there are none.
-    fn poll_completions(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
+    fn poll_completions(&self, found: &mut Vec<sys::ibv_wc>) -> Result<(), TransportError> {
         let until_ns = BootClock.now_ns() + SPIN_NS;
         loop {
-            if self.queue.take(&mut |c| found.push(c))? > 0 {
+            if self.queue.take(found)? > 0 {
                 return Ok(());
             }
             if BootClock.now_ns() >= until_ns {
@@ -369,7 +347,7 @@ impl Lane {
         }
         self.queue.arm()?;
         // A completion between the last poll and the arming causes no event.
-        if self.queue.take(&mut |c| found.push(c))? == 0 {
+        if self.queue.take(found)? == 0 {
             self.counters.slept.fetch_add(1, Ordering::Relaxed);
             self.queue.sleep(SLEEP_BETWEEN);
         }
@@ -385,12 +363,12 @@ fn late(stuck: bool) -> TransportError {
 }
 
 impl Progress {
-    fn record_completion(&mut self, c: &Completion) {
+    fn record_completion(&mut self, c: &sys::ibv_wc) {
         // Every request after a failed one fails, too: the first status counts.
-        if let Some(cost) = self.flying.remove(&c.id) {
+        if let Some(cost) = self.flying.remove(&c.wr_id) {
             self.free += cost;
             self.ended += 1;
-            self.done.insert(c.id, c.status);
+            self.done.insert(c.wr_id, c.status);
         }
     }
 }

@@ -99,20 +99,15 @@ impl UnconnectedPair {
 /// The paths that work: all are tested at the same time.
 fn tried(connected: Vec<(String, Found)>) -> Vec<(String, Found)> {
     let until_ns = limit_ns(0);
-    let mut words = vec![[0; 8]; connected.len()];
-    let sent: Vec<Option<Result<Batch<'_>, TransportError>>> = connected
-        .iter()
-        .zip(&mut words)
-        .map(|((_, found), word)| {
-            let (_, path) = found.as_ref().ok()?;
-            Some(path.begin_try(word, until_ns))
-        })
-        .collect();
-    let ended: Vec<_> =
-        sent.into_iter().map(|sent| sent.map(|sent| sent.and_then(|mut b| b.finish()))).collect();
-    let both = |((name, found), ended): ((String, Found), Option<Result<(), TransportError>>)| {
-        (name, ended.unwrap_or(Ok(())).and(found))
+    let paths = connected.iter().map(|(_, found)| found.as_ref().ok());
+    let sent: Vec<Option<Result<Batch<'_>, TransportError>>> =
+        paths.map(|found| found.map(|(_, path)| path.begin_try(until_ns))).collect();
+    let end = |sent: Option<Result<Batch<'_>, _>>| match sent {
+        Some(sent) => sent.and_then(|mut batch| batch.finish()),
+        None => Ok(()),
     };
+    let ended: Vec<_> = sent.into_iter().map(end).collect();
+    let both = |((name, found), ended): (_, Result<(), _>)| (name, ended.and(found));
     connected.into_iter().zip(ended).map(both).collect()
 }
 

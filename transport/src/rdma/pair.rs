@@ -2,14 +2,13 @@
 //! neither end does anything more through it [I10].
 
 use super::context::{Context, Gid, Limits};
-use super::error::{check, failed};
+use super::error::{check, made};
 use super::queue::Queue;
 use super::region::Domain;
 use crate::error::TransportError;
 use crate::fabric::PairAddress;
 use rdma_sys as sys;
 use rdma_sys::{ibv_access_flags as flag, ibv_qp_attr_mask as mask, ibv_qp_state as state};
-use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -46,8 +45,10 @@ pub(super) struct Pair {
     raw: NonNull<sys::ibv_qp>,
     port: PortAddress,
     serial: u32,
-    inline_bytes: u32,
-    requests: u32,
+    /// Bytes that fit into a request itself.
+    pub(super) inline_bytes: u32,
+    /// Number of requests that it holds.
+    pub(super) requests: u32,
     // Fields are dropped in this order: the pair before what it uses.
     _queue: Arc<Queue>,
     domain: Arc<Domain>,
@@ -89,21 +90,9 @@ impl Pair {
         port: &PortAddress,
         served: bool,
     ) -> Result<Self, TransportError> {
-        let mut pair = None;
+        let create = |inline| Self::create(domain, queue, port, (served, inline));
         // Devices differ in the inline size they accept: try smaller ones.
-        for inline in [INLINE_BYTES, 64, 0] {
-            match Self::create(domain, queue, port, (served, inline)) {
-                Ok(made) => {
-                    pair = Some(made);
-                    break;
-                }
-                Err(e) if inline == 0 => return Err(e),
-                Err(_) => {}
-            }
-        }
-        let Some(pair) = pair else {
-            return Err(TransportError::Protocol("a pair without any inline size".to_string()));
-        };
+        let pair = create(INLINE_BYTES).or_else(|_| create(64)).or_else(|_| create(0))?;
         pair.initialise(served)?;
         Ok(pair)
     }
@@ -126,10 +115,8 @@ impl Pair {
         init.cap.max_recv_sge = 1;
         init.cap.max_inline_data = if served { 0 } else { inline };
         // SAFETY: domain and queue live, and `init` is valid for the call.
-        let raw = NonNull::new(unsafe { sys::ibv_create_qp(domain.raw(), &raw mut init) });
-        let raw = raw.ok_or_else(|| {
-            failed("ibv_create_qp", domain.context().name(), io::Error::last_os_error())
-        })?;
+        let raw = unsafe { sys::ibv_create_qp(domain.raw(), &raw mut init) };
+        let raw = made("ibv_create_qp", domain.context().name(), raw)?;
         let serial = (nkv_store::random_u64() & 0xff_ffff) as u32;
         let (port, inline_bytes) = (port.clone(), init.cap.max_inline_data);
         let requests = init.cap.max_send_wr;
@@ -143,15 +130,6 @@ impl Pair {
 
     pub(super) fn raw(&self) -> *mut sys::ibv_qp {
         self.raw.as_ptr()
-    }
-
-    pub(super) fn inline_bytes(&self) -> usize {
-        self.inline_bytes as usize
-    }
-
-    /// Number of requests that it holds.
-    pub(super) fn requests(&self) -> u32 {
-        self.requests.min(REQUESTS)
     }
 
     pub(super) fn number(&self) -> u32 {

@@ -2,12 +2,11 @@
 //! until one arrives.
 
 use super::context::Context;
-use super::error::{check, failed};
+use super::error::{check, failed, made};
 use crate::error::TransportError;
 use rdma_sys as sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,15 +14,6 @@ use std::time::Duration;
 
 /// Most completions polled at once.
 pub(super) const BATCH: usize = 16;
-
-/// Completion of a signaled request, or of one that failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Completion {
-    /// The request's number.
-    pub(super) id: u64,
-    /// 0: success.
-    pub(super) status: u32,
-}
 
 /// A completion queue with its channel.
 #[derive(Debug)]
@@ -40,18 +30,12 @@ unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if !self.context.is_here() {
-            return;
-        }
         // SAFETY: made by `Queue::new`; its pairs hold an Arc and are gone, and every event was
         // acknowledged when it was taken.
-        let errno = unsafe {
+        self.context.end("ibv_destroy_comp_channel", || unsafe {
             sys::ibv_destroy_cq(self.raw.as_ptr());
             sys::ibv_destroy_comp_channel(self.channel.as_ptr())
-        };
-        if errno != 0 {
-            tracing::debug!(device = self.context.name(), errno, "ibv_destroy_comp_channel");
-        }
+        });
     }
 }
 
@@ -59,20 +43,17 @@ impl Queue {
     pub(super) fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>, TransportError> {
         let name = context.name();
         // SAFETY: the device is open.
-        let channel = NonNull::new(unsafe { sys::ibv_create_comp_channel(context.raw()) });
-        let channel = channel
-            .ok_or_else(|| failed("ibv_create_comp_channel", name, io::Error::last_os_error()))?;
+        let channel = unsafe { sys::ibv_create_comp_channel(context.raw()) };
+        let channel = made("ibv_create_comp_channel", name, channel)?;
         let nothing = std::ptr::null_mut();
         // SAFETY: device and channel live.
-        let raw = NonNull::new(unsafe {
+        let raw = unsafe {
             sys::ibv_create_cq(context.raw(), entries as i32, nothing, channel.as_ptr(), 0)
-        });
-        let Some(raw) = raw else {
-            let error = io::Error::last_os_error();
+        };
+        let raw = made("ibv_create_cq", name, raw).inspect_err(|_| {
             // SAFETY: made above, and no queue uses it.
             unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) };
-            return Err(failed("ibv_create_cq", name, error));
-        };
+        })?;
         let queue = Self { raw, channel, context: context.clone() };
         // Waiting uses poll(2) with a limit; getting an event must not block again.
         let unblocked = fcntl_getfl(queue.fd())
@@ -91,8 +72,9 @@ impl Queue {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Takes the completions that are there, up to [`BATCH`].
-    pub(super) fn take(&self, each: &mut impl FnMut(Completion)) -> Result<usize, TransportError> {
+    /// Appends the completions that are there, of signaled requests and of those that failed, up to
+    /// [`BATCH`]; returns their number.
+    pub(super) fn take(&self, found: &mut Vec<sys::ibv_wc>) -> Result<usize, TransportError> {
         // SAFETY: structures of plain numbers, all of which may be zero.
         let mut list: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
         // SAFETY: the queue lives, and the list has that many entries.
@@ -101,9 +83,7 @@ impl Queue {
             check("ibv_poll_cq", || self.context.name().to_string(), n)?;
             return Ok(0);
         };
-        for c in &list[..n] {
-            each(Completion { id: c.wr_id, status: c.status });
-        }
+        found.extend_from_slice(&list[..n]);
         Ok(n)
     }
 
@@ -117,12 +97,11 @@ impl Queue {
 
     /// Sleeps until an armed queue has a completion, at most for `limit`.
     pub(super) fn sleep(&self, limit: Duration) {
-        let limit =
-            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let limit = Timespec::try_from(limit).ok();
         let fd = self.fd();
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         // Interrupted or timed out: the caller polls in any case.
-        let _ = poll(&mut fds, Some(&limit));
+        let _ = poll(&mut fds, limit.as_ref());
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the channel lives, and both pointers are valid for the call.
         let taken = unsafe {

@@ -2,13 +2,12 @@
 //! read and write it, until the registration is dropped.
 
 use super::context::Context;
-use super::error::failed;
+use super::error::made;
 use crate::error::TransportError;
 use crate::fabric::Access;
 use nkv_store::{Export, Memory};
 use rdma_sys as sys;
 use rdma_sys::ibv_access_flags as flag;
-use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -28,9 +27,8 @@ unsafe impl Sync for Domain {}
 impl Domain {
     pub(super) fn new(context: Arc<Context>) -> Result<Arc<Self>, TransportError> {
         // SAFETY: the device is open.
-        let raw = NonNull::new(unsafe { sys::ibv_alloc_pd(context.raw()) });
-        let raw =
-            raw.ok_or_else(|| failed("ibv_alloc_pd", context.name(), io::Error::last_os_error()))?;
+        let raw = unsafe { sys::ibv_alloc_pd(context.raw()) };
+        let raw = made("ibv_alloc_pd", context.name(), raw)?;
         Ok(Arc::new(Self { raw, context }))
     }
 
@@ -45,43 +43,26 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if !self.context.is_here() {
-            return;
-        }
         // SAFETY: allocated by `Domain::new`; its pairs and registrations hold an Arc and are gone.
-        let errno = unsafe { sys::ibv_dealloc_pd(self.raw()) };
-        if errno != 0 {
-            tracing::debug!(errno, "ibv_dealloc_pd");
-        }
+        self.context.end("ibv_dealloc_pd", || unsafe { sys::ibv_dealloc_pd(self.raw()) });
     }
 }
 
-/// Who may access registered memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rights {
-    /// This host's own requests only.
-    Here,
-    /// Remote hosts.
-    Others(Access),
-}
-
-impl Rights {
-    fn flags(self) -> u32 {
-        let here = flag::IBV_ACCESS_LOCAL_WRITE;
-        let (read, write) = (flag::IBV_ACCESS_REMOTE_READ, flag::IBV_ACCESS_REMOTE_WRITE);
-        let atomic = flag::IBV_ACCESS_REMOTE_ATOMIC;
-        // By the rules of verbs, remote write access requires local write access.
-        match self {
-            Self::Here => here,
-            Self::Others(Access::Read) => read,
-            Self::Others(Access::Count) => here | read | atomic,
-            Self::Others(Access::Words) => here | read | write | atomic,
-            Self::Others(Access::Payload) => {
-                here | read | write | flag::IBV_ACCESS_RELAXED_ORDERING
-            }
-        }
-        .0
+/// The access flags for what remote hosts may do; without it only this host's own requests access
+/// the memory.
+fn flags(remote: Option<Access>) -> u32 {
+    let here = flag::IBV_ACCESS_LOCAL_WRITE;
+    let (read, write) = (flag::IBV_ACCESS_REMOTE_READ, flag::IBV_ACCESS_REMOTE_WRITE);
+    let atomic = flag::IBV_ACCESS_REMOTE_ATOMIC;
+    // By the rules of verbs, remote write access requires local write access.
+    match remote {
+        None => here,
+        Some(Access::Read) => read,
+        Some(Access::Count) => here | read | atomic,
+        Some(Access::Words) => here | read | write | atomic,
+        Some(Access::Payload) => here | read | write | flag::IBV_ACCESS_RELAXED_ORDERING,
     }
+    .0
 }
 
 /// Memory to register.
@@ -139,6 +120,8 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
+    /// `remote`: what remote hosts may do; none: only this host's own requests use the memory.
+    ///
     /// # Safety
     /// `len` bytes at `location` must stay where they are until the registration is dropped, and
     /// whatever the device writes there meanwhile must be expected there.
@@ -146,28 +129,23 @@ impl Registration {
         domain: &Arc<Domain>,
         location: MemoryLocation,
         len: usize,
-        rights: Rights,
+        remote: Option<Access>,
     ) -> Result<Self, TransportError> {
-        let flags = rights.flags() as i32;
+        let flags = flags(remote) as i32;
         let base = std::ptr::with_exposed_provenance_mut(location.address() as usize);
         // SAFETY: the range is the caller's promise; the domain lives.
         let by_address = || unsafe { sys::ibv_reg_mr(domain.raw(), base, len, flags) };
-        let made = |raw: *mut sys::ibv_mr, call: &'static str| {
-            NonNull::new(raw).ok_or_else(|| {
-                let target = format!("{len} bytes for {}", domain.context().name());
-                failed(call, target, io::Error::last_os_error())
-            })
-        };
+        let target = format!("{len} bytes for {}", domain.context().name());
         let raw = match location {
-            MemoryLocation::Host(_) => made(by_address(), "ibv_reg_mr")?,
+            MemoryLocation::Host(_) => made("ibv_reg_mr", target, by_address())?,
             MemoryLocation::DmaBuf { fd, offset, address } => {
                 let pd = domain.raw();
                 // SAFETY: as above.
                 let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };
-                made(raw, "ibv_reg_dmabuf_mr").or_else(|by_buffer| {
+                made("ibv_reg_dmabuf_mr", target.as_str(), raw).or_else(|by_buffer| {
                     // If the kernel or the device does not support it, a module of the GPU's driver
                     // may resolve its addresses.
-                    let raw = made(by_address(), "ibv_reg_mr, by nvidia-peermem,");
+                    let raw = made("ibv_reg_mr, by nvidia-peermem,", target, by_address());
                     raw.map_err(|e| TransportError::Protocol(format!("{by_buffer}; {e}")))
                 })?
             }

@@ -4,7 +4,7 @@
 use super::Device;
 use super::pair::Pair;
 use super::queue::Queue;
-use super::region::{MemoryLocation, Registration, Rights};
+use super::region::{MemoryLocation, Registration};
 use crate::error::TransportError;
 use crate::fabric::{self, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange};
 use nkv_store::Memory;
@@ -68,11 +68,11 @@ impl Exported {
         for (rail, device) in devices {
             let (mut known, mut offset) = (Vec::new(), 0);
             let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
-                let (location, rights) = (location.at(offset), Rights::Others(part.access));
+                let (location, remote) = (location.at(offset), Some(part.access));
                 // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than
                 // the registration; remote hosts write there as the protocol permits.
                 let registered = unsafe {
-                    Registration::new(&device.domain, location, part.len as usize, rights)
+                    Registration::new(&device.domain, location, part.len as usize, remote)
                 }?;
                 known.push(Known { offset, part: *part, address: location.address(), registered });
                 offset += part.len;

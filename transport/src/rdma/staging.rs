@@ -3,7 +3,7 @@
 //! waits for one. Also the callers' memory that is registered.
 
 use super::lane::LIMIT;
-use super::region::{Domain, MemoryLocation, Registration, Rights};
+use super::region::{Domain, MemoryLocation, Registration};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer as CallersBuffer, Memory};
@@ -38,9 +38,8 @@ impl Buffer {
         })?;
         // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody
         // else looks at it.
-        let registration = unsafe {
-            Registration::new(domain, MemoryLocation::Host(base), BUFFER_BYTES, Rights::Here)
-        }?;
+        let registration =
+            unsafe { Registration::new(domain, MemoryLocation::Host(base), BUFFER_BYTES, None) }?;
         Ok(Self { registration, base, _memory: memory })
     }
 
@@ -118,7 +117,7 @@ impl Staging {
         // SAFETY: mapped for longer than the registration, by the caller's promise; the device
         // touches it only in operations that borrow it.
         let registration = unsafe {
-            Registration::new(&self.domain, MemoryLocation::Host(base), buffer.len(), Rights::Here)
+            Registration::new(&self.domain, MemoryLocation::Host(base), buffer.len(), None)
         }?;
         let begin = base.as_ptr() as usize;
         let entry = (begin + buffer.len(), registration.local_key());
@@ -174,8 +173,7 @@ impl Staging {
     /// A buffer; fails if none is returned by `until_ns` or within [`LIMIT`]. Only for callers that
     /// hold none: callers that hold some and wait for more could wait for each other.
     pub(super) fn take(self: &Arc<Self>, until_ns: u64) -> Result<Lease, TransportError> {
-        let clock = BootClock;
-        let until_ns = until_ns.min(clock.now_ns().saturating_add(LIMIT.as_nanos() as u64));
+        let until_ns = until_ns.min(BootClock.now_ns().saturating_add(LIMIT.as_nanos() as u64));
         loop {
             if let Some(lease) = self.try_take()? {
                 return Ok(lease);
@@ -184,7 +182,7 @@ impl Staging {
             if !stock.free.is_empty() {
                 continue;
             }
-            let left_ns = until_ns.saturating_sub(clock.now_ns());
+            let left_ns = until_ns.saturating_sub(BootClock.now_ns());
             if left_ns == 0 {
                 return Err(TransportError::Timeout(format!(
                     "no registered buffer of {MAX_BUFFERS} came free within {} ms",

@@ -47,10 +47,6 @@ impl RdmaVerbs {
         &self.counters
     }
 
-    fn first(&self) -> &Path {
-        &self.paths[0]
-    }
-
     fn check(&self, token: u64, ops: &[Op<'_>]) -> Result<(), TransportError> {
         self.alive.check(&"the remote segment")?;
         check_batch(ops, token, self.segment_len)
@@ -60,10 +56,7 @@ impl RdmaVerbs {
     /// flag is set before a gate is left: data that was sent may still arrive, so no later step may
     /// rely on its absence [I10].
     fn ended<T>(&self, ended: Result<T, TransportError>) -> Result<T, TransportError> {
-        if ended.is_err() {
-            self.alive.mark_dead();
-        }
-        ended
+        ended.inspect_err(|_| self.alive.mark_dead())
     }
 }
 
@@ -154,7 +147,7 @@ impl RdmaVerbs {
     /// A batch over the first pair, starting with this buffer; long runs over all pairs.
     fn in_order(&self, lease: Option<Lease>, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let until_ns = limit_ns(bytes(ops));
-        let mut batch = Batch::new(self.first(), lease, until_ns);
+        let mut batch = Batch::new(&self.paths[0], lease, until_ns);
         let done = self.runs(&mut batch, ops, until_ns);
         // Before its buffers can be reused: an error destroys the pair to which they were given.
         drop(batch);
@@ -191,8 +184,8 @@ impl RdmaVerbs {
     /// not to be spread.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
         let direct = |op: &Op<'_>| match op {
-            Op::Write { src, .. } => self.first().known(src.as_ptr(), src.len()).is_some(),
-            Op::Read { dst, .. } => self.first().known(dst.as_ptr(), dst.len()).is_some(),
+            Op::Write { src, .. } => self.paths[0].known(src.as_ptr(), src.len()).is_some(),
+            Op::Read { dst, .. } => self.paths[0].known(dst.as_ptr(), dst.len()).is_some(),
             _ => false,
         };
         let (mut staged, mut unstaged, mut requests) = (SPACING, 0, 1);

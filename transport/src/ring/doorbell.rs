@@ -22,11 +22,6 @@ pub(super) enum Doorbell {
 }
 
 impl Doorbell {
-    /// Removes the socket from its event loop.
-    pub(super) fn apart(socket: UnixStream) -> io::Result<Self> {
-        Ok(Self::Apart(socket.into_std()?.into()))
-    }
-
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Apart(fd) => fd.as_fd(),

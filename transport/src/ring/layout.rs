@@ -1,6 +1,7 @@
 //! The layout of a ring's memory. Words that different ends write are two cache lines apart, since
 //! the hardware fetches lines in pairs. No part of the layout is read from the memory itself.
 
+use super::sleep::Sleep;
 use std::io;
 
 /// Distance between two words that different ends write.
@@ -23,15 +24,6 @@ pub(crate) struct LaneAt {
     pub len: u64,
 }
 
-/// The two ends of a ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Created the ring and answers requests.
-    Node,
-    /// Sends requests.
-    Client,
-}
-
 /// Offsets for one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndAt {
@@ -39,28 +31,29 @@ pub(crate) struct EndAt {
     pub incoming: LaneAt,
     /// The lane it writes.
     pub outgoing: LaneAt,
-    /// Its own sleep word, and the other end's.
-    pub own: u64,
-    pub peers: u64,
+    /// The words by which the two ends wake each other.
+    pub sleep: Sleep,
 }
 
 impl EndAt {
-    /// Offsets for an end of a ring whose lanes have `lane_bytes` bytes.
-    pub(crate) fn new(end: End, lane_bytes: u64) -> EndAt {
+    /// Offsets for the end that created a ring with lanes of `lane_bytes` bytes and answers
+    /// requests.
+    pub(crate) fn node(lane_bytes: u64) -> Self {
         let lane = |words: u64, bytes: u64| LaneAt {
             tail: words * APART,
             head: (words + 1) * APART,
             bytes: BYTES_AT + bytes,
             len: lane_bytes,
         };
-        let (to_node, to_client) = (lane(0, 0), lane(2, lane_bytes));
-        let (node, client) = (4 * APART, 5 * APART);
-        match end {
-            End::Node => EndAt { incoming: to_node, outgoing: to_client, own: node, peers: client },
-            End::Client => {
-                EndAt { incoming: to_client, outgoing: to_node, own: client, peers: node }
-            }
-        }
+        let sleep = Sleep { own: 4 * APART, peers: 5 * APART };
+        Self { incoming: lane(0, 0), outgoing: lane(2, lane_bytes), sleep }
+    }
+
+    /// The same for the end that sends requests.
+    pub(crate) fn client(lane_bytes: u64) -> Self {
+        let Self { incoming, outgoing, sleep } = Self::node(lane_bytes);
+        let sleep = Sleep { own: sleep.peers, peers: sleep.own };
+        Self { incoming: outgoing, outgoing: incoming, sleep }
     }
 }
 

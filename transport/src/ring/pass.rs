@@ -14,7 +14,6 @@ const LANE_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub struct Offer {
     memory: MemfdMemory,
-    lane_bytes: u64,
 }
 
 impl Offer {
@@ -24,19 +23,19 @@ impl Offer {
     /// If the system has no sealed memory, or none left: then the socket is used instead.
     pub fn new() -> io::Result<Self> {
         let memory = MemfdMemory::create(memory_bytes(LANE_BYTES)?).map_err(io::Error::other)?;
-        Ok(Self { memory, lane_bytes: LANE_BYTES })
+        Ok(Self { memory })
     }
 
     /// Bytes of a lane, to be sent to the client.
     pub fn lane_bytes(&self) -> u64 {
-        self.lane_bytes
+        LANE_BYTES
     }
 
     /// Passes it to the client at the other end of `stream`, a unix socket. Waits for the client's
     /// request without a time limit of its own.
     pub async fn pass(self, stream: BoxStream) -> io::Result<RingStream> {
         let socket = pass_descriptor(stream, self.memory.fd()).await?;
-        Ok(RingStream::node(self.memory, socket, self.lane_bytes))
+        Ok(RingStream::node(self.memory, socket, LANE_BYTES))
     }
 }
 

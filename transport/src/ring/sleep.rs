@@ -3,7 +3,6 @@
 //! a full fence between the two steps, so at least one of them sees the other. This file does not
 //! sleep itself.
 
-use super::layout::EndAt;
 use nkv_store::{Memory, StoreError};
 
 /// Polling, or busy for a short time.
@@ -11,57 +10,37 @@ const AWAKE: u64 = 0;
 /// Was asleep and has been woken, but has not run since.
 const CALLED: u64 = 1;
 /// Asleep. Further bits: what it waits for, and how it is woken.
-const ASLEEP: u64 = 2;
-const WANTS_BYTES: u64 = 4;
-const WANTS_SPACE: u64 = 8;
-const BY_DOORBELL: u64 = 16;
+pub(super) const ASLEEP: u64 = 2;
 
-/// What an end waits for, or has provided to the other.
+/// What an end waits for, or has provided to the other: a bit of the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum Wanted {
     /// Bytes to read.
-    Bytes,
+    Bytes = 4,
     /// Room to write.
-    Space,
+    Space = 8,
 }
 
-/// How a sleeping end is woken.
+/// How a sleeping end is woken: a bit of the word, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum WakeBy {
     /// It is a thread in `futex(FUTEX_WAIT)` on its word.
-    Futex,
+    Futex = 0,
     /// It is an event loop that waits for a byte on the socket.
-    Doorbell,
-}
-
-/// State of the other end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
-    /// Polling or busy.
-    Awake,
-    /// Woken, not running yet.
-    Called,
-    /// Asleep until it is woken.
-    Asleep,
+    Doorbell = 16,
 }
 
 /// The two words, from the point of view of one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sleep {
-    own: u64,
-    peers: u64,
+    /// Offset of this end's own word, and of the other's.
+    pub own: u64,
+    pub peers: u64,
 }
 
 impl Sleep {
-    pub(crate) fn new(at: &EndAt) -> Self {
-        Self { own: at.own, peers: at.peers }
-    }
-
-    /// Offset of this end's own word, and of the other's.
-    pub(crate) fn words(&self) -> (u64, u64) {
-        (self.own, self.peers)
-    }
-
     /// Announces that this end will sleep; it must check once more before it does. Returns the
     /// word's value until it is woken.
     pub(crate) fn announce<M: Memory + ?Sized>(
@@ -70,14 +49,7 @@ impl Sleep {
         want: Wanted,
         by: WakeBy,
     ) -> Result<u64, StoreError> {
-        let want = match want {
-            Wanted::Bytes => WANTS_BYTES,
-            Wanted::Space => WANTS_SPACE,
-        };
-        let word = match by {
-            WakeBy::Futex => ASLEEP | want,
-            WakeBy::Doorbell => ASLEEP | want | BY_DOORBELL,
-        };
+        let word = ASLEEP | want as u64 | by as u64;
         memory.store(self.own, word)?;
         // A fence before the check that follows: either the check sees what the other end
         // published, or the other end sees the word.
@@ -100,26 +72,18 @@ impl Sleep {
         // After publishing: see `announce`.
         memory.flush();
         let word = memory.load(self.peers)?;
-        let wanted = match what {
-            Wanted::Bytes => WANTS_BYTES,
-            Wanted::Space => WANTS_SPACE,
-        };
-        if word & ASLEEP == 0 || word & wanted == 0 {
+        if word & ASLEEP == 0 || word & what as u64 == 0 {
             return Ok(None);
         }
         // If the word has changed, that end woke up by itself and checks again before it sleeps.
         let called = memory.compare_swap(self.peers, word, CALLED)? == word;
-        let by = if word & BY_DOORBELL == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
+        let by = if word & WakeBy::Doorbell as u64 == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
         Ok(called.then_some(by))
     }
 
-    /// State of the other end, to decide whether polling for an answer is useful.
-    pub(crate) fn peer<M: Memory + ?Sized>(&self, memory: &M) -> Result<Peer, StoreError> {
-        Ok(match memory.load(self.peers)? {
-            AWAKE => Peer::Awake,
-            CALLED => Peer::Called,
-            _ => Peer::Asleep,
-        })
+    /// Whether the other end polls or is busy, so that polling for an answer is useful.
+    pub(crate) fn peer_is_awake<M: Memory + ?Sized>(&self, memory: &M) -> Result<bool, StoreError> {
+        Ok(memory.load(self.peers)? == AWAKE)
     }
 }
 
@@ -133,7 +97,8 @@ mod tests {
         let m = AnonMemory::new(64).unwrap();
         let (here, there) = (Sleep { own: 0, peers: 8 }, Sleep { own: 8, peers: 0 });
         let all = [Wanted::Bytes, Wanted::Space];
-        for unknown in [AWAKE, CALLED, WANTS_BYTES | WANTS_SPACE, ASLEEP, u64::MAX << 5] {
+        let both = Wanted::Bytes as u64 | Wanted::Space as u64;
+        for unknown in [AWAKE, CALLED, both, ASLEEP, u64::MAX << 5] {
             m.store(8, unknown).unwrap();
             for what in all {
                 assert!(here.call(&m, what).unwrap().is_none(), "{unknown:#x}");
@@ -143,13 +108,13 @@ mod tests {
         for (i, by) in [WakeBy::Futex, WakeBy::Doorbell].into_iter().enumerate() {
             let (what, other) = (all[i], all[1 - i]);
             there.announce(&m, what, by).unwrap();
-            assert_eq!(here.peer(&m).unwrap(), Peer::Asleep);
+            assert!(m.load(8).unwrap() & ASLEEP != 0 && !here.peer_is_awake(&m).unwrap());
             assert!(here.call(&m, other).unwrap().is_none());
             assert_eq!(here.call(&m, what).unwrap(), Some(by));
-            assert_eq!(here.peer(&m).unwrap(), Peer::Called);
+            assert!(m.load(8).unwrap() == CALLED && !here.peer_is_awake(&m).unwrap());
             assert!(here.call(&m, what).unwrap().is_none(), "one of many callers wakes it");
             there.up(&m).unwrap();
-            assert_eq!(here.peer(&m).unwrap(), Peer::Awake);
+            assert!(here.peer_is_awake(&m).unwrap());
         }
     }
 }

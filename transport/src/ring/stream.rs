@@ -4,9 +4,9 @@
 
 use super::doorbell::Doorbell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
-use super::layout::{End, EndAt};
+use super::layout::EndAt;
 use super::polling::Polling;
-use super::sleep::{Peer, Sleep, WakeBy, Wanted};
+use super::sleep::{Sleep, WakeBy, Wanted};
 use crate::wire::Stream;
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
@@ -45,14 +45,6 @@ pub enum Waiting {
     Task,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    Thread,
-    Task,
-    /// The node's end: other tasks on the thread run between two polls.
-    Turns,
-}
-
 /// One end of a ring.
 #[derive(Debug)]
 pub struct RingStream {
@@ -61,7 +53,8 @@ pub struct RingStream {
     outgoing: LaneWriter,
     sleep: Sleep,
     bell: Doorbell,
-    wait: Wait,
+    // None: the node's end, where other tasks on the thread run between two polls.
+    waiting: Option<Waiting>,
     // History of waits of unspecified length at this end.
     polling: Polling,
     // Time until which the current wait polls, if there is one.
@@ -76,8 +69,7 @@ pub struct RingStream {
 
 impl RingStream {
     pub(super) fn node(memory: MemfdMemory, socket: UnixStream, lane_bytes: u64) -> Self {
-        let at = EndAt::new(End::Node, lane_bytes);
-        Self::new(memory, Doorbell::Heard(socket), at, Wait::Turns)
+        Self::new(memory, Doorbell::Heard(socket), EndAt::node(lane_bytes), None)
     }
 
     pub(super) fn client(
@@ -86,21 +78,22 @@ impl RingStream {
         lane_bytes: u64,
         waiting: Waiting,
     ) -> io::Result<Self> {
-        let (wait, bell) = match waiting {
-            Waiting::Thread => (Wait::Thread, Doorbell::apart(socket)?),
-            Waiting::Task => (Wait::Task, Doorbell::Heard(socket)),
+        let bell = match waiting {
+            // Out of its event loop.
+            Waiting::Thread => Doorbell::Apart(socket.into_std()?.into()),
+            Waiting::Task => Doorbell::Heard(socket),
         };
-        Ok(Self::new(memory, bell, EndAt::new(End::Client, lane_bytes), wait))
+        Ok(Self::new(memory, bell, EndAt::client(lane_bytes), Some(waiting)))
     }
 
-    fn new(memory: MemfdMemory, bell: Doorbell, at: EndAt, wait: Wait) -> Self {
+    fn new(memory: MemfdMemory, bell: Doorbell, at: EndAt, waiting: Option<Waiting>) -> Self {
         Self {
             memory,
             incoming: LaneReader::new(at.incoming),
             outgoing: LaneWriter::new(at.outgoing),
-            sleep: Sleep::new(&at),
+            sleep: at.sleep,
             bell,
-            wait,
+            waiting,
             polling: Polling::default(),
             spin_until_ns: None,
             announced: false,
@@ -126,8 +119,7 @@ impl RingStream {
         match self.sleep.call(&self.memory, what).map_err(broken)? {
             None => {}
             Some(WakeBy::Futex) => {
-                let (_, peers) = self.sleep.words();
-                let _ = futex::wake(self.futex(peers)?, futex::Flags::empty(), 1);
+                let _ = futex::wake(self.futex(self.sleep.peers)?, futex::Flags::empty(), 1);
             }
             Some(WakeBy::Doorbell) => self.over |= !self.bell.ring(),
         }
@@ -160,15 +152,13 @@ impl RingStream {
             Some(until) => until,
             None => *self.spin_until_ns.insert(BootClock.now_ns() + self.spin_ns()),
         };
-        if self.wait == Wait::Turns {
-            return self.poll_turn(cx, want, until);
-        }
+        let Some(waiting) = self.waiting else { return self.poll_turn(cx, want, until) };
         if self.spin(want, until)? {
             return Poll::Ready(Ok(()));
         }
-        match self.wait {
-            Wait::Thread => self.sleep_as_thread(cx, want),
-            Wait::Task | Wait::Turns => self.poll_bell(cx, want),
+        match waiting {
+            Waiting::Thread => self.sleep_as_thread(cx, want),
+            Waiting::Task => self.poll_bell(cx, want),
         }
     }
 
@@ -193,11 +183,11 @@ impl RingStream {
     }
 
     fn spin_ns(&self) -> u64 {
-        match self.wait {
-            Wait::Thread if self.polling.should_poll() => THREAD_SPIN_NS,
-            Wait::Task if self.polling.should_poll() => TASK_SPIN_NS,
-            Wait::Thread | Wait::Task => 0,
-            Wait::Turns => NODE_SPIN_NS,
+        match self.waiting {
+            None => NODE_SPIN_NS,
+            Some(_) if !self.polling.should_poll() => 0,
+            Some(Waiting::Thread) => THREAD_SPIN_NS,
+            Some(Waiting::Task) => TASK_SPIN_NS,
         }
     }
 
@@ -211,7 +201,7 @@ impl RingStream {
                 }
                 // It will not answer soon, which gives no information about its answers while it is
                 // awake.
-                if self.sleep.peer(&self.memory).map_err(broken)? != Peer::Awake {
+                if !self.sleep.peer_is_awake(&self.memory).map_err(broken)? {
                     return Ok(false);
                 }
                 std::hint::spin_loop();
@@ -240,9 +230,8 @@ impl RingStream {
         let word = self.announce(want, WakeBy::Futex)?;
         if !self.come(want)? {
             let slice = futex::Timespec { tv_sec: 0, tv_nsec: SLICE.as_nanos() as i64 };
-            let (own, _) = self.sleep.words();
-            let flags = futex::Flags::empty();
-            let slept = futex::wait(self.futex(own)?, flags, word as u32, Some(&slice));
+            let (own, flags) = (self.futex(self.sleep.own)?, futex::Flags::empty());
+            let slept = futex::wait(own, flags, word as u32, Some(&slice));
             if slept == Err(Errno::TIMEDOUT) {
                 self.over |= self.bell.take()? == Some(0);
             }

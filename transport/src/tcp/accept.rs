@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Most unauthenticated connections. With one more, one of them is closed.
 pub(super) const MAX_UNAUTHENTICATED: usize = 256;
@@ -93,12 +94,8 @@ impl Acceptor {
         let now = BootClock.now_ns();
         let pause = self.paused_until_ns.map(|until| until.saturating_sub(now));
         let left = oldest.into_iter().chain(pause).min()?;
-        let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
         // Rounded up, so that the wait does not end too early repeatedly.
-        Some(Timespec {
-            tv_sec: seconds as i64,
-            tv_nsec: (rest as i64 + 1_000_000).min(999_999_999),
-        })
+        Timespec::try_from(Duration::from_nanos(left.saturating_add(1_000_000))).ok()
     }
 
     fn accept_some(&mut self) {
@@ -150,7 +147,7 @@ impl Acceptor {
         let failed = |e| TransportError::io("configure", from, e);
         let shared = self.shared.clone();
         let mut line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
-        if !shared.has_room() {
+        if shared.open().len() >= shared.limits.max_connections {
             turn_away(&shared, &mut line, from);
             return Ok(());
         }
@@ -202,7 +199,7 @@ impl Acceptor {
     /// Processes what has arrived of one handshake.
     fn hear(&mut self, number: u64) {
         let Some(mut conn) = self.unauthenticated.remove(&number) else { return };
-        match conn.go_on() {
+        match conn.go_on().transpose() {
             None => drop(self.unauthenticated.insert(number, conn)),
             Some(outcome) => self.over(conn, outcome),
         }
@@ -218,7 +215,7 @@ impl Acceptor {
         let _ = epoll::delete(&self.epoll, line.fd());
         match outcome {
             Ok(tags) => {
-                line.set_tags(tags);
+                line.tags = tags;
                 if let Err(error) = hand_over(shared, line, &from)
                     && let Some(before) = shared.lines.next(BootClock.now_ms())
                 {
@@ -240,32 +237,25 @@ impl Acceptor {
 }
 
 impl UnauthenticatedConn {
-    /// Continues the handshake as far as possible without waiting; returns the outcome once there
-    /// is one.
-    fn go_on(&mut self) -> Option<Result<Tags, AuthError>> {
+    /// Continues the handshake as far as possible without waiting; none while it is not over.
+    fn go_on(&mut self) -> Result<Option<Tags>, AuthError> {
         let mut bytes = [0; OPENING_BYTES];
         loop {
             let wants = self.entrance.wants();
-            let n = match self.line.receive_now(&mut bytes[..wants]) {
-                Ok(None) => return None,
-                Ok(Some(0)) => return Some(Err(AuthError::Closed(self.entrance.got()))),
-                Ok(Some(n)) => n,
-                Err(e) => return Some(Err(AuthError::Io(e))),
+            let n = match self.line.receive_now(&mut bytes[..wants]).map_err(AuthError::Io)? {
+                None => return Ok(None),
+                Some(0) => return Err(AuthError::Closed(self.entrance.got())),
+                Some(n) => n,
             };
             match self.entrance.take(&bytes[..n]) {
                 HandshakeStep::More => {}
                 HandshakeStep::Send(answer) => {
-                    if let Err(e) = self.line.send_now(&answer) {
-                        return Some(Err(AuthError::Io(e)));
-                    }
+                    self.line.send_now(&answer).map_err(AuthError::Io)?;
                 }
                 HandshakeStep::Over(answer, outcome) => {
-                    if let Some(answer) = answer
-                        && let Err(e) = self.line.send_now(&answer)
-                    {
-                        return Some(outcome.and(Err(AuthError::Io(e))));
-                    }
-                    return Some(outcome.map(|session| Tags::of_agent(session.tags())));
+                    let sent = answer.map_or(Ok(()), |answer| self.line.send_now(&answer));
+                    let session = outcome?;
+                    return sent.map_err(AuthError::Io).map(|()| Some(Tags(session.tags())));
                 }
             }
         }

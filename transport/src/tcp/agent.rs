@@ -10,10 +10,11 @@ use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
 use nkv_store::Memory;
 use nkv_store::fork::ProcessMark;
+use nkv_store::log_lines::LogLines;
 use nkv_store::threads::spawn_named;
 use socket2::Socket;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -46,8 +47,19 @@ impl TcpAgent {
         let failed = |e| TransportError::io("listen", at.to_string(), e);
         let listener = Arc::new(listen(at, BACKLOG).map_err(failed)?);
         let local = listener.local_addr().map_err(failed)?.as_socket().unwrap_or(at);
-        let segment = (Mapped::new(segment), incarnation);
-        let shared = Arc::new(AgentState::new(segment, job, access, guard, limits));
+        let shared = Arc::new(AgentState {
+            segment: Mapped::new(segment),
+            incarnation,
+            job: job.to_string(),
+            access,
+            guard,
+            limits,
+            counters: Arc::default(),
+            stopping: AtomicBool::new(false),
+            lines: LogLines::default(),
+            connections: Mutex::default(),
+            last: AtomicU64::new(0),
+        });
         let acceptor = Acceptor::new(shared.clone(), listener.clone()).map_err(failed)?;
         let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || acceptor.run())?));
         Ok(Self { shared, local, listener, acceptor, made: ProcessMark::here() })

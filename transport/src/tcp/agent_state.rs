@@ -1,17 +1,21 @@
 //! What the threads of one agent share: the segment, who decides on tokens, limits, counters, and
 //! the connections that are open.
 
-use super::frame::MAX_REQUEST_BYTES;
-use super::line::Interrupt;
+use super::broken::Broken;
+use super::frame::{
+    MAX_OPS, MAX_REQUEST_BYTES, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
+};
+use super::line::{Interrupt, Line};
 use crate::access::Access;
 use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_lines::LogLines;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use zerocopy::IntoBytes;
 
 /// Bounds of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,8 +84,9 @@ pub(super) struct AgentState {
     pub stopping: AtomicBool,
     // For events that unauthenticated peers can repeat at will.
     pub lines: LogLines,
-    connections: Mutex<HashMap<u64, Open>>,
-    last: AtomicU64,
+    pub connections: Mutex<HashMap<u64, Open>>,
+    // The number of the latest connection.
+    pub last: AtomicU64,
 }
 
 /// One connection, served by its thread.
@@ -92,39 +97,29 @@ pub(super) struct Open {
 }
 
 impl AgentState {
-    pub(super) fn new(
-        (segment, incarnation): (Mapped, u64),
-        job: &str,
-        access: Arc<dyn Access>,
-        guard: Option<Arc<Guard>>,
-        limits: AgentLimits,
-    ) -> Self {
-        Self {
-            segment,
-            incarnation,
-            job: job.to_string(),
-            access,
-            guard,
-            limits,
-            counters: Arc::default(),
-            stopping: AtomicBool::new(false),
-            lines: LogLines::default(),
-            connections: Mutex::default(),
-            last: AtomicU64::new(1),
-        }
-    }
-
-    /// A number for the next connection.
-    pub(super) fn next_id(&self) -> u64 {
-        self.last.fetch_add(1, Ordering::Relaxed)
-    }
-
     pub(super) fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.open().len() < self.limits.max_connections
+    /// Sends the answer to a hello.
+    pub(super) fn send_welcome(
+        &self,
+        line: &mut Line,
+        status: Status,
+        why: &str,
+    ) -> Result<(), Broken> {
+        let why = message(why);
+        let head = Welcome {
+            magic: WELCOME_MAGIC.into(),
+            version: TCP_VERSION.into(),
+            status: (status as u32).into(),
+            incarnation: self.incarnation.into(),
+            segment_len: self.segment.len().into(),
+            max_request_bytes: self.limits.max_request_bytes.into(),
+            message_len: (why.len() as u32).into(),
+            max_ops: (MAX_OPS as u32).into(),
+        };
+        line.send_head(head.as_bytes(), why)
     }
 
     pub(super) fn log_rejected(&self, from: &str, why: &str) {

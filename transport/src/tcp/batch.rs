@@ -105,14 +105,14 @@ impl Outgoing {
     /// when the request is sent. Small payloads are copied, so that the bytes sent are those that
     /// were tagged.
     pub(super) fn sign(&mut self, line: &mut Line, ops: &[Op<'_>]) {
-        let tag = line.tag(&[&self.head]);
+        let tag = line.tags.next(&[&self.head]);
         self.head.extend_from_slice(tag.bytes());
         self.small.clear();
         let payloads = self.pieces.iter().filter_map(|p| p.written(ops));
         for payload in payloads.filter(|payload| has_tag(payload.len())) {
             let start = self.small.len();
             self.small.extend_from_slice(payload);
-            let tag = line.payload_tag(&self.small[start..]);
+            let tag = line.tags.of_payload(&self.small[start..]);
             self.small.extend_from_slice(tag.bytes());
         }
     }
@@ -168,7 +168,7 @@ impl Outgoing {
 }
 
 /// Payload bytes of a read or write.
-fn payload_len(op: &Op<'_>) -> Option<usize> {
+pub(super) fn payload_len(op: &Op<'_>) -> Option<usize> {
     match op {
         Op::Read { dst, .. } => Some(dst.len()),
         Op::Write { src, .. } => Some(src.len()),

@@ -10,33 +10,26 @@ use std::io;
 pub(super) const STALL_PARTS: u32 = 10;
 
 /// Why a connection cannot be used any more.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     /// The peer closed or reset the connection, or it was shut down here.
+    #[error("connection closed ({0})")]
     Closed(String),
     /// No progress for so many milliseconds.
+    #[error("no progress for {0} ms")]
     Stalled(u64),
     /// There was progress, but it was not complete within so many milliseconds.
+    #[error("too slow: not done within {0} ms")]
     Late(u64),
     /// A tag was wrong: the other end did not send these bytes.
+    #[error(
+        "a message that the other end did not send: the data of this connection is changed on the \
+         way"
+    )]
     Forged,
     /// Another system error.
+    #[error(transparent)]
     Io(io::Error),
-}
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Broken::Closed(why) => write!(f, "connection closed ({why})"),
-            Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
-            Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
-            Broken::Forged => f.write_str(
-                "a message that the other end did not send: the data of this connection is changed \
-                 on the way",
-            ),
-            Broken::Io(e) => write!(f, "{e}"),
-        }
-    }
 }
 
 pub(super) fn broken(e: io::Error) -> Broken {
@@ -60,6 +53,7 @@ pub(super) fn broken(e: io::Error) -> Broken {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimeLimits {
     pub(super) stall_ms: u64,
+    // For everything from here on, until it is changed.
     pub(super) deadline: Deadline,
 }
 
@@ -96,10 +90,22 @@ pub(super) enum End {
     Fenced,
     /// The content it wanted to write is not permitted for its token. The peer gets an answer.
     Unfit(String),
-    /// The peer violated the protocol.
-    Garbage(String),
-    /// The connection or the memory failed.
+    /// The peer violated the protocol, or the connection or the memory failed.
     Broken(String),
+}
+
+/// Of the handshake, which goes on over an ordinary stream.
+impl From<Broken> for io::Error {
+    fn from(b: Broken) -> Self {
+        match b {
+            Broken::Closed(why) => io::Error::new(io::ErrorKind::BrokenPipe, why),
+            Broken::Stalled(ms) | Broken::Late(ms) => {
+                io::Error::new(io::ErrorKind::TimedOut, format!("not done within {ms} ms"))
+            }
+            Broken::Forged => io::Error::other(b),
+            Broken::Io(e) => e,
+        }
+    }
 }
 
 impl From<Broken> for End {

@@ -2,7 +2,7 @@
 //! directly between the caller's memory and the socket. It retries nothing: the caller decides
 //! whether a failed batch may be repeated.
 
-use super::batch::{Cursor, Outgoing};
+use super::batch::{Cursor, Outgoing, payload_len};
 use super::broken::Broken;
 use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
@@ -46,19 +46,13 @@ impl TcpVerbs {
                 pool.interrupt();
             }
         });
-        let lease = pool.lease(Deadline::NEVER)?;
-        let segment_len = lease.segment_len();
-        drop(lease);
+        let segment_len = pool.lease(Deadline::NEVER)?.conn()?.segment_len;
         Ok(Self { pool, segment_len, made: ProcessMark::here() })
     }
 
     /// The flag by which others report that the owner is gone; posts in flight then end at once.
     pub fn alive(&self) -> Alive {
         self.pool.alive.clone()
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.segment_len
     }
 
     fn run(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
@@ -86,9 +80,9 @@ impl TcpVerbs {
         let mut cursor = Cursor::default();
         // The agent closes the connection if a fence of another plan interrupted it.
         let closed = format_args!("{} closed the connection", self.pool.target);
-        let mut in_step = lease.begin();
+        let mut in_step = std::mem::take(&mut lease.in_step);
         let conn = lease.conn()?;
-        conn.line.set_deadline(deadline);
+        conn.line.limits.deadline = deadline;
         loop {
             let id = conn.next_id;
             if !conn.out.next(ops, &mut cursor, conn.limits, id, token) {
@@ -100,20 +94,20 @@ impl TcpVerbs {
             conn.next_id += 1;
             conn.out.sign(&mut conn.line, ops);
             let sent = send(&conn.line, &conn.out, ops);
-            match self.answer(&mut conn.line, &conn.out, id, ops, sent)? {
-                Answer::Done { closing } => in_step = !closing,
-                Answer::Denied { error, closing } => {
-                    // Refused with a complete answer: the connection is in step.
-                    lease.end(!closing);
-                    return Err(error);
-                }
+            let (outcome, closing) = self.answer(&mut conn.line, &conn.out, id, ops, sent)?;
+            in_step = !closing;
+            if let Err(refused) = outcome {
+                // With a complete answer: the connection is in step.
+                lease.in_step = in_step;
+                return Err(refused);
             }
         }
-        lease.end(in_step);
+        lease.in_step = in_step;
         Ok(())
     }
 
-    /// Reads the response to a request, and its results and payloads.
+    /// Reads the response to a request, and its results and payloads. Returns the request's
+    /// outcome, and whether the agent closes the connection after it.
     pub(super) fn answer(
         &self,
         line: &mut Line,
@@ -121,14 +115,15 @@ impl TcpVerbs {
         id: u64,
         ops: &mut [Op<'_>],
         sent: Result<(), Broken>,
-    ) -> Result<Answer, TransportError> {
+    ) -> Result<(Result<(), TransportError>, bool), TransportError> {
         let lost = |e| self.pool.lost(e);
-        if let Err(Broken::Stalled(_) | Broken::Late(_)) = sent {
-            return sent.map_err(lost).map(|()| Answer::Done { closing: true });
+        let head: Response = match sent {
+            Err(stuck @ (Broken::Stalled(_) | Broken::Late(_))) => Err(stuck),
+            // An agent that must fence this client answers before it has read everything, and
+            // closes. Its answer explains more than the broken pipe.
+            sent => line.take_struct().map_err(|e| sent.err().unwrap_or(e)),
         }
-        // An agent that must fence this client answers before it has read everything, and closes.
-        // Its answer explains more than the broken pipe.
-        let head: Response = line.take_struct().map_err(|e| lost(sent.err().unwrap_or(e)))?;
+        .map_err(lost)?;
         let closing = head.closing.get() != 0;
         let garbled =
             |why: &str| Err(TransportError::Protocol(format!("{}: {why}", self.pool.target)));
@@ -150,21 +145,15 @@ impl TcpVerbs {
                 Some(Status::OutOfBounds) => TransportError::OutOfBounds(text),
                 _ => TransportError::Protocol(format!("{}: {text}", self.pool.target)),
             };
-            return Ok(Answer::Denied { error, closing });
+            return Ok((Err(error), closing));
         }
         let due = (request.results as u32, request.read_bytes);
         if (head.n_results.get(), head.read_bytes.get()) != due {
             return garbled("an answer of unexpected length");
         }
         receive(line, &head, request, ops).map_err(lost)?;
-        Ok(Answer::Done { closing })
+        Ok((Ok(()), closing))
     }
-}
-
-/// An agent's answer to a request, and whether it closes the connection afterwards.
-pub(super) enum Answer {
-    Done { closing: bool },
-    Denied { error: TransportError, closing: bool },
 }
 
 /// The error of a batch in flight, or still to be sent, behind one that failed with this error.
@@ -177,31 +166,17 @@ pub(super) fn lost_with(error: &TransportError) -> TransportError {
 
 /// Payload bytes of a batch in both directions.
 pub(super) fn bytes_of(ops: &[Op<'_>]) -> u64 {
-    let payload = |op: &Op<'_>| match op {
-        Op::Write { src, .. } => src.len(),
-        Op::Read { dst, .. } => dst.len(),
-        _ => 0,
-    };
-    ops.iter().map(|op| (DESC_BYTES + payload(op)) as u64).sum()
+    ops.iter().map(|op| (DESC_BYTES + payload_len(op).unwrap_or(0)) as u64).sum()
 }
 
 /// Sends header, descriptors and payloads in as few system calls as possible.
 pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<(), Broken> {
-    let mut out = line.gather();
-    // SAFETY: `request` and the payloads of `ops` are borrowed until the send returns.
-    unsafe { out.add(request.head.as_ptr(), request.head.len()) }?;
     let mut small = request.small.as_slice();
-    for payload in request.pieces.iter().filter_map(|p| p.written(ops)) {
-        let tagged = payload.len() + line.tag_behind(payload.len());
-        let bytes = if has_tag(payload.len()) {
-            small.split_off(..tagged).unwrap_or_default()
-        } else {
-            payload
-        };
-        // SAFETY: as above.
-        unsafe { out.add(bytes.as_ptr(), bytes.len()) }?;
-    }
-    out.send(false)
+    let payloads = request.pieces.iter().filter_map(|p| p.written(ops)).map(|payload| {
+        let tagged = payload.len() + line.tags.len_behind(payload.len());
+        if has_tag(payload.len()) { small.split_off(..tagged).unwrap_or_default() } else { payload }
+    });
+    line.send(std::iter::once(request.head.as_slice()).chain(payloads))
 }
 
 /// Receives the results of the atomics, then the payloads of the reads.

@@ -4,7 +4,6 @@ use super::agent_state::{AgentState, Open};
 use super::broken::End;
 use super::frame::Status;
 use super::line::Line;
-use super::reply::send_welcome;
 use super::serve::Connection;
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
@@ -20,8 +19,8 @@ pub(super) fn turn_away(shared: &AgentState, line: &mut Line, from: &str) {
     shared.log_rejected(from, &why);
     // A few bytes into an empty socket buffer: this does not block the accepting thread.
     let _ = match &shared.guard {
-        Some(guard) if !line.has_tags() => line.send(&guard.busy(&why)),
-        _ => send_welcome(line, shared, Status::Busy, &why),
+        Some(guard) if line.tags.0.is_none() => line.send([&*guard.busy(&why)]),
+        _ => shared.send_welcome(line, Status::Busy, &why),
     };
     line.finish_sending();
 }
@@ -39,8 +38,8 @@ pub(super) fn hand_over(
         turn_away(shared, &mut line, from);
         return Ok(());
     }
-    let id = shared.next_id();
-    let interrupt = line.shared().clone();
+    let id = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
+    let interrupt = line.shared.clone();
     let (shared2, from) = (shared.clone(), from.to_string());
     let thread = spawn_named(&format!("nkv-tcp-{id}"), move || {
         shared2.counters.connections.fetch_add(1, Ordering::Relaxed);
@@ -56,12 +55,11 @@ pub(super) fn hand_over(
 }
 
 fn serve(shared: &AgentState, line: Line) -> End {
-    let interrupt = line.shared().clone();
     let mut connection = Connection::new(shared, line);
     // A panic here is a defect of nkv; it must not leave the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
     let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
-    interrupt.shut();
+    connection.line.shared.shut();
     ended
 }
 
@@ -83,7 +81,7 @@ fn report(shared: &AgentState, from: &str, ended: &End) {
                 guard.refuse(from, "a message with a wrong tag");
             }
         }
-        End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {
+        End::Unfit(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);
             if let Some(before) = shared.lines.next(BootClock.now_ms()) {
                 tracing::warn!(%from, %why, before, "dropped a data connection");

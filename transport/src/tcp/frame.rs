@@ -7,7 +7,7 @@
 //! welcome never change: they contain the version.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Version of everything below.
 pub const TCP_VERSION: u32 = 4;
@@ -107,16 +107,15 @@ pub(super) const OP_COMPARE_SWAP: u32 = 5;
 pub(super) const OP_FLUSH: u32 = 6;
 
 pub(super) const REQUEST_BYTES: usize = size_of::<Request>();
-pub(super) const RESPONSE_BYTES: usize = size_of::<Response>();
 pub(super) const DESC_BYTES: usize = size_of::<OpDesc>();
 
 const _: () = {
     assert!(size_of::<Hello>() == 24 && size_of::<Welcome>() == 48);
-    assert!(REQUEST_BYTES == 40 && RESPONSE_BYTES == 40 && DESC_BYTES == 32);
+    assert!(REQUEST_BYTES == 40 && size_of::<Response>() == 40 && DESC_BYTES == 32);
 };
 
 /// How a handshake or a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub(super) enum Status {
     /// Done.
@@ -133,16 +132,11 @@ pub(super) enum Status {
     Incarnation = 5,
     /// The segment is of another job.
     Job = 6,
-    /// The memory itself failed.
-    Failed = 7,
 }
 
 impl Status {
     pub(super) fn from_wire(n: u32) -> Option<Self> {
-        use Status::{Busy, Failed, Incarnation, Job, Ok, OutOfBounds, Protocol, Refused};
-        [Ok, Refused, OutOfBounds, Protocol, Busy, Incarnation, Job, Failed]
-            .into_iter()
-            .find(|s| *s as u32 == n)
+        Self::try_read_from_bytes(&n.to_ne_bytes()).ok()
     }
 }
 

@@ -25,11 +25,14 @@ impl<'a> Gather<'a> {
         Self { socket, limits, slices: [none; GATHER_SLICES], n: 0 }
     }
 
-    /// Adds a piece; sends first if all slices are used.
+    /// Adds a piece, which may be empty; sends first if all slices are used.
     ///
     /// # Safety
     /// `src` must stay readable for `len` bytes until `send` returns or the value is dropped.
     pub(super) unsafe fn add(&mut self, src: *const u8, len: usize) -> Result<(), Broken> {
+        if len == 0 {
+            return Ok(());
+        }
         if self.n > 0 {
             // Small pieces lie next to each other in one buffer and share one slice.
             let last = &mut self.slices[self.n - 1];

@@ -5,11 +5,14 @@
 use super::broken::{Broken, STALL_PARTS, TimeLimits, broken};
 use super::deadline::Deadline;
 use super::gather::Gather;
-use super::tags::{Tag, Tags, has_tag};
+use super::tags::{Tags, has_tag};
 use crate::access::Cut;
 use crate::half_open;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, recv};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,9 +101,11 @@ pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
 /// A connection, used by one thread at a time.
 #[derive(Debug)]
 pub(super) struct Line {
-    shared: Arc<Interrupt>,
-    limits: TimeLimits,
-    tags: Tags,
+    pub(super) shared: Arc<Interrupt>,
+    pub(super) limits: TimeLimits,
+    // With keys the head of each message in both directions is followed by a tag, and so is each
+    // small payload.
+    pub(super) tags: Tags,
     input: Box<[u8]>,
     // Received bytes that were not taken yet are in input[start..end].
     start: usize,
@@ -128,26 +133,6 @@ impl Line {
         self.shared.socket.set_write_timeout(part)
     }
 
-    /// Deadline for everything from here on, until the next call of this function.
-    pub(super) fn set_deadline(&mut self, deadline: Deadline) {
-        self.limits.deadline = deadline;
-    }
-
-    /// From here on the head of each message in both directions is followed by a tag, and so is
-    /// each small payload.
-    pub(super) fn set_tags(&mut self, tags: Tags) {
-        self.tags = tags;
-    }
-
-    pub(super) fn has_tags(&self) -> bool {
-        self.tags.room().is_some()
-    }
-
-    /// The tag to send after the head of the next outgoing message, over all of `parts` in order.
-    pub(super) fn tag(&mut self, parts: &[&[u8]]) -> Tag {
-        self.tags.next(parts)
-    }
-
     /// Receives the tag of a head that was received in `parts`; an error if it is wrong.
     pub(super) fn check_tag(&mut self, parts: &[&[u8]]) -> Result<(), Broken> {
         let Some(mut tag) = self.tags.room() else { return Ok(()) };
@@ -173,20 +158,6 @@ impl Line {
             bytes += len + tag as u64;
         }
         self.discard(bytes)
-    }
-
-    /// Length in bytes of the tag that follows `payload` bytes of payload.
-    pub(super) fn tag_behind(&self, payload: usize) -> usize {
-        self.tags.len_behind(payload)
-    }
-
-    /// The tag to send after a verb's small payload; nothing after a large one.
-    pub(super) fn payload_tag(&mut self, payload: &[u8]) -> Tag {
-        self.tags.of_payload(payload)
-    }
-
-    pub(super) fn shared(&self) -> &Arc<Interrupt> {
-        &self.shared
     }
 
     /// One receive call with both limits. `Ok(0)` is the end of the stream.
@@ -219,57 +190,35 @@ impl Line {
             Err(e) => return Err(e),
         }
         let left = idle.saturating_sub(Duration::from_millis(self.limits.stall_ms));
-        let left = rustix::event::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let events = rustix::event::PollFlags::IN;
-        let mut fds = [rustix::event::PollFd::new(&self.shared.socket, events)];
-        let ready = loop {
-            match rustix::event::poll(&mut fds, Some(&left)) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(broken(e.into())),
-                Ok(n) => break n > 0,
-            }
-        };
-        match ready.then(|| self.fill(1)) {
-            None | Some(Err(Broken::Closed(_))) => Ok(false),
-            Some(Ok(())) => Ok(true),
-            Some(Err(e)) => Err(e),
+        // Too long for the kernel: without a limit.
+        let left = Timespec::try_from(left).ok();
+        let mut fds = [PollFd::new(&self.shared.socket, PollFlags::IN)];
+        let ready = retry_on_intr(|| poll(&mut fds, left.as_ref()));
+        if ready.map_err(|e| broken(e.into()))? == 0 {
+            return Ok(false);
+        }
+        match self.fill(1) {
+            Ok(()) => Ok(true),
+            Err(Broken::Closed(_)) => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
     /// What has arrived already, without waiting: None if nothing has, 0 bytes at the end of the
     /// stream. Only before anything else is taken.
     pub(super) fn receive_now(&self, dst: &mut [u8]) -> io::Result<Option<usize>> {
-        let fd = self.shared.socket.as_raw_fd();
-        loop {
-            // SAFETY: `dst` is borrowed for us alone.
-            let n =
-                unsafe { libc::recv(fd, dst.as_mut_ptr().cast(), dst.len(), libc::MSG_DONTWAIT) };
-            if n >= 0 {
-                return Ok(Some(n as usize));
-            }
-            let e = io::Error::last_os_error();
-            match e.kind() {
-                io::ErrorKind::Interrupted => {}
-                io::ErrorKind::WouldBlock => return Ok(None),
-                _ => return Err(e),
-            }
+        match retry_on_intr(|| recv(&self.shared.socket, &mut *dst, RecvFlags::DONTWAIT)) {
+            Ok((n, _)) => Ok(Some(n)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 
     /// Sends a few bytes in full without waiting, or fails.
     pub(super) fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let fd = self.shared.socket.as_raw_fd();
-        // SAFETY: `bytes` is borrowed until the call returns.
-        let n = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
-        match usize::try_from(n) {
-            Ok(n) if n == bytes.len() => Ok(()),
-            Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(_) => Err(io::Error::last_os_error()),
-        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = rustix::net::send(&self.shared.socket, bytes, flags)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
     /// For poll and epoll.
@@ -376,12 +325,8 @@ impl Line {
 
     /// True if the peer has closed an unused connection, or sent unexpected bytes.
     pub(super) fn is_stale(&self) -> bool {
-        let mut byte = 0u8;
-        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: one byte into a local.
-        let n =
-            unsafe { libc::recv(self.shared.socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
-        n >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        recv(&self.shared.socket, &mut [0; 1], flags).err() != Some(Errno::AGAIN)
     }
 
     /// Ends sending: the peer reads what was sent, then end of stream.
@@ -389,22 +334,51 @@ impl Line {
         let _ = self.shared.socket.shutdown(Shutdown::Write);
     }
 
-    /// Sends one piece.
-    pub(super) fn send(&self, bytes: &[u8]) -> Result<(), Broken> {
-        let mut out = self.gather();
-        // SAFETY: `bytes` is borrowed until the send returns.
-        unsafe { out.add(bytes.as_ptr(), bytes.len()) }?;
+    /// Sends pieces in order, in as few system calls as possible.
+    pub(super) fn send<'p>(
+        &self,
+        pieces: impl IntoIterator<Item = &'p [u8]>,
+    ) -> Result<(), Broken> {
+        let mut out = Gather::new(&self.shared.socket, self.limits);
+        for piece in pieces {
+            // SAFETY: borrowed until the last send has returned.
+            unsafe { out.add(piece.as_ptr(), piece.len()) }?;
+        }
         out.send(false)
     }
 
-    /// Starts a send of several pieces.
-    pub(super) fn gather(&self) -> Gather<'_> {
-        Gather::new(&self.shared.socket, self.limits)
+    /// Sends a message without payload: a structure, its text, and their tag.
+    pub(super) fn send_head(&mut self, head: &[u8], text: &[u8]) -> Result<(), Broken> {
+        let tag = self.tags.next(&[head, text]);
+        self.send([head, text, tag.bytes()])
     }
 
-    /// As [`Line::gather`], with the tags to use for what is sent.
+    /// Starts a send of several pieces, with the tags to use for what is sent.
     pub(super) fn gather_tagged(&mut self) -> (Gather<'_>, &mut Tags) {
         (Gather::new(&self.shared.socket, self.limits), &mut self.tags)
+    }
+}
+
+/// As an ordinary stream, for the handshake that begins every connection.
+impl Read for Line {
+    fn read(&mut self, dst: &mut [u8]) -> io::Result<usize> {
+        if self.start == self.end {
+            self.fill(1)?;
+        }
+        let ready = self.take_received(dst.len());
+        dst[..ready.len()].copy_from_slice(ready);
+        Ok(ready.len())
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, src: &[u8]) -> io::Result<usize> {
+        self.send([src])?;
+        Ok(src.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

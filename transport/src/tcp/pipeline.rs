@@ -5,11 +5,11 @@
 
 use super::batch::{Cursor, Limits, Outgoing};
 use super::broken::Broken;
-use super::client::{Answer, TcpVerbs, bytes_of, lost_with, send};
+use super::client::{TcpVerbs, bytes_of, lost_with, send};
 use super::deadline::Deadline;
 use super::pool::{Conn, Lease};
 use crate::error::TransportError;
-use crate::verbs::{Op, Post, PostObserver, check_batch};
+use crate::verbs::{Op, Post, PostObserver, Verbs, check_batch};
 use std::collections::VecDeque;
 
 /// Bytes of requests sent and not answered: more than the sockets hold, so that the agent never
@@ -70,7 +70,7 @@ impl TcpVerbs {
         outcomes: &mut Outcomes,
         (flying, observer): (&mut VecDeque<InFlightRequest>, &mut dyn PostObserver),
     ) -> Result<(), TransportError> {
-        let mut in_step = lease.begin();
+        let mut in_step = std::mem::take(&mut lease.in_step);
         let conn = lease.conn()?;
         let fits = |(p, o): (&Post<'_, '_>, &Option<_>)| o.is_none() && self.fits(p, conn.limits);
         let alone: Vec<bool> = posts.iter().zip(&*outcomes).map(fits).collect();
@@ -93,7 +93,7 @@ impl TcpVerbs {
                     continue;
                 }
                 // Each has the time of a post of its own, plus that of the requests before it.
-                conn.line.set_deadline(Deadline::for_bytes(self.pool.opts.stall_ms, bytes));
+                conn.line.limits.deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes);
                 let (request, sent) = self.take_off(conn, batch, &posts[batch]);
                 broken = sent.err();
                 flying.push_back(request);
@@ -105,13 +105,12 @@ impl TcpVerbs {
             let last = flying.is_empty() || stuck;
             let sent = if last { broken.take().map_or(Ok(()), Err) } else { Ok(()) };
             let failed = sent.is_err();
-            let limit = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
-            conn.line.set_deadline(limit);
+            conn.line.limits.deadline =
+                Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
             let answer = self.answer(&mut conn.line, &out, id, posts[batch].ops, sent);
             observer.on_complete(batch);
             let (outcome, closing) = match answer {
-                Ok(Answer::Done { closing }) => (Ok(()), closing),
-                Ok(Answer::Denied { error, closing }) => (Err(error), closing),
+                Ok(answer) => answer,
                 Err(error) => {
                     for other in flying.iter() {
                         outcomes[other.batch] = Some(Err(lost_with(&error)));
@@ -128,7 +127,7 @@ impl TcpVerbs {
                 return Ok(());
             }
         }
-        lease.end(in_step);
+        lease.in_step = in_step;
         Ok(())
     }
 
@@ -154,6 +153,6 @@ impl TcpVerbs {
             && post.ops.len() <= limits.ops
             && bytes_of(post.ops) <= limits.bytes
             && post.ops.iter().all(plain)
-            && check_batch(post.ops, post.token, self.len()).is_ok()
+            && check_batch(post.ops, post.token, self.segment_len()).is_ok()
     }
 }

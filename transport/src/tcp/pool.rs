@@ -9,7 +9,6 @@ use super::frame::{
     HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
     WELCOME_MAGIC, Welcome,
 };
-use super::handshake::DeadlineLine;
 use super::line::{Interrupt, Line, dial};
 use super::options::TcpOptions;
 use super::tags::Tags;
@@ -41,8 +40,8 @@ pub(super) struct Conn {
     pub out: Outgoing,
     pub limits: Limits,
     pub next_id: u64,
+    pub segment_len: u64,
     number: u64,
-    segment_len: u64,
     used_ns: u64,
 }
 
@@ -66,7 +65,6 @@ pub(super) struct Pool {
     state: Mutex<State>,
     freed: Condvar,
     no_more_until_ns: AtomicU64,
-    clock: BootClock,
 }
 
 /// A connection checked out for one post. It returns to the pool only if it is in step with the
@@ -75,7 +73,8 @@ pub(super) struct Lease<'a> {
     pool: &'a Pool,
     conn: Option<Conn>,
     number: u64,
-    in_step: bool,
+    /// Whether the connection may be used; false during a batch.
+    pub in_step: bool,
 }
 
 impl Pool {
@@ -105,7 +104,6 @@ impl Pool {
             state: Mutex::default(),
             freed: Condvar::new(),
             no_more_until_ns: AtomicU64::new(0),
-            clock: BootClock,
         })
     }
 
@@ -115,37 +113,30 @@ impl Pool {
 
     /// Interrupts every post in flight and drops idle connections, because the owner is dead.
     pub(super) fn interrupt(&self) {
-        let mut state = self.state();
-        for open in state.open.values().flatten() {
-            open.shut();
-        }
-        for c in std::mem::take(&mut state.idle) {
-            state.open.remove(&c.number);
-        }
-        drop(state);
+        self.state().open.values().flatten().for_each(|open| open.shut());
+        self.close_idle();
         self.freed.notify_all();
     }
 
     /// Closes connections not used lately, except one: all clients share the agent's connections.
     pub(super) fn trim(&self) {
-        let old = self.clock.now_ns().saturating_sub(KEPT_IDLE_NS);
-        let mut state = self.state();
-        let mut closed = Vec::new();
-        // Connections used last are at the end.
-        while state.idle.len() > 1 && state.idle[0].used_ns < old {
-            let conn = state.idle.remove(0);
-            state.open.remove(&conn.number);
-            closed.push(conn);
-        }
-        drop(state);
+        let old = BootClock.now_ns().saturating_sub(KEPT_IDLE_NS);
+        self.close(|idle| idle.partition_point(|c| c.used_ns < old).min(idle.len().max(1) - 1));
     }
 
     /// Closes idle connections.
     pub(super) fn close_idle(&self) {
+        self.close(<[Conn]>::len);
+    }
+
+    /// Closes as many idle connections, those first that were used longest ago.
+    fn close(&self, count: impl FnOnce(&[Conn]) -> usize) {
         let mut state = self.state();
-        for c in std::mem::take(&mut state.idle) {
-            state.open.remove(&c.number);
-        }
+        let count = count(&state.idle);
+        // Connections used last are at the end.
+        let closed: Vec<Conn> = state.idle.drain(..count).collect();
+        closed.iter().for_each(|c| drop(state.open.remove(&c.number)));
+        drop(state);
     }
 
     /// A connection: an idle one, a new one opened before `within`, or the next one that is
@@ -159,7 +150,7 @@ impl Pool {
     /// posts go without further ones for a second: the agent may be full.
     pub(super) fn lease_more(&self, most: usize, within: Deadline) -> Vec<Lease<'_>> {
         let mut more = Vec::with_capacity(most);
-        if self.clock.now_ns() < self.no_more_until_ns.load(Ordering::Relaxed) {
+        if BootClock.now_ns() < self.no_more_until_ns.load(Ordering::Relaxed) {
             return more;
         }
         // One limit for all of them, since the post waits for them.
@@ -169,7 +160,7 @@ impl Pool {
                 Ok(lease) => more.push(lease),
                 Err(error) => {
                     tracing::debug!(%error, "a large copy uses fewer connections");
-                    let until = self.clock.now_ns().saturating_add(NO_MORE_NS);
+                    let until = BootClock.now_ns().saturating_add(NO_MORE_NS);
                     self.no_more_until_ns.store(until, Ordering::Relaxed);
                     break;
                 }
@@ -183,11 +174,11 @@ impl Pool {
         limit: Duration,
         within: Deadline,
     ) -> Result<Lease<'_>, TransportError> {
-        let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        let deadline = BootClock.now_ns().saturating_add(limit.as_nanos() as u64);
         let mut state = self.state();
         loop {
             self.alive.check(&self.target)?;
-            let now = self.clock.now_ns();
+            let now = BootClock.now_ns();
             while let Some(conn) = state.idle.pop() {
                 if now.saturating_sub(conn.used_ns) > FRESH_NS && conn.line.is_stale() {
                     state.open.remove(&conn.number);
@@ -226,16 +217,16 @@ impl Pool {
         let configure = |e| TransportError::io("configure", &self.target, e);
         let hand_ms = (deadline.left_ns() / 1_000_000).max(1);
         let mut line = Line::new(socket, hand_ms).map_err(configure)?;
-        line.set_deadline(deadline);
-        self.state().open.insert(number, Some(line.shared().clone()));
+        line.limits.deadline = deadline;
+        self.state().open.insert(number, Some(line.shared.clone()));
         // The owner died meanwhile: the interruption may have missed this socket.
         self.alive.check(&self.target)?;
         if let Some(credentials) = &self.opts.credentials {
-            self.authenticate(&mut line, credentials, hand_ms)?;
+            self.authenticate(&mut line, credentials)?;
         }
         let welcome = self.shake_hands(&mut line)?;
         line.set_stall_ms(self.opts.stall_ms).map_err(configure)?;
-        line.set_deadline(Deadline::NEVER);
+        line.limits.deadline = Deadline::NEVER;
         let ops = (welcome.max_ops.get() as usize).clamp(1, MAX_OPS);
         let bytes = welcome.max_request_bytes.get().max(1);
         Ok(Conn {
@@ -245,7 +236,7 @@ impl Pool {
             next_id: 1,
             number,
             segment_len: welcome.segment_len.get(),
-            used_ns: self.clock.now_ns(),
+            used_ns: BootClock.now_ns(),
         })
     }
 
@@ -270,16 +261,13 @@ impl Pool {
         &self,
         line: &mut Line,
         credentials: &Credentials,
-        limit_ms: u64,
     ) -> Result<(), TransportError> {
         let means = credentials.on_tcp();
         let means = means.map_err(|e| TransportError::Unauthenticated(e.to_string()))?;
-        let mut stream = DeadlineLine::new(line, limit_ms);
         let random = credentials.random();
-        let proven = prove_blocking(&mut stream, means, Channel::Data, &self.job, random);
-        let why = match proven {
+        let why = match prove_blocking(line, means, Channel::Data, &self.job, random) {
             Ok(session) => {
-                line.set_tags(Tags::of_client(session.tags()));
+                line.tags = Tags(session.tags());
                 return Ok(());
             }
             Err(why) => why,
@@ -309,11 +297,7 @@ impl Pool {
             job_len: (self.job.len() as u32).into(),
             incarnation: self.incarnation.into(),
         };
-        let mut bytes = hello.as_bytes().to_vec();
-        bytes.extend_from_slice(self.job.as_bytes());
-        let tag = line.tag(&[&bytes]);
-        bytes.extend_from_slice(tag.bytes());
-        let sent = line.send(&bytes);
+        let sent = line.send_head(hello.as_bytes(), self.job.as_bytes());
         // A full agent answers and closes without reading: read its answer before reporting a send
         // error.
         let welcome: Welcome =
@@ -354,12 +338,11 @@ impl Pool {
         if let Err(dead) = self.alive.check(&self.target) {
             return dead;
         }
+        let text = format!("{}: {e}", self.target);
         match e {
-            Broken::Closed(_) => TransportError::Disconnected(format!("{}: {e}", self.target)),
-            Broken::Stalled(_) | Broken::Late(_) => {
-                TransportError::Timeout(format!("{}: {e}", self.target))
-            }
-            Broken::Forged => TransportError::Unauthenticated(format!("{}: {e}", self.target)),
+            Broken::Closed(_) => TransportError::Disconnected(text),
+            Broken::Stalled(_) | Broken::Late(_) => TransportError::Timeout(text),
+            Broken::Forged => TransportError::Unauthenticated(text),
             Broken::Io(source) => TransportError::io("tcp", &self.target, source),
         }
     }
@@ -373,27 +356,6 @@ impl Lease<'_> {
             .as_mut()
             .ok_or_else(|| TransportError::Protocol("a lease without a connection".to_string()))
     }
-
-    /// Length in bytes of the segment, from the handshake.
-    pub(super) fn segment_len(&self) -> u64 {
-        self.conn.as_ref().map_or(0, |c| c.segment_len)
-    }
-
-    /// Marks the begin of a batch: the connection is out of step until `end` states otherwise.
-    /// Returns false if it was out of step before: it must not be used.
-    pub(super) fn begin(&mut self) -> bool {
-        std::mem::replace(&mut self.in_step, false)
-    }
-
-    /// Marks the end of a batch; `in_step`: the connection may be used again.
-    pub(super) fn end(&mut self, in_step: bool) {
-        self.in_step = in_step;
-    }
-
-    /// True between batches, if the connection may be used.
-    pub(super) fn is_in_step(&self) -> bool {
-        self.in_step
-    }
 }
 
 impl Drop for Lease<'_> {
@@ -401,7 +363,7 @@ impl Drop for Lease<'_> {
         let mut state = self.pool.state();
         match self.conn.take() {
             Some(mut conn) if self.in_step && self.pool.alive.is_alive() => {
-                conn.used_ns = self.pool.clock.now_ns();
+                conn.used_ns = BootClock.now_ns();
                 state.idle.push(conn);
             }
             _ => drop(state.open.remove(&self.number)),

@@ -1,13 +1,10 @@
-//! What an agent sends: its welcome, refusals, and answers with results and payload. The reads
-//! after the last change of a request are executed here, in order, each copied into the socket
-//! before the next begins [I7].
+//! The agent's answers with results and payload. The reads after the last change of a request are
+//! executed here, in order, each copied into the socket before the next begins [I7].
 
-use super::agent_state::AgentState;
-use super::broken::{Broken, End};
-use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
+use super::broken::End;
 use super::gather::Gather;
-use super::line::Line;
 use super::request::Steps;
+use super::serve::{Connection, SMALL_BYTES};
 use super::tags::Tags;
 use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
@@ -15,40 +12,28 @@ use zerocopy::IntoBytes;
 
 /// Reads up to this length in bytes are collected and sent together.
 const SMALL_READ_BYTES: usize = 4 << 10;
-/// Most bytes collected before a send.
-pub(super) const SMALL_BYTES: usize = 16 << 10;
 /// Memory that the CPU cannot address is copied to a buffer in pieces of this many bytes.
 pub(super) const STAGE_BYTES: usize = 256 << 10;
 
-/// The answer to a request whose changes are done; its last reads are still to be executed.
-pub(super) struct Reply<'a> {
-    pub line: &'a mut Line,
-    pub segment: &'a Mapped,
-    pub results: &'a [u8],
-    /// Data of the reads before the last change, with space for their tags.
-    pub early: &'a mut [u8],
-    pub small: &'a mut [u8],
-    pub stage: &'a mut Vec<u8>,
-}
-
-impl Reply<'_> {
-    pub(super) fn send(&mut self, head: &[u8], steps: &Steps) -> Result<(), End> {
-        let (mut out, tags) = self.line.gather_tagged();
-        let tag = tags.next(&[head, self.results]);
-        tag_early(self.early, steps, tags);
-        for piece in [head, self.results, tag.bytes(), &*self.early] {
-            if !piece.is_empty() {
-                // SAFETY: head, results, tag and early are not touched before the last send below.
-                unsafe { out.add(piece.as_ptr(), piece.len())? };
-            }
+impl Connection<'_> {
+    /// Sends the answer to a request whose changes are done, and executes its last reads.
+    pub(super) fn send_results(&mut self, head: &[u8]) -> Result<(), End> {
+        let Self { shared, line, steps, results, early, small, stage, .. } = self;
+        let (segment, results) = (&shared.segment, results.as_bytes());
+        let (mut out, tags) = line.gather_tagged();
+        let tag = tags.next(&[head, results]);
+        tag_early(early, steps, tags);
+        for piece in [head, results, tag.bytes(), early] {
+            // SAFETY: head, results, tag and early are not touched before the last send below.
+            unsafe { out.add(piece.as_ptr(), piece.len())? };
         }
-        let base = self.small.as_mut_ptr();
+        let base = small.as_mut_ptr();
         let mut used = 0;
         let mut reads = steps.trailing().peekable();
         while let Some((offset, len)) = reads.next() {
             let more = reads.peek().is_some();
             if len > SMALL_READ_BYTES {
-                send_large(&mut out, self.segment, offset, len, more, self.stage)?;
+                send_large(&mut out, segment, offset, len, more, stage)?;
                 used = 0;
                 continue;
             }
@@ -61,7 +46,7 @@ impl Reply<'_> {
             // below `used`; `small` is used through `base` alone here.
             let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), with_tag) };
             let (payload, behind) = piece.split_at_mut(len);
-            self.segment.read(offset, payload)?;
+            segment.read(offset, payload)?;
             behind.copy_from_slice(tags.of_payload(payload).bytes());
             // SAFETY: as above: not overwritten before it is sent.
             unsafe { out.add(base.add(used), with_tag)? };
@@ -79,40 +64,6 @@ fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
         let (payload, behind) = piece.split_at_mut(len);
         behind.copy_from_slice(tags.of_payload(payload).bytes());
     }
-}
-
-/// Sends the agent's welcome.
-pub(super) fn send_welcome(
-    line: &mut Line,
-    shared: &AgentState,
-    status: Status,
-    why: &str,
-) -> Result<(), Broken> {
-    let why = message(why);
-    let head = Welcome {
-        magic: WELCOME_MAGIC.into(),
-        version: TCP_VERSION.into(),
-        status: (status as u32).into(),
-        incarnation: shared.incarnation.into(),
-        segment_len: shared.segment.len().into(),
-        max_request_bytes: shared.limits.max_request_bytes.into(),
-        message_len: (why.len() as u32).into(),
-        max_ops: (MAX_OPS as u32).into(),
-    };
-    send_head(line, head.as_bytes(), why)
-}
-
-/// Sends a message without payload: a structure, its text, and their tag.
-pub(super) fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
-    let tag = line.tag(&[head, text]);
-    let mut out = line.gather();
-    for piece in [head, text, tag.bytes()] {
-        if !piece.is_empty() {
-            // SAFETY: all are borrowed until the send below returns.
-            unsafe { out.add(piece.as_ptr(), piece.len())? };
-        }
-    }
-    out.send(false)
 }
 
 fn send_large(

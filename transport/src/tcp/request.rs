@@ -6,16 +6,14 @@ use super::frame::{
     OpDesc, REQUEST_MAGIC, Request, Status,
 };
 use crate::access::{Intent, Permit};
+use crate::verbs::check_range;
 use zerocopy::FromBytes;
 
 /// One verb of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Read { offset: u64, len: u64 },
-    Write { offset: u64, len: u64 },
-    Store { offset: u64, value: u64 },
-    FetchAdd { offset: u64, add: u64 },
-    CompareSwap { offset: u64, expect: u64, new: u64 },
+    Change(Intent),
     Flush,
 }
 
@@ -24,45 +22,27 @@ impl Step {
         let (offset, a, b) = (d.offset.get(), d.a.get(), d.b.get());
         Some(match d.code.get() {
             OP_READ => Step::Read { offset, len: a },
-            OP_WRITE => Step::Write { offset, len: a },
-            OP_STORE => Step::Store { offset, value: a },
-            OP_FETCH_ADD => Step::FetchAdd { offset, add: a },
-            OP_COMPARE_SWAP => Step::CompareSwap { offset, expect: a, new: b },
+            OP_WRITE => Step::Change(Intent::Write { offset, len: a }),
+            OP_STORE => Step::Change(Intent::Store { offset, value: a }),
+            OP_FETCH_ADD => Step::Change(Intent::FetchAdd { offset, add: a }),
+            OP_COMPARE_SWAP => Step::Change(Intent::CompareSwap { offset, expect: a, new: b }),
             OP_FLUSH => Step::Flush,
             _ => return None,
         })
     }
 
-    /// The change that the verb makes, if any.
-    pub(super) fn intent(&self) -> Option<Intent> {
-        match *self {
-            Step::Read { .. } | Step::Flush => None,
-            Step::Write { offset, len } => Some(Intent::Write { offset, len }),
-            Step::Store { offset, value } => Some(Intent::Store { offset, value }),
-            Step::FetchAdd { offset, add } => Some(Intent::FetchAdd { offset, add }),
-            Step::CompareSwap { offset, expect, new } => {
-                Some(Intent::CompareSwap { offset, expect, new })
-            }
-        }
-    }
-
     fn fits(&self, segment_len: u64) -> Result<(), String> {
-        let (offset, len, is_word) = match *self {
-            Step::Read { offset, len } | Step::Write { offset, len } => (offset, len, false),
-            Step::Store { offset, .. }
-            | Step::FetchAdd { offset, .. }
-            | Step::CompareSwap { offset, .. } => (offset, 8, true),
-            Step::Flush => return Ok(()),
-        };
-        if offset.checked_add(len).is_none_or(|end| end > segment_len) {
-            return Err(format!(
-                "{len} bytes at offset {offset} are outside the segment of {segment_len} bytes"
-            ));
+        match *self {
+            Step::Read { offset, len } | Step::Change(Intent::Write { offset, len }) => {
+                check_range(offset, len, false, segment_len)
+            }
+            Step::Change(
+                Intent::Store { offset, .. }
+                | Intent::FetchAdd { offset, .. }
+                | Intent::CompareSwap { offset, .. },
+            ) => check_range(offset, 8, true, segment_len),
+            Step::Flush => Ok(()),
         }
-        if is_word && !offset.is_multiple_of(8) {
-            return Err(format!("a word at offset {offset} is not 8-byte aligned"));
-        }
-        Ok(())
     }
 }
 
@@ -105,13 +85,13 @@ impl Steps {
             let step = Step::from_desc(d).ok_or_else(|| format!("verb {}", d.code.get()))?;
             match step {
                 Step::Read { len, .. } => reads = reads.saturating_add(len),
-                Step::Write { len, .. } => writes = writes.saturating_add(len),
+                Step::Change(Intent::Write { len, .. }) => writes = writes.saturating_add(len),
                 _ => {}
             }
             self.all.push(step);
             // A flush directly after a change is executed with the change, before the answer [I4].
             let flushes = matches!(step, Step::Flush) && self.tail + 1 == self.all.len();
-            if step.intent().is_some() || flushes && self.tail > 0 {
+            if matches!(step, Step::Change(_)) || flushes && self.tail > 0 {
                 self.tail = self.all.len();
                 early = reads;
             }
@@ -140,10 +120,10 @@ impl Steps {
 
     /// Checks every change against the permit.
     pub(super) fn check_permit(&self, permit: &dyn Permit) -> Result<(), (Status, String)> {
-        self.leading()
-            .iter()
-            .filter_map(Step::intent)
-            .try_for_each(|i| permit.check(&i).map_err(|why| (Status::Refused, why)))
+        self.leading().iter().try_for_each(|step| match step {
+            Step::Change(intent) => permit.check(intent).map_err(|why| (Status::Refused, why)),
+            Step::Read { .. } | Step::Flush => Ok(()),
+        })
     }
 
     /// True if the request has a change.
@@ -159,7 +139,7 @@ impl Steps {
     /// Lengths of its writes, in order.
     pub(super) fn writes(&self) -> impl Iterator<Item = u64> + '_ {
         self.leading().iter().filter_map(|s| match *s {
-            Step::Write { len, .. } => Some(len),
+            Step::Change(Intent::Write { len, .. }) => Some(len),
             _ => None,
         })
     }

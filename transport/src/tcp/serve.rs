@@ -7,46 +7,38 @@
 use super::agent_state::AgentState;
 use super::broken::End;
 use super::deadline::Deadline;
-use super::execute::Executor;
 use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, RESPONSE_MAGIC, Request, Response, Status,
     TCP_VERSION, message,
 };
 use super::line::Line;
-use super::reply::{Reply, SMALL_BYTES, send_head, send_welcome};
 use super::request::{Steps, check_header};
 use crate::access::Cut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Most bytes of small reads collected before a send.
+pub(super) const SMALL_BYTES: usize = 16 << 10;
 
 /// State of one connection; buffers are bounded and reused.
 pub(super) struct Connection<'a> {
-    shared: &'a AgentState,
-    line: Line,
+    pub(super) shared: &'a AgentState,
+    pub(super) line: Line,
     cut: Arc<dyn Cut>,
-    steps: Steps,
+    pub(super) steps: Steps,
     descs: Vec<u8>,
-    results: Vec<u64>,
-    early: Vec<u8>,
-    small: Box<[u8]>,
-    stage: Vec<u8>,
-}
-
-/// How the changes of a request ended.
-enum Outcome {
-    Done,
-    No(Status, String),
-    /// Fenced while a part of the payload had not arrived.
-    CutShort,
-    /// The content of a part of the payload is not permitted; the rest has not been read.
-    Unfit(String),
+    pub(super) results: Vec<u64>,
+    // Data of the reads before the last change, with space for their tags.
+    pub(super) early: Vec<u8>,
+    pub(super) small: Box<[u8]>,
+    pub(super) stage: Vec<u8>,
 }
 
 impl<'a> Connection<'a> {
     pub(super) fn new(shared: &'a AgentState, line: Line) -> Self {
-        let cut = line.shared().clone();
+        let cut = line.shared.clone();
         Self {
             shared,
             line,
@@ -79,10 +71,10 @@ impl<'a> Connection<'a> {
     }
 
     fn hello(&mut self) -> Result<(), End> {
-        self.line.set_deadline(Deadline::after_ms(self.shared.limits.hello_ms));
+        self.line.limits.deadline = Deadline::after_ms(self.shared.limits.hello_ms);
         let hello: Hello = self.line.take_struct()?;
         if hello.magic.get() != HELLO_MAGIC {
-            return Err(End::Garbage(format!("{:#018x} is not a hello", hello.magic.get())));
+            return Err(End::Broken(format!("{:#018x} is not a hello", hello.magic.get())));
         }
         if hello.version.get() != TCP_VERSION {
             let theirs = hello.version.get();
@@ -91,7 +83,7 @@ impl<'a> Connection<'a> {
         }
         let job_len = hello.job_len.get() as usize;
         if job_len > MAX_JOB_BYTES {
-            return Err(End::Garbage(format!("a job name of {job_len} bytes")));
+            return Err(End::Broken(format!("a job name of {job_len} bytes")));
         }
         let mut job = vec![0; job_len];
         self.line.take(&mut job)?;
@@ -109,11 +101,11 @@ impl<'a> Connection<'a> {
             );
             return self.turn_away(Status::Incarnation, why);
         }
-        Ok(send_welcome(&mut self.line, self.shared, Status::Ok, "")?)
+        Ok(self.shared.send_welcome(&mut self.line, Status::Ok, "")?)
     }
 
     fn turn_away(&mut self, status: Status, why: String) -> Result<(), End> {
-        send_welcome(&mut self.line, self.shared, status, &why)?;
+        self.shared.send_welcome(&mut self.line, status, &why)?;
         self.line.finish_sending();
         Err(End::TurnedAway(why))
     }
@@ -122,48 +114,50 @@ impl<'a> Connection<'a> {
         // The first byte of the request has arrived.
         self.allow(0);
         let header: Request = self.line.take_struct()?;
-        check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
+        check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Broken)?;
         self.descs.resize(header.n_ops.get() as usize * DESC_BYTES, 0);
         self.line.take(&mut self.descs)?;
         self.line.check_tag(&[header.as_bytes(), &self.descs])?;
-        self.steps.decode(&header, &self.descs).map_err(End::Garbage)?;
+        self.steps.decode(&header, &self.descs).map_err(End::Broken)?;
         add(&self.shared.counters.requests, 1);
         let id = header.id.get();
         self.allow(header.write_bytes.get());
-        match self.change(&header)? {
-            Outcome::Done => self.answer(id, header.read_bytes.get()),
-            Outcome::No(status, why) => {
+        match self.change(&header) {
+            Ok(Ok(())) => self.answer(id, header.read_bytes.get()),
+            Ok(Err((status, why))) => {
                 add(&self.shared.counters.refused, 1);
-                let closing = self.line.shared().was_cut();
+                let closing = self.line.shared.was_cut();
                 self.deny(id, status, &why, closing)?;
                 // After an answer that announces the close, nothing sent after its request is
                 // processed.
                 if closing { Err(End::Fenced) } else { Ok(()) }
             }
-            Outcome::CutShort => {
+            Err(End::Fenced) => {
                 self.break_off(id, "the plan or log right was ended while it was written")?;
                 Err(End::Fenced)
             }
-            Outcome::Unfit(why) => {
+            Err(End::Unfit(why)) => {
                 self.break_off(id, &why)?;
                 Err(End::Unfit(why))
             }
+            Err(end) => Err(end),
         }
     }
 
     /// Sets the time limit of the next step, which may move `bytes` of payload.
     fn allow(&mut self, bytes: u64) {
-        self.line.set_deadline(Deadline::for_bytes(self.shared.limits.stall_ms, bytes));
+        self.line.limits.deadline = Deadline::for_bytes(self.shared.limits.stall_ms, bytes);
     }
 
-    /// Checks everything, then executes up to the last change.
-    fn change(&mut self, header: &Request) -> Result<Outcome, End> {
+    /// Checks everything, then executes up to the last change; the status and the reason if it
+    /// refuses the request. Fenced: while a part of the payload had not arrived.
+    fn change(&mut self, header: &Request) -> Result<Result<(), (Status, String)>, End> {
         self.results.clear();
         self.early.clear();
         let (shared, token) = (self.shared, header.token.get());
         let checked = self.steps.check_bounds(shared.segment.len());
         if !self.steps.changes() {
-            return Ok(checked.map_or_else(|(s, why)| Outcome::No(s, why), |()| Outcome::Done));
+            return Ok(checked);
         }
         let admitted = checked.and_then(|()| {
             if token == 0 {
@@ -174,68 +168,42 @@ impl<'a> Connection<'a> {
         });
         let permit = match admitted {
             Ok(permit) => permit,
-            Err((status, why)) => {
-                // The payload of a refused request: after it the connection is in step again.
-                match self.line.discard_payloads(self.steps.writes()) {
-                    Ok(()) => {}
-                    // A cut by a fence looks like the peer's end of stream.
-                    Err(_) if self.line.shared().was_cut() => return Ok(Outcome::CutShort),
-                    Err(e) => return Err(e.into()),
-                }
-                return Ok(Outcome::No(status, why));
-            }
+            // The payload of a refused request: after it the connection is in step again.
+            Err(refused) => match self.line.discard_payloads(self.steps.writes()) {
+                Ok(()) => return Ok(Err(refused)),
+                // A cut by a fence looks like the peer's end of stream.
+                Err(_) if self.line.shared.was_cut() => return Err(End::Fenced),
+                Err(e) => return Err(e.into()),
+            },
         };
-        let mut executor = Executor {
-            line: &mut self.line,
-            segment: &shared.segment,
-            permit: &*permit,
-            results: &mut self.results,
-            early: &mut self.early,
-            stage: &mut self.stage,
-        };
-        let whole = self
-            .steps
-            .leading()
-            .iter()
-            .try_fold(true, |on, s| if on { executor.step(s) } else { Ok(false) });
-        match whole {
-            Ok(true) => {
-                add(&shared.counters.bytes_in, header.write_bytes.get());
-                Ok(Outcome::Done)
-            }
-            Ok(false) => Ok(Outcome::CutShort),
-            Err(End::Forged) => Err(End::Forged),
+        let steps = std::mem::take(&mut self.steps);
+        let done = steps.leading().iter().try_for_each(|step| self.execute(step, &*permit));
+        self.steps = steps;
+        match done {
+            Ok(()) => add(&shared.counters.bytes_in, header.write_bytes.get()),
+            Err(End::Forged) => return Err(End::Forged),
             // A cut by a fence looks like the peer's end of stream.
-            Err(_) if permit.is_revoked() => Ok(Outcome::CutShort),
-            Err(End::Unfit(why)) => Ok(Outcome::Unfit(why)),
-            Err(end) => Err(end),
+            Err(_) if permit.is_revoked() => return Err(End::Fenced),
+            Err(end) => return Err(end),
         }
+        Ok(Ok(()))
     }
 
     /// Sends the answer with results and payloads.
     fn answer(&mut self, id: u64, read_bytes: u64) -> Result<(), End> {
         self.allow(read_bytes);
-        let closing = self.line.shared().was_cut();
+        let closing = self.line.shared.was_cut();
         let head = Response {
             magic: RESPONSE_MAGIC.into(),
             status: (Status::Ok as u32).into(),
             id: id.into(),
-            message_len: 0.into(),
             n_results: (self.results.len() as u32).into(),
             read_bytes: read_bytes.into(),
             closing: u32::from(closing).into(),
-            reserved: 0.into(),
+            ..Response::new_zeroed()
         };
         self.results.iter_mut().for_each(|r| *r = r.to_le());
-        let mut reply = Reply {
-            line: &mut self.line,
-            segment: &self.shared.segment,
-            results: self.results.as_bytes(),
-            early: &mut self.early,
-            small: &mut self.small,
-            stage: &mut self.stage,
-        };
-        reply.send(head.as_bytes(), &self.steps)?;
+        self.send_results(head.as_bytes())?;
         add(&self.shared.counters.bytes_out, read_bytes);
         if closing { Err(End::Fenced) } else { Ok(()) }
     }
@@ -256,13 +224,10 @@ impl<'a> Connection<'a> {
             status: (status as u32).into(),
             id: id.into(),
             message_len: (why.len() as u32).into(),
-            n_results: 0.into(),
-            read_bytes: 0.into(),
             closing: u32::from(closing).into(),
-            reserved: 0.into(),
+            ..Response::new_zeroed()
         };
-        send_head(&mut self.line, head.as_bytes(), why)?;
-        Ok(())
+        Ok(self.line.send_head(head.as_bytes(), why)?)
     }
 }
 

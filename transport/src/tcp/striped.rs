@@ -34,7 +34,7 @@ impl TcpVerbs {
                 break;
             };
             let n = large.stripes(by);
-            let more: Vec<_> = more.iter_mut().filter(|l| l.is_in_step()).take(n - 1).collect();
+            let more: Vec<_> = more.iter_mut().filter(|l| l.in_step).take(n - 1).collect();
             // Everything is executed when this returns.
             side_by_side("nkv-stripe", large.cut(more.len() + 1), first, more, |lane, stripe| {
                 // Each connection flushes its own writes before its answer [I4].

@@ -3,7 +3,7 @@
 //! drop, repeat or reorder them [I20]. A verb's payload has its own tag if it is small, such as a
 //! header or index buckets. Large payload has no tag, for speed.
 
-use crate::wire::auth::{TAG_BYTES, TagKey, TagKeys};
+use crate::wire::auth::{TAG_BYTES, TagKeys};
 
 /// Payload of one verb of up to this many bytes is followed by a tag: a header, or a pair of index
 /// buckets.
@@ -16,13 +16,7 @@ pub(super) fn has_tag(len: usize) -> bool {
 
 /// Tag keys of both directions of one connection; without keys no message has a tag.
 #[derive(Debug, Default)]
-pub(super) struct Tags(Option<Keys>);
-
-#[derive(Debug)]
-struct Keys {
-    out: TagKey,
-    incoming: TagKey,
-}
+pub(super) struct Tags(pub(super) Option<TagKeys>);
 
 /// The tag that follows a message's head or a small payload; nothing without keys.
 pub(super) struct Tag(Option<[u8; TAG_BYTES]>);
@@ -34,14 +28,6 @@ impl Tag {
 }
 
 impl Tags {
-    pub(super) fn of_client(keys: Option<TagKeys>) -> Self {
-        Self(keys.map(|k| Keys { out: k.to_node, incoming: k.to_client }))
-    }
-
-    pub(super) fn of_agent(keys: Option<TagKeys>) -> Self {
-        Self(keys.map(|k| Keys { out: k.to_client, incoming: k.to_node }))
-    }
-
     /// The tag of the next outgoing message.
     pub(super) fn next(&mut self, parts: &[&[u8]]) -> Tag {
         Tag(self.0.as_mut().map(|keys| keys.out.tag(parts)))

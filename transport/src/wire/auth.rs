@@ -17,21 +17,19 @@ mod frames;
 mod guard;
 mod handshake;
 mod noise;
-mod refusals;
 mod secret;
 mod session;
 
 pub use cookie::CookieFile;
 pub use credentials::{AuthMeans, Channel, Credentials};
-pub use error::MIN_SECRET_BYTES;
 pub use error::{AuthError, SecretError};
 pub use exchange::{prove, prove_blocking};
-pub use frames::{ANSWER_BYTES, AUTH_VERSION, FINISH_BYTES, OPENING_BYTES};
+pub use frames::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 pub use guard::{Guard, next_to_evict};
 pub(crate) use handshake::{HandshakeStep, ServerHandshake};
 pub use secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;
-pub(crate) use session::{TAG_BYTES, TagKey, TagKeys};
+pub(crate) use session::{TAG_BYTES, TagKeys};
 
 #[cfg(test)]
 mod tests;

@@ -13,11 +13,13 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::error::Elapsed;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of header and encoding; both ends must have the same.
 pub const WIRE_VERSION: u16 = 1;
 /// Length of the header.
-pub const FRAME_HEADER_BYTES: usize = 16;
+pub const FRAME_HEADER_BYTES: usize = size_of::<Header>();
 /// Largest body in bytes. Batches are cut to fit; payload is never sent in frames.
 pub const MAX_FRAME_BYTES: usize = 32 << 20;
 /// Step by which a body buffer grows, or the length it already holds if that is more.
@@ -100,26 +102,30 @@ fn options(limit: usize) -> impl Options {
     bincode::DefaultOptions::new().with_fixint_encoding().with_limit(limit as u64)
 }
 
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 struct Header {
-    body: usize,
-    id: u64,
+    body: U32,
+    version: U16,
+    flags: U16,
+    id: U64,
 }
 
-fn parse_header(bytes: &[u8; FRAME_HEADER_BYTES], limit: usize) -> Result<Header, WireError> {
-    let u16_at = |i: usize| u16::from_le_bytes([bytes[i], bytes[i + 1]]);
-    let u32_at = |i: usize| u32::from(u16_at(i)) | u32::from(u16_at(i + 2)) << 16;
-    let (body, got, flags) = (u32_at(0), u16_at(4), u16_at(6));
-    if got != WIRE_VERSION {
-        return Err(WireError::Version { got });
+impl Header {
+    /// The length of the body, once all fields are checked.
+    fn checked_body(&self, limit: usize) -> Result<usize, WireError> {
+        let (body, got, flags) = (self.body.get(), self.version.get(), self.flags.get());
+        if got != WIRE_VERSION {
+            return Err(WireError::Version { got });
+        }
+        if flags != 0 {
+            return Err(WireError::Flags { flags });
+        }
+        if body as usize > limit {
+            return Err(WireError::TooLarge { claimed: u64::from(body), limit });
+        }
+        Ok(body as usize)
     }
-    if flags != 0 {
-        return Err(WireError::Flags { flags });
-    }
-    if body as usize > limit {
-        return Err(WireError::TooLarge { claimed: u64::from(body), limit });
-    }
-    let id = u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32;
-    Ok(Header { body: body as usize, id })
 }
 
 fn decode_body<T: DeserializeOwned>(body: &[u8], limit: usize) -> Result<T, WireError> {
@@ -145,25 +151,20 @@ pub fn encode_frame<T: Serialize + ?Sized>(
             other => WireError::Encode(other.to_string()),
         });
     }
-    let body = (buf.len() - start - FRAME_HEADER_BYTES) as u32;
-    buf[start..start + 4].copy_from_slice(&body.to_le_bytes());
-    buf[start + 4..start + 6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
-    buf[start + 8..start + 16].copy_from_slice(&id.to_le_bytes());
+    let body = ((buf.len() - start - FRAME_HEADER_BYTES) as u32).into();
+    let header = Header { body, version: WIRE_VERSION.into(), flags: 0.into(), id: id.into() };
+    buf[start..start + FRAME_HEADER_BYTES].copy_from_slice(header.as_bytes());
     Ok(())
 }
 
 /// Decodes one frame from the front of `bytes`: returns its request id, its value, and its length
 /// in bytes. `Truncated` if `bytes` ends too early.
 pub fn decode_frame<T: DeserializeOwned>(bytes: &[u8]) -> Result<(u64, T, usize), WireError> {
-    let header = bytes
-        .first_chunk::<FRAME_HEADER_BYTES>()
-        .ok_or_else(|| WireError::Truncated { missing: FRAME_HEADER_BYTES - bytes.len() })?;
-    let header = parse_header(header, MAX_FRAME_BYTES)?;
-    let end = FRAME_HEADER_BYTES + header.body;
-    let body = bytes
-        .get(FRAME_HEADER_BYTES..end)
-        .ok_or_else(|| WireError::Truncated { missing: end - bytes.len() })?;
-    Ok((header.id, decode_body(body, MAX_FRAME_BYTES)?, end))
+    let (header, rest) = Header::ref_from_prefix(bytes)
+        .map_err(|_| WireError::Truncated { missing: FRAME_HEADER_BYTES - bytes.len() })?;
+    let len = header.checked_body(MAX_FRAME_BYTES)?;
+    let body = rest.get(..len).ok_or_else(|| WireError::Truncated { missing: len - rest.len() })?;
+    Ok((header.id.get(), decode_body(body, MAX_FRAME_BYTES)?, FRAME_HEADER_BYTES + len))
 }
 
 /// Writes one frame, with one write call if the stream accepts it whole. `buf` is scratch, reused
@@ -219,28 +220,17 @@ where
     if buf.is_empty() && !fill(r, buf, FRAME_HEADER_BYTES).await? {
         return Ok(None);
     }
-    let head = fill_to(r, buf, FRAME_HEADER_BYTES);
+    let mut room = ReceiveQuota::none(&IN_FLIGHT);
+    let head = fill_to(r, buf, FRAME_HEADER_BYTES, &mut room);
     let late = |bytes| move |_| WireError::Late { bytes, ms: time_for(bytes).as_millis() };
     within(FRAME_LIMIT, head).await.map_err(late(0))??;
-    let mut first = [0; FRAME_HEADER_BYTES];
-    first.copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
-    let header = parse_header(&first, limit)?;
-    let end = FRAME_HEADER_BYTES + header.body;
-    let mut room = ReceiveQuota::none(&IN_FLIGHT);
-    let rest = async {
-        // Memory grows with what has arrived, at most twofold per read, and not by the stated
-        // length.
-        while buf.len() < end {
-            room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
-            let next = end.min(buf.len() + GROW_BYTES.max(buf.len()));
-            fill_to(r, buf, next).await?;
-        }
-        Ok::<(), WireError>(())
-    };
-    within(time_for(end), rest).await.map_err(late(end))??;
+    let mut header = Header::new_zeroed();
+    header.as_mut_bytes().copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
+    let end = FRAME_HEADER_BYTES + header.checked_body(limit)?;
+    within(time_for(end), fill_to(r, buf, end, &mut room)).await.map_err(late(end))??;
     let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
     recycle(buf);
-    Ok(Some((header.id, value?)))
+    Ok(Some((header.id.get(), value?)))
 }
 
 /// As `tokio::time::timeout`, but work that is complete at the first poll needs no clock and no
@@ -294,13 +284,16 @@ impl Drop for ReceiveQuota {
     }
 }
 
-/// Reads until the buffer holds `end` bytes.
+/// Reads until the buffer holds `end` bytes. Memory grows with what has arrived, at most twofold
+/// per read, and not by the stated length.
 async fn fill_to<R: AsyncRead + Unpin>(
     r: &mut R,
     buf: &mut Vec<u8>,
     end: usize,
+    room: &mut ReceiveQuota,
 ) -> Result<(), WireError> {
     while buf.len() < end {
+        room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
         if !fill(r, buf, end).await? {
             return Err(WireError::Truncated { missing: end - buf.len() });
         }

@@ -27,10 +27,12 @@ pub trait Process: Send + Sync + fmt::Debug {
     fn is_alive(&self) -> bool;
 }
 
-/// A pidfd.
+/// A pidfd, which becomes readable when the process has exited, also for a zombie.
 impl Process for OwnedFd {
     fn is_alive(&self) -> bool {
-        process_alive(self)
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        // An error of the poll itself proves nothing.
+        poll(&mut fds, Some(&NO_WAIT)) != Ok(1)
     }
 }
 
@@ -44,16 +46,6 @@ pub struct Peer {
 }
 
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-
-/// False once the process has exited (a pidfd then becomes readable, also for a zombie). An error
-/// of the poll itself counts as alive: it proves nothing.
-pub fn process_alive(pidfd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    match poll(&mut fds, Some(&NO_WAIT)) {
-        Ok(n) => n == 0,
-        Err(_) => true,
-    }
-}
 
 /// The peer of a connected unix socket, from its credentials (pid, uid).
 pub(super) fn unix_peer(socket: &impl AsFd, pid: i32, uid: u32) -> UnixPeer {
@@ -79,7 +71,7 @@ fn pidfd_by_pid(socket: &impl AsFd, pid: i32) -> Option<OwnedFd> {
     let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
     let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
     let hung_up = poll(&mut fds, Some(&NO_WAIT)).ok()? > 0;
-    (!hung_up && process_alive(&fd)).then_some(fd)
+    (!hung_up && fd.is_alive()).then_some(fd)
 }
 
 #[cfg(test)]
@@ -93,12 +85,12 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        assert!(process_alive(&fd));
+        assert!(fd.is_alive());
         drop(child.stdin.take());
         // Not yet waited for: even as a zombie it is dead.
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
-        assert!(!process_alive(&fd));
+        assert!(!fd.is_alive());
         child.wait().unwrap();
     }
 
@@ -107,9 +99,9 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         let me = std::process::id() as i32;
         let by_pid = pidfd_by_pid(&a, me).unwrap();
-        assert!(process_alive(&by_pid));
+        assert!(by_pid.is_alive());
         if let Some(fd) = peer_pidfd(a.as_raw_fd()) {
-            assert!(process_alive(&fd));
+            assert!(fd.is_alive());
         }
         drop(b);
         assert!(pidfd_by_pid(&a, me).is_none(), "the peer hung up: its pid may be another's");

@@ -1,10 +1,11 @@
 //! Two ends over a real socket and one memory: frames of all sizes in both directions, with every
 //! kind of waiting, and the close of either end.
 
-use crate::ring::layout::{End, EndAt};
-use crate::ring::sleep::{Peer, Sleep};
+use crate::ring::layout::EndAt;
+use crate::ring::sleep::ASLEEP;
 use crate::ring::stream::{RingStream, Waiting};
 use crate::wire::{MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::MemfdMemory;
 use nkv_store::threads::spawn_named;
@@ -46,16 +47,14 @@ impl Beside {
     }
 
     /// Waits until an end announces that it sleeps.
-    fn until_asleep(&self, end: End) {
-        let at = EndAt::new(end, LANE_BYTES);
-        let as_its_peer = Sleep::new(&EndAt { own: at.peers, peers: at.own, ..at });
+    fn until_asleep(&self, end: EndAt) {
         let until_ms = BootClock.now_ms() + LIMIT.as_millis() as u64;
         loop {
-            let found = as_its_peer.peer(&*self.0).unwrap();
-            if found == Peer::Asleep {
+            let found = self.0.load(end.sleep.own).unwrap();
+            if found & ASLEEP != 0 {
                 return;
             }
-            assert!(BootClock.now_ms() < until_ms, "{end:?} does not sleep within 10 s: {found:?}");
+            assert!(BootClock.now_ms() < until_ms, "{end:?} does not sleep within 10 s: {found}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -149,7 +148,7 @@ fn i18_a_node_that_goes_ends_a_clients_wait() {
             let (mut ring, node) = pair_of(&beside, waiting, |mut ring| async move {
                 let mut buf = Vec::new();
                 read_frame::<_, Vec<u8>>(&mut ring, &mut buf, 100).await.unwrap();
-                seen.until_asleep(End::Client);
+                seen.until_asleep(EndAt::client(LANE_BYTES));
             });
             let answer = tokio::time::timeout(LIMIT, ask(&mut ring, 1, b"?")).await.unwrap();
             assert!(matches!(answer, Ok(None)), "{answer:?}");
@@ -168,7 +167,7 @@ fn i18_a_node_that_goes_ends_a_clients_long_request() {
             let beside = Beside::new();
             let seen = beside.clone();
             let (mut ring, node) = pair_of(&beside, waiting, |ring| async move {
-                seen.until_asleep(End::Client);
+                seen.until_asleep(EndAt::client(LANE_BYTES));
                 drop(ring);
             });
             let long = vec![1; 100_000];
@@ -225,7 +224,7 @@ fn i18_a_client_that_goes_ends_the_nodes_wait_for_room() {
             let written = write_frame(&mut ring, &mut Vec::new(), 1, &long).await;
             assert!(matches!(written, Err(WireError::Io(_))), "{written:?}");
         });
-        beside.until_asleep(End::Node);
+        beside.until_asleep(EndAt::node(LANE_BYTES));
         drop(ring);
         node.join().unwrap();
     });

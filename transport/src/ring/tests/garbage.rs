@@ -3,7 +3,7 @@
 
 use super::ends::{LANE_BYTES, LIMIT, runtime, sockets};
 use crate::ring::lane::{LaneReader, LaneWriter};
-use crate::ring::layout::{End, EndAt};
+use crate::ring::layout::EndAt;
 use crate::ring::stream::{RingStream, Waiting};
 use nkv_store::shm::MemfdMemory;
 use nkv_store::{AnonMemory, Memory};
@@ -31,7 +31,7 @@ proptest! {
         words in proptest::collection::vec((word(), word(), 0..9000_usize), 1..60),
     ) {
         let memory = AnonMemory::new(MEMORY_BYTES).unwrap();
-        let at = EndAt::new(End::Node, LANE_BYTES);
+        let at = EndAt::node(LANE_BYTES);
         let mut reader = LaneReader::new(at.incoming);
         let mut writer = LaneWriter::new(at.outgoing);
         let (mut read, mut written, mut tail, mut head) = (0_u64, 0_u64, 0_u64, 0_u64);

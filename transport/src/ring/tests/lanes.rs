@@ -1,7 +1,7 @@
 //! A lane against a queue: for any sizes of writes and reads the bytes and the room are the same.
 
 use crate::ring::lane::{LaneReader, LaneWriter};
-use crate::ring::layout::{End, EndAt};
+use crate::ring::layout::EndAt;
 use nkv_store::AnonMemory;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ proptest! {
     #[test]
     fn a_lane_is_a_bounded_queue_of_bytes(steps in steps()) {
         let memory = AnonMemory::new(MEMORY_BYTES).unwrap();
-        let at = EndAt::new(End::Client, LANE_BYTES).outgoing;
+        let at = EndAt::client(LANE_BYTES).outgoing;
         let (mut writer, mut reader) = (LaneWriter::new(at), LaneReader::new(at));
         let mut queue = VecDeque::new();
         // Read, but not released yet.
@@ -60,13 +60,13 @@ proptest! {
 
 #[test]
 fn the_words_of_the_two_ends_lie_apart_and_before_the_bytes() {
-    for (a, b) in [(End::Node, End::Client), (End::Client, End::Node)] {
-        let (a, b) = (EndAt::new(a, LANE_BYTES), EndAt::new(b, LANE_BYTES));
-        assert_eq!((a.own, a.peers), (b.peers, b.own));
+    let (node, client) = (EndAt::node(LANE_BYTES), EndAt::client(LANE_BYTES));
+    for (a, b) in [(node, client), (client, node)] {
+        assert_eq!((a.sleep.own, a.sleep.peers), (b.sleep.peers, b.sleep.own));
         assert_eq!(a.outgoing.tail, b.incoming.tail);
         // What each end writes.
-        let mine = [a.own, a.outgoing.tail, a.incoming.head];
-        let theirs = [b.own, b.outgoing.tail, b.incoming.head];
+        let mine = [a.sleep.own, a.outgoing.tail, a.incoming.head];
+        let theirs = [b.sleep.own, b.outgoing.tail, b.incoming.head];
         for (m, t) in mine.iter().flat_map(|m| theirs.map(|t| (*m, t))) {
             assert!(m.abs_diff(t) >= 128 && m < 4096 && t < 4096);
         }

@@ -3,7 +3,7 @@
 //! preemptions. A sleeper that is never woken is a deadlock, which the checker reports.
 
 use crate::ring::lane::{LaneReader, LaneWriter};
-use crate::ring::layout::{End, EndAt};
+use crate::ring::layout::EndAt;
 use crate::ring::sleep::{Sleep, WakeBy, Wanted};
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU64, fence};
@@ -24,10 +24,10 @@ struct Modelled(BTreeMap<u64, AtomicU64>);
 
 impl Modelled {
     fn new() -> Self {
-        let ends = [End::Node, End::Client].map(|end| EndAt::new(end, LANE_BYTES));
+        let ends = [EndAt::node(LANE_BYTES), EndAt::client(LANE_BYTES)];
         let words = ends.iter().flat_map(|at| {
             let lane = at.outgoing;
-            [at.own, lane.head, lane.tail, lane.bytes]
+            [at.sleep.own, lane.head, lane.tail, lane.bytes]
         });
         Self(words.map(|at| (at, AtomicU64::new(0))).collect())
     }
@@ -128,18 +128,15 @@ impl Party {
     fn both() -> (Party, Party) {
         let memory = Arc::new(Modelled::new());
         let bells = [Arc::new(Notify::new()), Arc::new(Notify::new())];
-        let party = |end, mine: usize| {
-            let at = EndAt::new(end, LANE_BYTES);
-            Party {
-                memory: memory.clone(),
-                incoming: LaneReader::new(at.incoming),
-                outgoing: LaneWriter::new(at.outgoing),
-                sleep: Sleep::new(&at),
-                mine: bells[mine].clone(),
-                theirs: bells[1 - mine].clone(),
-            }
+        let party = |at: EndAt, mine: usize| Party {
+            memory: memory.clone(),
+            incoming: LaneReader::new(at.incoming),
+            outgoing: LaneWriter::new(at.outgoing),
+            sleep: at.sleep,
+            mine: bells[mine].clone(),
+            theirs: bells[1 - mine].clone(),
         };
-        (party(End::Client, 0), party(End::Node, 1))
+        (party(EndAt::client(LANE_BYTES), 0), party(EndAt::node(LANE_BYTES), 1))
     }
 
     fn call(&self, what: Wanted) {

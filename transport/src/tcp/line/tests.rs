@@ -3,7 +3,6 @@
 use super::*;
 use nkv_pace::HANGS;
 use nkv_store::threads::spawn_named;
-use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 /// Both limits for these tests: no stall, but little time in total.
@@ -21,7 +20,7 @@ fn pair() -> (Line, TcpStream) {
     least(SockRef::from(&listener));
     let at = listener.local_addr().unwrap();
     let line = Line::new(dial(at, HANGS).unwrap(), STALL_MS).unwrap();
-    line.shared().socket.set_send_buffer_size(1).unwrap();
+    line.shared.socket.set_send_buffer_size(1).unwrap();
     let (peer, _) = listener.accept().unwrap();
     peer.set_read_timeout(Some(PACE)).unwrap();
     (line, peer)
@@ -41,8 +40,8 @@ fn what_arrives_byte_by_byte_is_too_late_in_the_end() {
     let dribble = spawn_named("dribble", move || {
         (0..MAX_BYTES).take_while(|_| peer.write_all(&[1]).is_ok() && paced(&mut peer)).count()
     });
-    line.set_deadline(Deadline::after_ms(LIMIT_MS));
-    let r = line.take(&mut [0; 2 * MAX_BYTES]);
+    line.limits.deadline = Deadline::after_ms(LIMIT_MS);
+    let r = Line::take(&mut line, &mut [0; 2 * MAX_BYTES]);
     assert!(matches!(r, Err(Broken::Late(LIMIT_MS))), "{r:?}");
     drop(line);
     assert!(dribble.unwrap().join().unwrap() < MAX_BYTES);
@@ -61,10 +60,10 @@ fn what_the_peer_reads_little_by_little_is_too_late_in_the_end() {
         }
         sips
     });
-    line.set_deadline(Deadline::after_ms(LIMIT_MS));
-    let r = line.send(&vec![1; 2 * MAX_BYTES * 4096]);
+    line.limits.deadline = Deadline::after_ms(LIMIT_MS);
+    let r = line.send([&*vec![1; 2 * MAX_BYTES * 4096]]);
     assert!(matches!(r, Err(Broken::Late(LIMIT_MS))), "{r:?}");
-    line.shared().shut();
+    line.shared.shut();
     sip.unwrap().join().unwrap();
 }
 
@@ -73,7 +72,7 @@ fn a_payload_has_time_in_proportion_and_a_request_has_none_to_share_with_the_nex
     let limit = |bytes| Deadline::for_bytes(200, bytes).limit_ms;
     assert_eq!((limit(0), limit(4096), limit(3 << 20)), (200, 204, 200 + 3072));
     let (mut line, mut peer) = pair();
-    line.set_deadline(Deadline::after_ms(0));
+    line.limits.deadline = Deadline::after_ms(0);
     peer.write_all(&[1]).unwrap();
     assert!(matches!(line.fill(1), Err(Broken::Late(0))));
     assert!(line.wait_begin(HANGS).unwrap(), "idle time is no part of a request");
@@ -84,7 +83,7 @@ fn both_ends_of_a_data_connection_ask_after_a_silent_peer() {
     let (line, peer) = pair();
     let accepted = Line::new(Socket::from(peer), STALL_MS).unwrap();
     for end in [line, accepted] {
-        let socket = &end.shared().socket;
+        let socket = &end.shared.socket;
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(15)));
         assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(5));

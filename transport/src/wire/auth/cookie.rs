@@ -8,6 +8,7 @@ use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
 use nkv_store::fork::ProcessMark;
 use nkv_store::shm::job_part;
+use nkv_store::{OsRandom, Random};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -113,11 +114,6 @@ fn find_in(folders: &CookieFolders, job: &str) -> Result<Option<Secret>, SecretE
     Ok(None)
 }
 
-fn os(path: &Path) -> impl Fn(Errno) -> SecretError {
-    let path = path.to_path_buf();
-    move |e| SecretError::Io { path: path.clone(), source: e.into() }
-}
-
 impl CookieFolders {
     /// Logs a warning for each runtime folder that is skipped because others may write to it.
     fn warn_unusable(&self) {
@@ -133,7 +129,6 @@ impl CookieFolders {
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
         // A runtime folder of another user (`sudo` keeps the variable) is not an error; it is
         // skipped.
-        // none.
         let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
         let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
         let mut refused = Vec::new();
@@ -141,7 +136,7 @@ impl CookieFolders {
             if make && found.is_empty() {
                 match rustix::fs::mkdir(path, FOLDER_MODE) {
                     Ok(()) | Err(Errno::EXIST) => {}
-                    Err(e) => refused.push(os(path)(e)),
+                    Err(e) => refused.push(SecretError::io(path)(e)),
                 }
             }
             match Folder::open_at(path, OTHERS) {
@@ -171,9 +166,9 @@ impl Folder {
                 let why = "is not a folder of this user: remove it".to_string();
                 return Err(SecretError::Kind { path: path.to_path_buf(), why });
             }
-            Err(e) => return Err(os(path)(e)),
+            Err(e) => return Err(SecretError::io(path)(e)),
         };
-        let stat = rustix::fs::fstat(&fd).map_err(os(path))?;
+        let stat = rustix::fs::fstat(&fd).map_err(SecretError::io(path))?;
         check(path, &stat, forbidden)?;
         Ok(Some(Self { fd, path: path.to_path_buf() }))
     }
@@ -187,9 +182,9 @@ impl Folder {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP) => return Err(wrong("is a link: remove it")),
-            Err(e) => return Err(os(&path)(e)),
+            Err(e) => return Err(SecretError::io(&path)(e)),
         };
-        let stat = rustix::fs::fstat(&fd).map_err(os(&path))?;
+        let stat = rustix::fs::fstat(&fd).map_err(SecretError::io(&path))?;
         if !FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(wrong("is not a file: remove it"));
         }
@@ -199,7 +194,7 @@ impl Folder {
         (&file)
             .take(COOKIE_BYTES as u64 + 1)
             .read_to_end(&mut bytes)
-            .map_err(|source| SecretError::Io { path: path.clone(), source })?;
+            .map_err(SecretError::io(&path))?;
         if bytes.len() != COOKIE_BYTES {
             return Err(wrong(
                 "is damaged: remove it; the job's nodes put it back within seconds, and the next \
@@ -217,13 +212,14 @@ impl Folder {
         let unique = format!(".{name}.{:016x}", nkv_store::random_u64());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.fd, &unique, flags, COOKIE_MODE).map_err(os(&path))?;
+        let fd = rustix::fs::openat(&self.fd, &unique, flags, COOKIE_MODE)
+            .map_err(SecretError::io(&path))?;
         let made = fill(fd, &path, secret).and_then(|()| {
             let linked = rustix::fs::linkat(&self.fd, &unique, &self.fd, name, AtFlags::empty());
             match linked {
                 // The file is complete when it gets its name.
                 Ok(()) | Err(Errno::EXIST) => Ok(()),
-                Err(e) => Err(os(&path)(e)),
+                Err(e) => Err(SecretError::io(&path)(e)),
             }
         });
         // If this fails, a file with a name that no process reads remains.
@@ -244,25 +240,19 @@ impl Folder {
     fn sweep_one(&self, name: &str) -> bool {
         // Files that are not cookies of this user are skipped.
         let Ok(Some((file, _))) = self.open(name) else { return false };
-        let alone = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-        alone.is_ok()
-            && has_name(&file, &self.fd, name)
-            && rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()).is_ok()
+        remove_if_alone(&file, &self.fd, name) == Some(true)
     }
 }
 
 fn fill(fd: OwnedFd, path: &Path, secret: Option<&Secret>) -> Result<(), SecretError> {
-    let failed = |source| SecretError::Io { path: path.to_path_buf(), source };
     let mut bytes = [0; COOKIE_BYTES];
     match secret {
         Some(secret) => bytes.copy_from_slice(secret.first_bytes()),
-        None => {
-            getrandom::fill(&mut bytes).map_err(|e| failed(std::io::Error::other(e.to_string())))?
-        }
+        None => OsRandom.fill(&mut bytes).map_err(SecretError::io(path))?,
     }
     // The umask may have removed mode bits.
-    rustix::fs::fchmod(&fd, COOKIE_MODE).map_err(os(path))?;
-    File::from(fd).write_all(&bytes).map_err(failed)
+    rustix::fs::fchmod(&fd, COOKIE_MODE).map_err(SecretError::io(path))?;
+    File::from(fd).write_all(&bytes).map_err(SecretError::io(path))
 }
 
 /// Checks owner and mode of the open file, not of what has the name by now.
@@ -336,7 +326,7 @@ impl CookieFile {
                 return Ok(Some(held.path.clone()));
             }
             // Created by a node that was killed since: it is not needed.
-            if !again.remove_if_alone(&self.name) {
+            if remove_if_alone(&again.file, &again.folder, &self.name).is_none() {
                 let why = "was created again by a node that started after this job's was removed: \
                            end that node, and this one puts its own back";
                 return Err(SecretError::Kind { path: again.path, why: why.to_string() });
@@ -356,20 +346,18 @@ impl CookieFile {
         let mut held = self.held();
         held.over = true;
         // If another node has a share, that node removes the file.
-        held.remove_if_alone(&self.name);
+        remove_if_alone(&held.file, &held.folder, &self.name);
     }
 }
 
-impl Held {
-    /// Removes the file unless another process has a share of its lock; false if so.
-    fn remove_if_alone(&self, name: &str) -> bool {
-        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if alone && has_name(&self.file, &self.folder, name) {
-            let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
-        }
-        alone
-    }
+/// Removes the file unless it lost its name; none if another process has a share of its lock.
+fn remove_if_alone(file: &OwnedFd, folder: &OwnedFd, name: &str) -> Option<bool> {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let named = has_name(file, folder, name);
+    Some(named && rustix::fs::unlinkat(folder, name, AtFlags::empty()).is_ok())
+}
 
+impl Held {
     /// The cookie of that name with a share of its lock, in any of the folders; if there is none,
     /// it is created from `secret`, or with a new one.
     fn find_or_make(
@@ -425,7 +413,7 @@ fn locked(file: &OwnedFd, folder: &Folder, name: &str) -> Result<bool, SecretErr
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(false),
-        Err(e) => return Err(os(&path)(e)),
+        Err(e) => return Err(SecretError::io(&path)(e)),
     }
     Ok(has_name(file, &folder.fd, name))
 }

@@ -9,24 +9,19 @@ use crate::wire::Address;
 use nkv_store::{KeyHasher, OsRandom, Random};
 use std::path::PathBuf;
 use std::sync::Arc;
+use zerocopy::TryFromBytes;
 
 /// Purpose of a connection; a proof for one channel is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Channel {
     /// The control port and the unix socket.
-    Control,
+    Control = 1,
     /// The tcp agent.
-    Data,
+    Data = 2,
 }
 
 impl Channel {
-    pub(super) fn number(self) -> u32 {
-        match self {
-            Self::Control => 1,
-            Self::Data => 2,
-        }
-    }
-
     /// The text that a port of this channel sends to a client of the other.
     pub(super) fn not_the_other(self) -> &'static str {
         match self {
@@ -50,27 +45,18 @@ pub enum AuthMeans {
 }
 
 /// [`AuthMeans`] without the secrets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u32)]
 pub(super) enum AuthKind {
-    Nothing,
-    Cookie,
-    Secret,
-    Kernel,
+    Nothing = 0,
+    Cookie = 1,
+    Secret = 2,
+    Kernel = 3,
 }
 
 impl AuthKind {
-    pub(super) fn number(self) -> u32 {
-        match self {
-            Self::Nothing => 0,
-            Self::Cookie => 1,
-            Self::Secret => 2,
-            Self::Kernel => 3,
-        }
-    }
-
-    pub(super) fn from_number(n: u32) -> Option<Self> {
-        let all = [Self::Nothing, Self::Cookie, Self::Secret, Self::Kernel];
-        all.into_iter().find(|k| k.number() == n)
+    pub(super) fn from_wire(n: u32) -> Option<Self> {
+        Self::try_read_from_bytes(&n.to_ne_bytes()).ok()
     }
 }
 
@@ -101,14 +87,6 @@ impl AuthMeans {
             (has, needs) => {
                 AuthError::Foreign(format!("it refuses {:?} for {needs:?}", has.kind()))
             }
-        }
-    }
-
-    /// A client's error: the node has the same means with another secret.
-    pub(super) fn differs(&self) -> AuthError {
-        match self {
-            Self::Cookie(_) => AuthError::CookieDiffers,
-            Self::Nothing(_) | Self::Kernel | Self::Secret(_) => AuthError::SecretDiffers,
         }
     }
 
@@ -154,11 +132,10 @@ impl Credentials {
     /// For a node of `job`: its secret, or the job's cookie, which is created if there is none.
     /// Blocks on the file system for about a second at most.
     pub fn of_node(job: &str, secret: Option<Secret>) -> Result<Self, SecretError> {
-        let basis = match secret {
-            Some(secret) => CookieSource::Secret(secret),
-            None => CookieSource::Held(Arc::new(CookieFile::hold(job)?)),
-        };
-        Ok(Self::new(job, basis))
+        Ok(match secret {
+            Some(_) => Self::of_client(job, secret),
+            None => Self::of_cookie(job, CookieFile::hold(job)?),
+        })
     }
 
     /// For a node that holds this cookie.

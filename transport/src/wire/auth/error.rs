@@ -2,10 +2,10 @@
 //! who set up the two ends. None of them contains a secret.
 
 use super::frames::AUTH_VERSION;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Shortest secret in bytes.
-pub const MIN_SECRET_BYTES: usize = 16;
+pub(super) const MIN_SECRET_BYTES: usize = 16;
 
 /// Why a secret or cookie cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -174,30 +174,26 @@ pub enum AuthError {
     Random(String),
 }
 
+impl SecretError {
+    /// Wraps an errno with the file or folder that it is about.
+    pub(super) fn io<E: Into<std::io::Error>>(path: &Path) -> impl Fn(E) -> Self {
+        move |e| Self::Io { path: path.to_path_buf(), source: e.into() }
+    }
+}
+
 impl AuthError {
     /// True if a retry fails in the same way until a secret, a job or a release is changed.
     pub fn is_final(&self) -> bool {
-        use AuthError as E;
-        match self {
-            E::Version { .. }
-            | E::Job { .. }
-            | E::Channel(_)
-            | E::SecretNeeded
-            | E::CookieNeeded(_)
-            | E::NoSecretThere
-            | E::SecretDiffers
-            | E::CookieDiffers
-            | E::Impostor
-            | E::Denied(_)
-            | E::Secret(_) => true,
-            E::Foreign(_)
-            | E::Busy(_)
-            | E::Closed(_)
-            | E::Crowded
-            | E::Late(_)
-            | E::Io(_)
-            | E::Noise(_)
-            | E::Random(_) => false,
-        }
+        !matches!(
+            self,
+            Self::Foreign(_)
+                | Self::Busy(_)
+                | Self::Closed(_)
+                | Self::Crowded
+                | Self::Late(_)
+                | Self::Io(_)
+                | Self::Noise(_)
+                | Self::Random(_)
+        )
     }
 }

@@ -10,11 +10,11 @@
 //! ```
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Version of everything below. Version 1 was an exchange of nonces and HMACs, which did not
 /// authenticate the data that followed.
-pub const AUTH_VERSION: u32 = 2;
+pub(super) const AUTH_VERSION: u32 = 2;
 /// Length of Noise messages 1 and 2: a public key and the tag of an empty payload.
 pub(super) const NOISE_BYTES: usize = 32 + 16;
 /// Longest job name, and longest text of an answer, in bytes.
@@ -104,7 +104,7 @@ pub const FINISH_BYTES: usize = 32 + 16;
 const _: () = assert!(OPENING_BYTES == 328 && ANSWER_BYTES == 328);
 
 /// Status of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub(super) enum Status {
     /// Continue.
@@ -127,8 +127,6 @@ pub(super) enum Status {
 
 impl Status {
     pub(super) fn from_wire(n: u32) -> Option<Self> {
-        use Status::{AuthMeans, Busy, Channel, Foreign, Job, Ok, Proof, Version};
-        let all = [Ok, Version, Job, Channel, AuthMeans, Proof, Busy, Foreign];
-        all.into_iter().find(|s| *s as u32 == n)
+        Self::try_read_from_bytes(&n.to_ne_bytes()).ok()
     }
 }

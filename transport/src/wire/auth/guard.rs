@@ -6,10 +6,13 @@ use super::credentials::{AuthMeans, Channel, Credentials};
 use super::error::{AuthError, SecretError};
 use super::exchange::verify;
 use super::frames::Status;
-use super::handshake::{ServerHandshake, Verifier};
-use super::refusals::Refusals;
+use super::handshake::ServerHandshake;
 use super::session::Session;
 use crate::wire::Peer;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::log_lines::LogLines;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use zerocopy::IntoBytes;
@@ -18,13 +21,14 @@ use zerocopy::IntoBytes;
 #[derive(Debug)]
 pub struct Guard {
     credentials: Credentials,
-    refusals: Refusals,
+    refused: AtomicU64,
+    lines: LogLines,
 }
 
 impl Guard {
     /// Admits clients that have the same credentials as this node.
     pub fn new(credentials: Credentials) -> Self {
-        Self { credentials, refusals: Refusals::default() }
+        Self { credentials, refused: AtomicU64::new(0), lines: LogLines::default() }
     }
 
     /// This node's credentials, for its connections to other nodes of the job.
@@ -34,11 +38,11 @@ impl Guard {
 
     /// Connections turned away so far: no proof, a wrong one, or no handshake at all.
     pub fn refused(&self) -> u64 {
-        self.refusals.count()
+        self.refused.load(Ordering::Relaxed)
     }
 
-    fn verifier(&self, means: AuthMeans, channel: Channel) -> Verifier {
-        Verifier { means, channel, credentials: self.credentials.clone() }
+    fn handshake(&self, means: AuthMeans, channel: Channel) -> ServerHandshake {
+        ServerHandshake::new(means, channel, self.credentials.clone())
     }
 
     fn on_tcp(&self) -> Result<AuthMeans, AuthError> {
@@ -70,30 +74,39 @@ impl Guard {
                 Some(_) => self.credentials.on_unix_socket(),
                 None => self.on_tcp()?,
             };
-            verify(stream, ServerHandshake::new(self.verifier(means, Channel::Control)), shown)
-                .await
+            verify(stream, self.handshake(means, Channel::Control), shown).await
         };
         let outcome = tokio::time::timeout(limit, work).await;
         let outcome = outcome.unwrap_or(Err(AuthError::Late(limit.as_millis() as u64)));
-        self.noted(outcome, &peer.text)
+        outcome.inspect_err(|why| {
+            self.note(&peer.text, why);
+        })
     }
 
     /// The node's end of a data connection's handshake; the caller transfers its bytes, and must
     /// report a failure with [`Guard::note`].
     pub(crate) fn entrance(&self) -> Result<ServerHandshake, AuthError> {
-        Ok(ServerHandshake::new(self.verifier(self.on_tcp()?, Channel::Data)))
+        Ok(self.handshake(self.on_tcp()?, Channel::Data))
     }
 
     /// The first frame of a node without a free data connection. Not authenticated.
     pub fn busy(&self, why: &str) -> Vec<u8> {
         let means = AuthMeans::Nothing(String::new());
-        self.verifier(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
+        self.handshake(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
     }
 
-    /// Logs that an authenticated connection received a wrong tag, or that one was closed for
-    /// another.
-    pub fn refuse(&self, from: &str, why: &str) {
-        self.refusals.add(from, &why);
+    /// Counts a refused connection, such as an authenticated one that received a wrong tag or one
+    /// that was closed for another. Logs it within a limit, so that a peer that keeps trying cannot
+    /// fill the disk.
+    pub fn refuse(&self, from: &str, why: impl Display) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        match self.lines.next(BootClock.now_ms()) {
+            Some(0) => tracing::warn!(%from, %why, "refused a connection"),
+            Some(before) => {
+                tracing::warn!(%from, %why, before, "refused a connection, and others before it");
+            }
+            None => {}
+        }
     }
 
     /// Logs that a connection was not authenticated; true if that counts as a refusal.
@@ -101,15 +114,9 @@ impl Guard {
         // A client that only tested whether something listens here.
         let counts = !matches!(why, AuthError::Closed(0));
         if counts {
-            self.refusals.add(from, why);
+            self.refuse(from, why);
         }
         counts
-    }
-
-    fn noted(&self, outcome: Result<Session, AuthError>, from: &str) -> Result<Session, AuthError> {
-        outcome.inspect_err(|why| {
-            self.note(from, why);
-        })
     }
 }
 
@@ -128,7 +135,7 @@ pub fn next_to_evict(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::next_to_evict;
+    use super::*;
 
     #[test]
     fn i20_who_has_shown_nothing_gives_way_first_unless_they_are_fewer() {
@@ -142,5 +149,12 @@ mod tests {
         // Any number of replayed openings leaves half of the places to new peers.
         assert_eq!(shown(&[2, 3, 4, 5]), Some(2));
         assert_eq!(next_to_evict(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn i20_a_flood_of_refusals_is_counted_one_by_one() {
+        let guard = Guard::new(Credentials::of_client("a job", None));
+        (0..100).for_each(|_| guard.refuse("a test", "a reason"));
+        assert_eq!(guard.refused(), 100);
     }
 }

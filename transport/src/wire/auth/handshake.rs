@@ -18,16 +18,13 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Length in bytes of the magic, and of magic and version.
 const MAGIC_BYTES: usize = 8;
 pub(super) const VERSIONED_BYTES: usize = 12;
-/// How many bytes of an invalid frame are shown in an error.
-const SHOWN_BYTES: usize = 8;
 
 /// Checks a frame's first bytes as soon as they arrive: a peer with another protocol may never send
 /// as many bytes as a frame has.
 pub(super) fn check_first(bytes: &[u8], magic: u64) -> Result<(), AuthError> {
     let Some((first, rest)) = bytes.split_first_chunk::<MAGIC_BYTES>() else { return Ok(()) };
     if *first != magic.to_le_bytes() {
-        let shown = first[..SHOWN_BYTES].escape_ascii();
-        return Err(AuthError::Foreign(format!("it begins with \"{shown}\"")));
+        return Err(AuthError::Foreign(format!("it begins with \"{}\"", first.escape_ascii())));
     }
     match rest.first_chunk().map(|v| u32::from_le_bytes(*v)) {
         Some(theirs) if theirs != AUTH_VERSION => Err(AuthError::Version { theirs }),
@@ -61,12 +58,13 @@ impl Prover {
         let clear = Prologue {
             magic: OPENING_MAGIC.into(),
             version: AUTH_VERSION.into(),
-            channel: channel.number().into(),
-            means: means.kind().number().into(),
+            channel: (channel as u32).into(),
+            means: (means.kind() as u32).into(),
             job: Text::new(job),
         };
-        let begun = means.secret().map(|secret| Noise::client(secret, job, &clear, random));
-        let (noise, first) = begun.transpose()?.unzip();
+        let begin = |secret| Noise::new(secret, job, &clear, random, |b| b.build_initiator());
+        let mut noise = means.secret().map(begin).transpose()?;
+        let first = noise.as_mut().map(Noise::write).transpose()?;
         let opening = Opening { clear, noise: first.unwrap_or([0; NOISE_BYTES]) };
         Ok((Self { means, job: job.to_string(), noise }, opening))
     }
@@ -77,8 +75,8 @@ impl Prover {
         answer: &Answer,
         random: &dyn Random,
     ) -> Result<(Session, Finish), AuthError> {
-        let needs = AuthKind::from_number(answer.needs.get());
-        let strange = |what: String| AuthError::Foreign(what);
+        let needs = AuthKind::from_wire(answer.needs.get());
+        let strange = AuthError::Foreign;
         match Status::from_wire(answer.status.get()) {
             Some(Status::Ok) => {}
             Some(Status::Job) => {
@@ -91,10 +89,20 @@ impl Prover {
                     None => strange("it requires an unknown kind of proof".to_string()),
                 });
             }
-            Some(Status::Proof) => return Err(self.means.differs()),
+            // The node has the same means with another secret.
+            Some(Status::Proof) => {
+                let by_cookie = self.means.kind() == AuthKind::Cookie;
+                return Err(if by_cookie {
+                    AuthError::CookieDiffers
+                } else {
+                    AuthError::SecretDiffers
+                });
+            }
             Some(Status::Channel) => return Err(AuthError::Channel(answer.text.shown())),
             Some(Status::Busy) => return Err(AuthError::Busy(answer.text.shown())),
-            other => return Err(strange(format!("it answers the opening with {other:?}"))),
+            other => {
+                return Err(strange(format!("it answers the opening with {other:?}")));
+            }
         }
         // The plaintext fields must be those of a node that continues the handshake.
         if needs != Some(self.means.kind()) || !answer.text.is("") {
@@ -113,69 +121,13 @@ impl Prover {
     }
 }
 
-/// What the node requires, for which job and channel.
-pub(super) struct Verifier {
-    pub means: AuthMeans,
-    pub channel: Channel,
-    /// Its job, and the source of its keys.
-    pub credentials: Credentials,
-}
-
-/// Outcome of an opening.
-enum Opened {
-    /// No proof is required here.
-    Welcome,
-    /// The client knows the secret, or replays the opening of a client that does.
-    Proven(Box<Answer>, Noise),
-}
-
-impl Verifier {
-    /// An answer without a Noise message.
-    pub(super) fn answer(&self, status: Status, text: &str) -> Answer {
-        Answer {
-            magic: ANSWER_MAGIC.into(),
-            version: AUTH_VERSION.into(),
-            status: (status as u32).into(),
-            needs: self.means.kind().number().into(),
-            text: Text::new(text),
-            noise: [0; NOISE_BYTES],
-        }
-    }
-
-    fn opened(&self, opening: &Opening) -> Result<Opened, (Status, AuthError)> {
-        let clear = &opening.clear;
-        if clear.channel.get() != self.channel.number() {
-            let text = self.channel.not_the_other();
-            return Err((Status::Channel, AuthError::Channel(text.to_string())));
-        }
-        let (job, random) = (self.credentials.job(), self.credentials.random());
-        if !clear.job.is(job) {
-            let (node, client) = (job.to_string(), clear.job.shown());
-            return Err((Status::Job, AuthError::Job { node, client }));
-        }
-        let offers = AuthKind::from_number(clear.means.get());
-        let kind = self.means.kind();
-        if offers != Some(kind) || kind == AuthKind::Nothing {
-            return Err((Status::AuthMeans, AuthError::Denied(self.means.not_offered(offers))));
-        }
-        let Some(secret) = self.means.secret() else { return Ok(Opened::Welcome) };
-        let internal = |e| (Status::Busy, e);
-        let mut noise = Noise::node(secret, job, clear, random).map_err(internal)?;
-        if noise.read(&opening.noise).is_err() {
-            let why = "a wrong proof: another secret, or a changed opening";
-            return Err((Status::Proof, AuthError::Denied(why)));
-        }
-        let message = noise.write().map_err(internal)?;
-        Ok(Opened::Proven(
-            Box::new(Answer { noise: message, ..self.answer(Status::Ok, "") }),
-            noise,
-        ))
-    }
-}
-
 /// The node's end, to which bytes are passed as they arrive.
 pub(crate) struct ServerHandshake {
-    verifier: Verifier,
+    // What it requires, and for which channel.
+    means: AuthMeans,
+    channel: Channel,
+    // Its job, and the source of its keys.
+    credentials: Credentials,
     frame: Vec<u8>,
     // Present once the opening was answered.
     noise: Option<Noise>,
@@ -193,8 +145,54 @@ pub(crate) enum HandshakeStep {
 }
 
 impl ServerHandshake {
-    pub(super) fn new(verifier: Verifier) -> Self {
-        Self { verifier, frame: Vec::new(), noise: None }
+    pub(super) fn new(means: AuthMeans, channel: Channel, credentials: Credentials) -> Self {
+        Self { means, channel, credentials, frame: Vec::new(), noise: None }
+    }
+
+    /// An answer without a Noise message.
+    pub(super) fn answer(&self, status: Status, text: &str) -> Answer {
+        Answer {
+            magic: ANSWER_MAGIC.into(),
+            version: AUTH_VERSION.into(),
+            status: (status as u32).into(),
+            needs: (self.means.kind() as u32).into(),
+            text: Text::new(text),
+            noise: [0; NOISE_BYTES],
+        }
+    }
+
+    fn opened(&mut self, opening: &Opening) -> Result<HandshakeStep, (Status, AuthError)> {
+        let clear = &opening.clear;
+        if clear.channel.get() != self.channel as u32 {
+            let text = self.channel.not_the_other();
+            return Err((Status::Channel, AuthError::Channel(text.to_string())));
+        }
+        let (job, random) = (self.credentials.job(), self.credentials.random());
+        if !clear.job.is(job) {
+            let (node, client) = (job.to_string(), clear.job.shown());
+            return Err((Status::Job, AuthError::Job { node, client }));
+        }
+        let offers = AuthKind::from_wire(clear.means.get());
+        let kind = self.means.kind();
+        if offers != Some(kind) || kind == AuthKind::Nothing {
+            return Err((Status::AuthMeans, AuthError::Denied(self.means.not_offered(offers))));
+        }
+        let welcome = self.answer(Status::Ok, "");
+        let Some(secret) = self.means.secret() else {
+            let answer = Some(welcome.as_bytes().to_vec());
+            return Ok(HandshakeStep::Over(answer, Ok(Session::plain())));
+        };
+        let internal = |e| (Status::Busy, e);
+        let mut noise =
+            Noise::new(secret, job, clear, random, |b| b.build_responder()).map_err(internal)?;
+        if noise.read(&opening.noise).is_err() {
+            let why = "a wrong proof: another secret, or a changed opening";
+            return Err((Status::Proof, AuthError::Denied(why)));
+        }
+        let answer = Answer { noise: noise.write().map_err(internal)?, ..welcome };
+        // The client knows the secret, or replays the opening of a client that does.
+        self.noise = Some(noise);
+        Ok(HandshakeStep::Send(answer.as_bytes().to_vec()))
     }
 
     /// How many bytes to read next, at most: nothing that follows the handshake is read.
@@ -239,17 +237,7 @@ impl ServerHandshake {
         }
         let Ok(opening) = Opening::read_from_bytes(&self.frame) else { return HandshakeStep::More };
         self.frame.clear();
-        match self.verifier.opened(&opening) {
-            Ok(Opened::Welcome) => {
-                let answer = self.verifier.answer(Status::Ok, "");
-                HandshakeStep::Over(Some(answer.as_bytes().to_vec()), Ok(Session::plain()))
-            }
-            Ok(Opened::Proven(answer, noise)) => {
-                self.noise = Some(noise);
-                HandshakeStep::Send(answer.as_bytes().to_vec())
-            }
-            Err((status, why)) => self.over(status, why),
-        }
+        self.opened(&opening).unwrap_or_else(|(status, why)| self.over(status, why))
     }
 
     fn over(&self, status: Status, why: AuthError) -> HandshakeStep {
@@ -258,6 +246,6 @@ impl ServerHandshake {
             AuthError::Channel(text) => text,
             _ => "",
         };
-        HandshakeStep::Over(Some(self.verifier.answer(status, text).as_bytes().to_vec()), Err(why))
+        HandshakeStep::Over(Some(self.answer(status, text).as_bytes().to_vec()), Err(why))
     }
 }

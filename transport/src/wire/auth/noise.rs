@@ -21,9 +21,6 @@ static PARAMS: LazyLock<NoiseParams> = LazyLock::new(|| {
 /// One handshake in progress, at either end.
 pub(super) struct Noise(Box<HandshakeState>);
 
-/// The other end has another secret, or a frame was changed.
-pub(super) struct Differs;
-
 /// `snow`'s primitives with random bytes drawn beforehand: an ephemeral key needs 32 bytes once.
 pub(super) struct Primitives {
     pub seed: [u8; 32],
@@ -78,7 +75,8 @@ fn failed(e: snow::Error) -> AuthError {
 }
 
 impl Noise {
-    fn new(
+    /// One end, made by `build`: the client's is the initiator.
+    pub(super) fn new(
         secret: &Secret,
         job: &str,
         prologue: &Prologue,
@@ -91,38 +89,16 @@ impl Noise {
         Ok(Self(Box::new(made.and_then(build).map_err(failed)?)))
     }
 
-    /// The client's end, and its message 1.
-    pub(super) fn client(
-        secret: &Secret,
-        job: &str,
-        prologue: &Prologue,
-        random: &dyn Random,
-    ) -> Result<(Self, [u8; NOISE_BYTES]), AuthError> {
-        let mut noise = Self::new(secret, job, prologue, random, |b| b.build_initiator())?;
-        let first = noise.write()?;
-        Ok((noise, first))
-    }
-
-    /// The node's end, after reading message 1.
-    pub(super) fn node(
-        secret: &Secret,
-        job: &str,
-        prologue: &Prologue,
-        random: &dyn Random,
-    ) -> Result<Self, AuthError> {
-        Self::new(secret, job, prologue, random, |b| b.build_responder())
-    }
-
     pub(super) fn write(&mut self) -> Result<[u8; NOISE_BYTES], AuthError> {
         let mut message = [0; NOISE_BYTES];
         self.0.write_message(&[], &mut message).map_err(failed)?;
         Ok(message)
     }
 
-    pub(super) fn read(&mut self, message: &[u8; NOISE_BYTES]) -> Result<(), Differs> {
+    /// An error if the other end has another secret, or a frame was changed.
+    pub(super) fn read(&mut self, message: &[u8; NOISE_BYTES]) -> Result<(), snow::Error> {
         // No payload; the buffer is for the tag only.
-        let read = self.0.read_message(message, &mut [0; NOISE_BYTES]);
-        read.map(drop).map_err(|_| Differs)
+        self.0.read_message(message, &mut [0; NOISE_BYTES]).map(drop)
     }
 
     /// Both messages are exchanged: the client chooses the tag keys and sends them in its first
@@ -135,17 +111,17 @@ impl Noise {
         let mut transport = self.0.into_transport_mode().map_err(failed)?;
         let mut finish = [0; FINISH_BYTES];
         transport.write_message(&keys, &mut finish).map_err(failed)?;
-        Ok((Session::new(transport, TagKeys::new(&keys)), finish))
+        Ok((Session::new(transport, TagKeys::of_client(&keys)), finish))
     }
 
     /// Only this message authenticates the client to the node: message 1 may be a replay of an
     /// overheard one, this message cannot be.
-    pub(super) fn finished(self, finish: &[u8; FINISH_BYTES]) -> Result<Session, Differs> {
-        let mut transport = self.0.into_transport_mode().map_err(|_| Differs)?;
+    pub(super) fn finished(self, finish: &[u8; FINISH_BYTES]) -> Result<Session, snow::Error> {
+        let mut transport = self.0.into_transport_mode()?;
         let mut keys = [0; TAG_KEYS_BYTES];
-        match transport.read_message(finish, &mut keys) {
-            Ok(TAG_KEYS_BYTES) => Ok(Session::new(transport, TagKeys::new(&keys))),
-            _ => Err(Differs),
+        match transport.read_message(finish, &mut keys)? {
+            TAG_KEYS_BYTES => Ok(Session::new(transport, TagKeys::of_node(&keys))),
+            _ => Err(snow::Error::Decrypt),
         }
     }
 }

@@ -77,11 +77,10 @@ impl Secret {
     /// The secret in a file that only its user can read. Newlines at its end are ignored, so that
     /// `NKV_SECRET=$(cat FILE)` is the same secret.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
-        let failed = |source: std::io::Error| SecretError::Io { path: path.to_path_buf(), source };
         // Do not wait for a pipe.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
+        let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(SecretError::io(path))?;
+        let stat = rustix::fs::fstat(&opened).map_err(SecretError::io(path))?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
             let why = "is not a file; give one that holds the secret".to_string();
             return Err(SecretError::Kind { path: path.to_path_buf(), why });
@@ -93,7 +92,7 @@ impl Secret {
         let mut bytes = Vec::new();
         // Room for a newline (LF or CRLF) after the longest secret.
         let limit = MAX_SECRET_BYTES as u64 + 3;
-        File::from(opened).take(limit).read_to_end(&mut bytes).map_err(failed)?;
+        File::from(opened).take(limit).read_to_end(&mut bytes).map_err(SecretError::io(path))?;
         let kept = bytes.iter().rposition(|b| !b"\r\n".contains(b)).map_or(0, |last| last + 1);
         Self::new(&bytes[..kept], &path.display().to_string())
     }
@@ -135,8 +134,7 @@ impl Secret {
 
     /// The bytes of a cookie.
     pub(super) fn first_bytes(&self) -> &[u8; MAC_BYTES] {
-        let (first, _) = self.block.split_at(MAC_BYTES);
-        first.try_into().unwrap_or(&[0; MAC_BYTES])
+        self.block.first_chunk().unwrap_or(&[0; MAC_BYTES])
     }
 
     /// The key hasher of the job's key identities [I16].

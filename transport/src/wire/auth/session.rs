@@ -17,12 +17,7 @@ pub(super) const TAG_KEYS_BYTES: usize = 2 * TAG_KEY_BYTES;
 pub(crate) const TAG_BYTES: usize = 16;
 
 /// An authenticated connection.
-pub struct Session(Option<Keyed>);
-
-struct Keyed {
-    transport: Box<TransportState>,
-    tags: TagKeys,
-}
+pub struct Session(Option<(Box<TransportState>, TagKeys)>);
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,7 +27,7 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(super) fn new(transport: TransportState, tags: TagKeys) -> Self {
-        Self(Some(Keyed { transport: Box::new(transport), tags }))
+        Self(Some((Box::new(transport), tags)))
     }
 
     /// A session of two ends that the kernel identified.
@@ -43,37 +38,45 @@ impl Session {
     /// The stream for all that follows: encrypted, unless only its two ends can access it.
     pub fn seal(self, stream: BoxStream) -> BoxStream {
         match self.0 {
-            Some(keyed) if !stream.is_private() => Box::new(Sealed::new(stream, keyed.transport)),
+            Some((transport, _)) if !stream.is_private() => {
+                Box::new(Sealed::new(stream, transport))
+            }
             _ => stream,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn keyed(self) -> Option<Box<TransportState>> {
-        self.0.map(|keyed| keyed.transport)
+        self.0.map(|(transport, _)| transport)
     }
 
     /// The tag keys, on a connection that was authenticated by a secret or cookie.
     pub(crate) fn tags(&self) -> Option<TagKeys> {
-        self.0.as_ref().map(|keyed| keyed.tags.clone())
+        self.0.as_ref().map(|(_, tags)| tags.clone())
     }
 }
 
-/// The tag keys of a data connection.
-#[derive(Clone)]
+/// The tag keys of a data connection, as one of its ends uses them.
+#[derive(Debug, Clone)]
 pub(crate) struct TagKeys {
-    pub to_node: TagKey,
-    pub to_client: TagKey,
+    pub out: TagKey,
+    pub incoming: TagKey,
 }
 
 impl TagKeys {
-    pub(super) fn new(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
+    /// Those of the client: the key for what goes to the node comes first.
+    pub(super) fn of_client(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
         let key = |from: usize| {
             let mut key = [0; TAG_KEY_BYTES];
             key.copy_from_slice(&bytes[from..from + TAG_KEY_BYTES]);
             TagKey { key, next: 0 }
         };
-        Self { to_node: key(0), to_client: key(TAG_KEY_BYTES) }
+        Self { out: key(0), incoming: key(TAG_KEY_BYTES) }
+    }
+
+    pub(super) fn of_node(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
+        let Self { out, incoming } = Self::of_client(bytes);
+        Self { out: incoming, incoming: out }
     }
 }
 

@@ -260,14 +260,14 @@ fn i20_the_handshake_is_noise_nnpsk0_over_the_clear_part_of_the_opening() {
 fn i20_every_session_has_keys_of_its_own_and_every_message_a_number() {
     let (client, node) = converse(right(), right(), &Tamper::NONE);
     let (mut client, mut node) = (client.unwrap().tags().unwrap(), node.unwrap().tags().unwrap());
-    let first = client.to_node.tag(&[b"a head"]);
-    assert!(node.to_node.is_next(&[b"a", b" head"], &first));
-    assert!(!node.to_node.is_next(&[b"a head"], &first), "said twice");
-    assert!(!node.to_client.is_next(&[b"a head"], &first), "sent back");
-    let second = node.to_client.tag(&[b"a head"]);
-    assert!(!client.to_client.is_next(&[b"a tail"], &second));
+    let first = client.out.tag(&[b"a head"]);
+    assert!(node.incoming.is_next(&[b"a", b" head"], &first));
+    assert!(!node.incoming.is_next(&[b"a head"], &first), "said twice");
+    assert!(!node.out.is_next(&[b"a head"], &first), "sent back");
+    let second = node.out.tag(&[b"a head"]);
+    assert!(!client.incoming.is_next(&[b"a tail"], &second));
     let (other, _) = converse(right(), right(), &Tamper::NONE);
-    assert_ne!(other.unwrap().tags().unwrap().to_node.tag(&[b"a head"]), first);
+    assert_ne!(other.unwrap().tags().unwrap().out.tag(&[b"a head"]), first);
     // On a connection identified by the kernel there is no key.
     let (plain, _) = converse(AuthMeans::Kernel, AuthMeans::Kernel, &Tamper::NONE);
     assert!(plain.unwrap().tags().is_none());

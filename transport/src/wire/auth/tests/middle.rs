@@ -1,7 +1,7 @@
 //! Two ends of a handshake on sockets, and a relay between them that reads everything and may
 //! change one bit of it.
 
-use super::super::handshake::{HandshakeStep, ServerHandshake, Verifier};
+use super::super::handshake::{HandshakeStep, ServerHandshake};
 use super::super::*;
 use super::JOB;
 use nkv_store::OsRandom;
@@ -38,7 +38,7 @@ type Outcome = Result<Session, AuthError>;
 pub fn verify(mut node: UnixStream, means: AuthMeans, channel: Channel) -> Outcome {
     node.set_read_timeout(Some(TIMEOUT)).unwrap();
     let credentials = Credentials::of_client(JOB, None);
-    let mut entrance = ServerHandshake::new(Verifier { means, channel, credentials });
+    let mut entrance = ServerHandshake::new(means, channel, credentials);
     let mut buf = [0; OPENING_BYTES];
     loop {
         let wants = entrance.wants();
