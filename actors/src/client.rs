@@ -222,7 +222,7 @@ impl Client {
         Producer: On<M>,
     {
         let actor = self.actor.get().filter(|_| self.shared.made.is_here())?;
-        Messages::count(&self.shared.messages.one_way, 1);
+        self.shared.messages.one_way.one();
         Some(actor.try_send(message))
     }
 
@@ -236,7 +236,7 @@ impl Client {
     }
 
     async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let (kind, clock) = (request.kind(), &self.shared.env.clock);
         let asked_ns = clock.now_ns();
         let answer = self.pool.call(request, limit).await;
@@ -264,7 +264,7 @@ impl Client {
         self.shared.peers.remove_dead();
         let info = self.rank_info(incarnation).await?;
         let actor = self.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let rank = info.rank;
         let attached = match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.

@@ -2,7 +2,6 @@
 //! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
 //! hint: the header there decides [I2].
 
-use super::counters::Reads;
 use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, key_bytes, spread};
@@ -225,7 +224,7 @@ impl Client {
             let known = keys.iter().map_while(|k| kept.known(k));
             let known: Vec<_> = known.map(|meta| Ok(vec![meta])).collect();
             if known.len() == keys.len() {
-                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
+                self.shared.reads.stood_in.add(known.len());
                 return known;
             }
         }
@@ -251,7 +250,7 @@ impl Client {
             }
             Err(e) if locations::unknown(e.kind()) => match kept.known(key) {
                 Some(meta) => {
-                    Reads::count(&self.shared.reads.stood_in, 1);
+                    self.shared.reads.stood_in.one();
                     Ok(vec![meta])
                 }
                 None => Err(e),

@@ -3,7 +3,6 @@
 //! and where a large copy is cut into stripes for several threads. What is not found here is looked
 //! up elsewhere.
 
-use super::counters::Reads;
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::read::too_small;
@@ -92,12 +91,12 @@ impl Client {
         let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
         // Checked after the copy: the segment of an owner that is gone must not be used.
         if !believed || !peer.is_alive() {
-            Reads::count(&self.shared.reads.changed, 1);
+            self.shared.reads.changed.one();
             return None;
         }
         let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
         let noted = peer.note(Via::Index, touch);
-        Reads::count(&self.shared.reads.by_loads, 1);
+        self.shared.reads.by_loads.one();
         if noted >= MANY_TOUCHES {
             peer.flush_touches(MANY_TOUCHES);
         }

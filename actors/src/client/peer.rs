@@ -175,7 +175,7 @@ impl Peer {
             Link::Local(owner, _) => owner.send(message),
             Link::Remote(tx) => tx.try_send(Outgoing::Frame(message)).is_ok(),
         };
-        Messages::count(&self.messages.one_way, u64::from(sent));
+        self.messages.one_way.add(usize::from(sent));
         sent
     }
 
@@ -292,7 +292,7 @@ impl Peer {
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
         let some = batch.counts != ReadCounts::default();
-        Messages::count(&self.messages.one_way, u64::from(some));
+        self.messages.one_way.add(usize::from(some));
         match &self.link {
             Link::Local(owner, _) => {
                 if some {
@@ -319,7 +319,7 @@ impl Peer {
     /// Reclaimed if not; Disconnected if the owner does not answer within `limit`.
     pub(crate) async fn check_plan(&self, plan: PlanId, limit: Duration) -> Result<()> {
         let (answer, answered) = oneshot::channel();
-        Messages::count(&self.messages.waited, 1);
+        self.messages.waited.one();
         let work = async {
             match &self.link {
                 Link::Local(owner, _) => Some(owner.is_open(plan).await),

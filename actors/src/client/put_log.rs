@@ -4,7 +4,6 @@
 //! put that the log cannot take uses a plan.
 
 use super::Client;
-use super::counters::Writes;
 use super::peer::Peer;
 use super::peer_log::{InFlight, PeerLog};
 use crate::client::PutOptions;
@@ -96,7 +95,7 @@ impl Client {
         match peer.run_blocking(put) {
             Ok(Attempt::Done) => {
                 log.was_served();
-                Writes::count(&self.shared.writes.by_log, 1);
+                self.shared.writes.by_log.one();
                 TryPut::Done(Ok(()))
             }
             // Too many claims are open, or the owner revoked the token: puts use plans for a while.
@@ -106,7 +105,7 @@ impl Client {
                 TryPut::NeedsPlan
             }
             Ok(Attempt::Plan) => {
-                Writes::count(&self.shared.writes.log_full, 1);
+                self.shared.writes.log_full.one();
                 TryPut::NeedsPlan
             }
             Err(e) => TryPut::Done(Err(e)),
@@ -213,7 +212,7 @@ impl Client {
                     log.keep_given_up(abandoned);
                 }
                 log.bump.store(0, Ordering::Relaxed);
-                Writes::count(&self.shared.writes.log_abandoned, 1);
+                self.shared.writes.log_abandoned.one();
                 return Ok(None);
             }
             if waited > Duration::ZERO {

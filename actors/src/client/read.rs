@@ -3,7 +3,6 @@
 //! again, never twice at one location, until the master answers NotFound. Slowness alone is never
 //! NotFound.
 
-use super::counters::Reads;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
@@ -103,8 +102,9 @@ impl Client {
 
     /// Counts an object that had changed and was found nowhere else.
     fn count_lost(&self, tried: &SearchState, e: &Error) {
-        let lost = e.kind() == ErrorKind::NotFound && tried.found_any_gone();
-        Reads::count(&self.shared.reads.lost, u64::from(lost));
+        if e.kind() == ErrorKind::NotFound && tried.found_any_gone() {
+            self.shared.reads.lost.one();
+        }
     }
 
     /// Reads an object into a buffer of the size that its location states.
@@ -335,9 +335,9 @@ impl Client {
                 };
                 let reads = &self.shared.reads;
                 match &results[s.index] {
-                    Ok(_) => Reads::count(&reads.accepted, 1),
-                    Err(Miss::Fatal(_) | Miss::Unreached(_)) => Reads::count(&reads.failed, 1),
-                    Err(Miss::Changed) => Reads::count(&reads.changed, 1),
+                    Ok(_) => reads.accepted.one(),
+                    Err(Miss::Fatal(_) | Miss::Unreached(_)) => reads.failed.one(),
+                    Err(Miss::Changed) => reads.changed.one(),
                 }
             }
         }
@@ -354,7 +354,7 @@ impl Client {
         if chain_in_time(t0, now, peer.layout.quarantine_ns()) {
             return Ok(());
         }
-        Reads::count(&self.shared.reads.strict, 1);
+        self.shared.reads.strict.one();
         let mut again: Vec<_> = slots.iter_mut().map(|s| s.reading.again()).collect();
         peer.verbs.post(0, &mut again)?;
         Ok(())
@@ -369,7 +369,7 @@ impl Client {
         for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
             let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
             peer.note(s.via, Touch { slot, epoch, bytes: s.meta.object.bytes_total });
-            self.shared.reads.via(s.via, 1);
+            self.shared.reads.via(s.via);
         }
         peer.flush_touches(TOUCH_BATCH);
     }

@@ -182,7 +182,7 @@ impl Client {
                 node.rank, node.pid
             ))
         };
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let asking = hello(&*self.shared.env.net, address, credentials, Purpose::Segments(command));
         let (stream, first) = tokio::time::timeout(limit, asking).await.map_err(silent)??;
         let whom = format!("rank {} at {address}", node.rank);

@@ -75,11 +75,6 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Counts a message whose answer a call waits for.
-    pub(super) fn waits(&self) {
-        Messages::count(&self.messages.waited, 1);
-    }
-
     /// World size of the job; 0 while this handle does not know it.
     pub(crate) fn world(&self) -> u32 {
         self.world.load(Ordering::Relaxed)

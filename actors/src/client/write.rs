@@ -7,7 +7,6 @@ mod repeated;
 mod whole_object;
 mod write_plan;
 
-use super::counters::Writes;
 use super::peer::Peer;
 use super::put_log::TryPut;
 use super::{Client, about_keys, one, spread};
@@ -152,7 +151,7 @@ impl Client {
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
-        Writes::count(&self.shared.writes.by_plan, stored as u64);
+        self.shared.writes.by_plan.add(stored);
         if self.wants_log(opts) {
             // As with a put through a log: Ok where the key has an object already.
             let there =
