@@ -50,7 +50,7 @@ use crate::slow_path::ClientSlowPathCounters;
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
-use counters::{Messages, Reads, Times, Writes};
+use counters::{Reads, Times, Writes};
 use keys::HandleKeys;
 use locations::Locations;
 use nkv_store::fork::ProcessMark;
@@ -59,8 +59,8 @@ use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
 use peers::Peers;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// The handle. Cheap to clone; clones share connections. See also [`Client::blocking`].
@@ -104,7 +104,7 @@ impl Client {
         let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
         found.settings.check()?;
         let mut addresses = found.master;
-        if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
+        if let Some((info, _)) = found.view.node(0)
             && info.boot_id == env.machine.boot_id()
             && let Some(local) = &info.local
         {
@@ -119,7 +119,7 @@ impl Client {
             hasher: found.hasher,
             settings: found.settings,
             view: found.view,
-            path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
+            path: MasterPath::Remote(addresses.into()),
             draining: Arc::default(),
             producer_id,
             executor: Some(executor),
@@ -134,8 +134,7 @@ impl Client {
         let rings = p.config.transport != TransportChoice::Tcp;
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
-        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id);
-        let pool = pool.with_rings(rings);
+        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id, rings);
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
@@ -154,7 +153,7 @@ impl Client {
             slow_path: pool.slow_path.clone(),
             draining: p.draining,
             closed: AtomicBool::new(false),
-            settings: Mutex::new(p.settings),
+            settings: p.settings,
             world: AtomicU32::new(p.view.world_size),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
@@ -244,13 +243,18 @@ impl Client {
         answer
     }
 
-    /// The cluster's settings, as received when this handle connected.
-    pub fn settings(&self) -> Settings {
-        self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The results in the answer to a request of `n` items that is answered with `Done`.
+    fn done(&self, asked: &str, answer: Result<Response>, n: usize) -> Vec<Result<()>> {
+        match answer {
+            Ok(Response::Done(list)) if list.len() == n => list,
+            Ok(other) => spread(n, self.pool.unexpected(asked, &other)),
+            Err(e) => spread(n, e),
+        }
     }
 
-    pub(crate) fn next_request(&self) -> u64 {
-        self.shared.next_request.fetch_add(1, Ordering::Relaxed)
+    /// The cluster's settings, as received when this handle connected.
+    pub fn settings(&self) -> Settings {
+        self.shared.settings.clone()
     }
 
     /// The attachment to the owner of an incarnation; attaches on first use.
@@ -277,9 +281,7 @@ impl Client {
     }
 
     async fn rank_info(&self, incarnation: u64) -> Result<RankInfo> {
-        let find = |v: &View| {
-            v.ranks.iter().find(|(i, _)| i.incarnation == incarnation).map(|(i, _)| i.clone())
-        };
+        let find = |v: &View| v.member(incarnation).map(|(info, _)| info.clone());
         let cached = find(&self.shared.view.read().unwrap_or_else(PoisonError::into_inner));
         if let Some(info) = cached {
             return Ok(info);
@@ -365,10 +367,8 @@ impl Client {
     /// # });
     /// ```
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
-        match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
-            Response::Done(list) => one(list),
-            other => Err(self.pool.unexpected("EvictUntilBelow", &other)),
-        }
+        let answer = self.call(Request::EvictUntilBelow(usage_ratio)).await;
+        one(self.done("EvictUntilBelow", answer, 1))
     }
 }
 
@@ -397,6 +397,23 @@ pub(crate) fn about_keys<'k, T>(
         }
     }
     results
+}
+
+/// The results of all items: each one without a result takes the next of `further`.
+fn filled<T>(done: Vec<Option<Result<T>>>, further: Vec<Result<T>>) -> Vec<Result<T>> {
+    let mut further = further.into_iter();
+    done.into_iter().map(|d| d.or_else(|| further.next()).unwrap_or_else(missing)).collect()
+}
+
+/// Each success becomes the next of the `further` results.
+fn continued<T, U>(results: Vec<Result<T>>, further: Vec<Result<U>>) -> Vec<Result<U>> {
+    let mut further = further.into_iter();
+    let next = |result: Result<T>| result.and_then(|_| further.next().unwrap_or_else(missing));
+    results.into_iter().map(next).collect()
+}
+
+fn missing<T>() -> Result<T> {
+    Err(Error::internal("an item of a batch without a result"))
 }
 
 pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {

@@ -34,7 +34,7 @@ pub(crate) enum MasterPath {
     /// In this process.
     Local(ActorAddr<Master>, Arc<Members>),
     /// Over the wire: addresses, nearest first.
-    Remote(Arc<Mutex<Vec<Address>>>),
+    Remote(Arc<[Address]>),
 }
 
 /// As error texts show it, after "the master".
@@ -43,7 +43,6 @@ impl std::fmt::Display for MasterPath {
         match self {
             Self::Local(..) => f.write_str("(rank 0, in this process)"),
             Self::Remote(all) => {
-                let all = all.lock().unwrap_or_else(PoisonError::into_inner);
                 let shown: Vec<String> = all.iter().map(Address::to_string).collect();
                 write!(f, "(rank 0 at {})", shown.join(" or "))
             }
@@ -92,6 +91,7 @@ impl ControlPool {
         path: MasterPath,
         (credentials, keys): (Credentials, HandleKeys),
         producer: u64,
+        rings: bool,
     ) -> Self {
         Self {
             net,
@@ -102,7 +102,7 @@ impl ControlPool {
             idle: OwnProcessOnly::default(),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
-            rings: AtomicBool::new(true),
+            rings: AtomicBool::new(rings),
             slow_path: Arc::default(),
         }
     }
@@ -110,14 +110,9 @@ impl ControlPool {
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
         let means = (self.credentials.clone(), self.keys.clone());
-        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer);
-        let fresh = fresh.with_rings(self.rings.load(Ordering::Relaxed));
+        let rings = self.rings.load(Ordering::Relaxed);
+        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer, rings);
         Self { slow_path: self.slow_path.clone(), ..fresh }
-    }
-
-    /// Whether to ask for rings.
-    pub(crate) fn with_rings(self, rings: bool) -> Self {
-        Self { rings: AtomicBool::new(rings), ..self }
     }
 
     /// For a runtime that one thread drives for one call at a time: a call may block it.
@@ -182,7 +177,7 @@ impl ControlPool {
     async fn call_remote(&self, request: &Request) -> Result<Response> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(conn) = idle {
-            match self.exchange(conn, request).await {
+            match self.exchange_and_keep(conn, request).await {
                 Ok(Response::Failed(e))
                     if e.kind() == ErrorKind::Internal && repeatable(request) =>
                 {
@@ -197,23 +192,33 @@ impl ControlPool {
             }
         }
         let conn = self.connect().await?;
-        match self.exchange(conn, request).await {
+        match self.exchange_and_keep(conn, request).await {
             // A panic in another call dropped this call's parked reply: ask the restarted actor.
             Ok(Response::Failed(e)) if e.kind() == ErrorKind::Internal && repeatable(request) => {
                 self.slow_path.asked_again.one();
                 let conn = self.connect().await?;
-                self.exchange(conn, request).await
+                self.exchange_and_keep(conn, request).await
             }
             other => other,
         }
     }
 
-    async fn exchange(&self, mut conn: Conn, request: &Request) -> Result<Response> {
+    /// One request over a connection, which is kept for a later one if it served this one.
+    async fn exchange_and_keep(&self, mut conn: Conn, request: &Request) -> Result<Response> {
+        let response = self.exchange(&mut conn, request).await?;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(conn);
+        }
+        Ok(response)
+    }
+
+    async fn exchange(&self, conn: &mut Conn, request: &Request) -> Result<Response> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let broken = |e: &dyn std::fmt::Display| {
             Error::disconnected(format!("the connection to the master broke: {e}"))
         };
-        let Conn { stream, buf } = &mut conn;
+        let Conn { stream, buf } = conn;
         write_frame(stream, buf, id, request).await.map_err(|e| match e {
             WireError::TooLarge { .. } | WireError::Encode(_) => Error::invalid(format!(
                 "this batch does not fit a frame of {MAX_FRAME_BYTES} bytes; split it ({e})"
@@ -221,13 +226,7 @@ impl ControlPool {
             other => broken(&other),
         })?;
         match read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES).await {
-            Ok(Some((answered, response))) if answered == id => {
-                let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-                if idle.len() < MAX_IDLE {
-                    idle.push(conn);
-                }
-                Ok(response)
-            }
+            Ok(Some((answered, response))) if answered == id => Ok(response),
             Ok(Some((other, _))) => Err(broken(&format!("answer {other} to request {id}"))),
             Ok(None) => Err(broken(&"closed by the master")),
             Err(e) => Err(broken(&e)),
@@ -238,9 +237,8 @@ impl ControlPool {
         let MasterPath::Remote(addresses) = &self.path else {
             return Err(Error::internal("a local master has no address"));
         };
-        let addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut last = Error::disconnected("no address for the master");
-        for address in &addresses {
+        for address in &**addresses {
             if matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed) {
                 match self.connect_to(address, true).await {
                     Ok(conn) => return Ok(conn),
@@ -312,21 +310,17 @@ impl ControlPool {
 
     /// Receives views until the connection or the client ends.
     async fn watch_there(&self, mut conn: Conn, client: &Weak<Shared>) {
-        let Conn { stream, buf } = &mut conn;
         while let Some((term, number)) = client.upgrade().map(|c| c.view().order()) {
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            if write_frame(stream, buf, id, &Request::Watch { term, number }).await.is_err() {
-                return;
-            }
             // The master answers within WATCH_LIMIT, even if nothing changed.
-            let answer = read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES);
-            match tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await {
-                Ok(Ok(Some((answered, Response::View(view))))) if answered == id => {
-                    if let Some(client) = client.upgrade() {
-                        client.keep_view(view);
-                    }
-                }
-                _ => return,
+            let watch = Request::Watch { term, number };
+            let answer = self.exchange(&mut conn, &watch);
+            let Ok(Ok(Response::View(view))) =
+                tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await
+            else {
+                return;
+            };
+            if let Some(client) = client.upgrade() {
+                client.keep_view(view);
             }
         }
     }

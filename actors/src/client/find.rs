@@ -4,13 +4,13 @@
 
 use super::locations;
 use super::peer::Peer;
-use super::{Client, check_keys, key_bytes, spread};
+use super::{Client, check_keys, filled, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, ObjectDesc, Request, Response, SlotRef, Via};
+use nkv_store::KeyId;
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
-use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -51,49 +51,25 @@ impl Located {
 pub(super) struct SearchState {
     /// Locations where it was retired, removed or overwritten. It never comes back there, since
     /// epochs are not reused [I3].
-    gone: SmallVec<[SlotRef; 1]>,
+    pub gone: SmallVec<[SlotRef; 1]>,
     /// A hint pointed to an owner that cannot be reached: from here on only the master's answers
     /// are used.
-    unreached: bool,
-    /// Replicas that the master named and that were not tried yet.
-    next: Vec<ObjMeta>,
+    pub unreached: bool,
+    /// Replicas that the master named and that were not tried yet: the next location is one of
+    /// these, without asking again.
+    pub next: Vec<ObjMeta>,
 }
 
 impl SearchState {
-    /// Records that the object at this location had changed.
-    pub(super) fn found_gone(&mut self, at: SlotRef) {
-        self.gone.push(at);
-    }
-
-    /// Whether any location had changed.
-    pub(super) fn found_any_gone(&self) -> bool {
-        !self.gone.is_empty()
-    }
-
-    /// The next location to try is one of these, without asking again.
-    pub(super) fn try_next(&mut self, others: Vec<ObjMeta>) {
-        self.next = others;
-    }
-
-    /// Records that its owner could not be reached.
-    pub(super) fn not_reached(&mut self) {
-        self.unreached = true;
-    }
-
     /// Whether a hint may be followed.
     fn allows(&self, meta: &ObjMeta) -> bool {
         !self.unreached && !self.gone.contains(&meta.at)
     }
 
-    /// Whether the next location is the last one to try.
-    pub(super) fn is_last(&self) -> bool {
-        self.gone.len() + 1 >= MAX_PLACES
-    }
-
     /// The error to return when there is no further location.
-    pub(super) fn failed(&self, key: &[u8], e: Error) -> Error {
+    fn failed(&self, key: &[u8], e: Error) -> Error {
         match e.kind() {
-            ErrorKind::NotFound if self.found_any_gone() => Error::not_found(format!(
+            ErrorKind::NotFound if !self.gone.is_empty() => Error::not_found(format!(
                 "key {} was evicted or removed while it was read",
                 shown(key)
             )),
@@ -117,19 +93,16 @@ impl Client {
         tried: &[SearchState],
     ) -> Vec<Result<Located>> {
         debug_assert_eq!(keys.len(), tried.len());
-        let mut found = self.find_unasked(keys, tried);
+        let found = self.find_unasked(keys, tried);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
         if rest.is_empty() {
             return found.into_iter().flatten().map(Ok).collect();
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
         let gone = rest.iter().flat_map(|i| tried[*i].gone.iter().copied()).collect();
-        let mut answer = self.ask_master(&unknown, gone).await.into_iter();
-        let answers = found.iter_mut().enumerate().map(|(i, known)| match known.take() {
-            Some(known) => Some(Ok(known)),
-            None => answer.next().map(|t| led(t, keys[i], &tried[i])),
-        });
-        answers.flatten().collect()
+        let answer = self.ask_master(&unknown, gone).await.into_iter();
+        let answer = answer.zip(rest).map(|(answer, i)| led(answer, keys[i], &tried[i])).collect();
+        filled(found.into_iter().map(|known| known.map(Ok)).collect(), answer)
     }
 
     /// Locations that can be found without a message.
@@ -219,17 +192,16 @@ impl Client {
     /// used instead: the read there finds out whether it is still valid.
     async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<Vec<ObjMeta>>> {
         let kept = &self.shared.locations;
-        let all_known = kept.knows_all(keys);
-        if all_known && kept.is_master_unresponsive(self.shared.env.clock.now_ns()) {
-            let known = keys.iter().map_while(|k| kept.known(k));
-            let known: Vec<_> = known.map(|meta| Ok(vec![meta])).collect();
-            if known.len() == keys.len() {
+        let known: Option<Vec<_>> = keys.iter().map(|k| kept.known(k)).collect();
+        let limit = match known {
+            Some(known) if kept.is_master_unresponsive(self.shared.env.clock.now_ns()) => {
                 self.shared.reads.stood_in.add(known.len());
-                return known;
+                return known.into_iter().map(|meta| Ok(vec![meta])).collect();
             }
-        }
-        // With a location to fall back on, most of the call's time is left for the read.
-        let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
+            // With a location to fall back on, most of the call's time is left for the read.
+            Some(_) => self.limit() / STAND_IN_SHARE,
+            None => self.limit(),
+        };
         let request = Request::GetLocation { keys: key_bytes(keys), gone };
         let answer = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
@@ -241,21 +213,20 @@ impl Client {
                 spread(keys.len(), e)
             }
         };
-        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| match answer {
+        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| {
             // An invalid key is InvalidArgument, whatever the master answers.
-            _ if Key::check(key).is_err() => check_keys(&[key]).and(answer),
-            Ok(places) => {
-                places.first().into_iter().for_each(|meta| kept.keep(key, meta));
-                Ok(places)
-            }
-            Err(e) if locations::unknown(e.kind()) => match kept.known(key) {
-                Some(meta) => {
-                    self.shared.reads.stood_in.one();
-                    Ok(vec![meta])
+            check_keys(&[key])?;
+            match &answer {
+                Ok(places) => places.first().into_iter().for_each(|meta| kept.keep(key, meta)),
+                Err(e) if locations::unknown(e.kind()) => {
+                    if let Some(meta) = kept.known(key) {
+                        self.shared.reads.stood_in.one();
+                        return Ok(vec![meta]);
+                    }
                 }
-                None => Err(e),
-            },
-            Err(e) => Err(e),
+                Err(_) => {}
+            }
+            answer
         };
         answer.into_iter().zip(keys).map(stand_in).collect()
     }

@@ -167,30 +167,26 @@ impl Client {
         Ok(found.iter().take_while(|found| **found).count())
     }
 
-    /// Reads those objects of a batch that are in mapped segments, and leaves the other `results`
-    /// as they are. True for every item that is done.
+    /// Reads those objects of a batch that are in mapped segments; None for the others.
     pub(super) fn read_many_now(
         &self,
         items: &mut [(&[u8], &mut [u8])],
-        results: &mut [Result<usize>],
-    ) -> Vec<bool> {
+    ) -> Vec<Option<Result<usize>>> {
         let ids = self.ids_of(items.iter().map(|(key, _)| *key));
         let found = self.find_mapped(&ids);
-        let mut settled = vec![false; items.len()];
+        let mut results = vec![None; items.len()];
         let mut read: Option<Arc<Peer>> = None;
         // From last to first, so that the first of a batch counts as the most recently used.
-        let all = items.iter_mut().zip(results).zip(&mut settled).zip(found).rev();
-        for ((((_, dst), result), settled), found) in all {
+        let all = items.iter_mut().zip(&mut results).zip(found).rev();
+        for (((_, dst), result), found) in all {
             let Some((peer, hit)) = found else { continue };
-            if let Some(done) = self.copy_now(&peer, &hit, dst) {
-                (*result, *settled) = (done, true);
-            }
+            *result = self.copy_now(&peer, &hit, dst);
             if read.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &peer)) {
                 read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
                 read = Some(peer);
             }
         }
         read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
-        settled
+        results
     }
 }

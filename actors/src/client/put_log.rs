@@ -120,7 +120,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<Attempt> {
         let page = match opts.page_bytes {
-            0 => self.shared.page_bytes(),
+            0 => self.shared.settings.page_bytes,
             bytes => bytes,
         };
         let Ok(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {

@@ -143,8 +143,7 @@ impl Client {
             let last = view.world_size.saturating_sub(1);
             return Err(Error::invalid(format!("there is no rank {rank}; ranks are 0 to {last}")));
         }
-        let node = view.nodes().find(|(info, _)| info.rank == rank).map(|(info, _)| info);
-        let node = node.ok_or_else(|| {
+        let (node, _) = view.node(rank).ok_or_else(|| {
             Error::disconnected(format!("rank {rank} is no member of the cluster now"))
         })?;
         if let Some(why) = out_of_reach(&view, node) {
@@ -210,7 +209,7 @@ impl Client {
 /// Why the caller must not wait for a node that was a member.
 fn out_of_reach(view: &View, node: &RankInfo) -> Option<Error> {
     let (rank, pid) = (node.rank, node.pid);
-    match view.nodes().find(|(info, _)| info.incarnation == node.incarnation) {
+    match view.member(node.incarnation) {
         Some((_, RankState::Suspect)) => Some(Error::disconnected(format!(
             "the link of rank {rank} (pid {pid}) to the master is down"
         ))),

@@ -83,7 +83,7 @@ impl Client {
                 return view;
             }
             self.shared.locations.forget(key);
-            tried.found_gone(meta.at);
+            tried.gone.push(meta.at);
         }
         Err(moves_on(key))
     }

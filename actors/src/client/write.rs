@@ -9,7 +9,7 @@ mod write_plan;
 
 use super::peer::Peer;
 use super::put_log::TryPut;
-use super::{Client, about_keys, one, spread};
+use super::{Client, about_keys, continued, filled, one, spread};
 use crate::client::PutOptions;
 use crate::client::plans::PlanState;
 use crate::client::producer::Abandon;
@@ -102,15 +102,12 @@ impl Client {
             TryPut::Done(done) => Some(done),
             TryPut::NeedsPlan | TryPut::NotAttached => None,
         };
-        let mut done: Vec<_> = items.iter().map(now).collect();
+        let done: Vec<_> = items.iter().map(now).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned =
             if left.is_empty() { Vec::new() } else { self.put_planned(&left, &at, opts).await };
-        let open = done.iter_mut().filter(|d| d.is_none());
-        open.zip(planned).for_each(|(open, planned)| *open = Some(planned));
-        let unplanned = || Err(Error::internal("a put that was neither done nor planned"));
-        done.into_iter().map(|d| d.unwrap_or_else(unplanned)).collect()
+        filled(done, planned)
     }
 
     /// Stores values by plans. `at` holds the position of each item in the caller's batch.
@@ -131,23 +128,12 @@ impl Client {
             .zip(items)
             .filter_map(|(plan, (_, value))| Some((plan.as_ref().ok()?.clone(), *value)))
             .collect();
-        let mut placed = self.place_wholes(&wholes).into_iter();
-        let mut results: Vec<Result<()>> = Vec::with_capacity(items.len());
-        let mut written = Vec::new();
-        for (i, plan) in plans.into_iter().enumerate() {
-            results.push(plan.and_then(|p| {
-                placed
-                    .next()
-                    .unwrap_or_else(|| Err(Error::internal("an object was not placed")))?;
-                written.push((i, p));
-                Ok(())
-            }));
-        }
-        let plans: Vec<_> = written.iter().map(|(_, p)| p.clone()).collect();
-        for ((i, _), r) in written.iter().zip(self.commit_plans(&plans).await) {
-            results[*i] = r;
-        }
-        unfinished.answered(&plans);
+        let placed = self.place_wholes(&wholes);
+        let written = wholes.into_iter().zip(&placed).filter(|(_, placed)| placed.is_ok());
+        let written: Vec<_> = written.map(|((plan, _), _)| plan).collect();
+        let committed = self.commit_plans(&written).await;
+        unfinished.answered(&written);
+        let mut results = continued(continued(plans, placed), committed);
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
@@ -230,9 +216,10 @@ impl Client {
             preferred_rank: opts.preferred_rank,
             page_bytes: opts.page_bytes,
         });
-        let mut asked = Asked { client: self, request: Some(self.next_request()) };
+        let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
+        let mut asked = Asked { client: self, request: Some(number) };
         let request = Request::OpenForWrite {
-            request: asked.request.unwrap_or_default(),
+            request: number,
             // A quarter of the call's limit is left for the round trip.
             wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
             items: wire.collect(),
@@ -390,11 +377,8 @@ impl Client {
 
     async fn commit_once(&self, plans: &[Arc<PlanState>], limit: Duration) -> Vec<Result<()>> {
         let list = plans.iter().map(|p| p.reference()).collect();
-        match self.call_within(Request::Commit(list), limit.min(self.limit())).await {
-            Ok(Response::Done(list)) if list.len() == plans.len() => list,
-            Ok(other) => spread(plans.len(), self.pool.unexpected("Commit", &other)),
-            Err(e) => spread(plans.len(), e),
-        }
+        let answer = self.call_within(Request::Commit(list), limit.min(self.limit())).await;
+        self.done("Commit", answer, plans.len())
     }
 
     /// Gives up failed plans in the background; their owner fences and frees them.

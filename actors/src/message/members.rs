@@ -185,4 +185,14 @@ impl View {
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.id().is_first())
     }
+
+    /// The first segment of a rank, if the rank is a member.
+    pub fn node(&self, rank: u32) -> Option<&(RankInfo, RankState)> {
+        self.nodes().find(|(info, _)| info.rank == rank)
+    }
+
+    /// The segment of an incarnation, if it is a member.
+    pub fn member(&self, incarnation: u64) -> Option<&(RankInfo, RankState)> {
+        self.ranks.iter().find(|(info, _)| info.incarnation == incarnation)
+    }
 }

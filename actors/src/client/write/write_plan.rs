@@ -4,7 +4,7 @@ use super::{announce, one, publication};
 use crate::client::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
-use crate::message::{PlanDesc, Request, Response};
+use crate::message::{PlanDesc, Request};
 use nkv_transport::TransportError;
 use std::sync::Arc;
 
@@ -190,10 +190,8 @@ impl WritePlan {
         client.check_usable()?;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
-        match client.call(Request::Abort(vec![plan.reference()])).await? {
-            Response::Done(list) => one(list),
-            other => Err(client.pool.unexpected("Abort", &other)),
-        }
+        let answer = client.call(Request::Abort(vec![plan.reference()])).await;
+        one(client.done("Abort", answer, 1))
     }
 }
 
