@@ -16,7 +16,6 @@ mod listing;
 mod locations;
 mod lookup;
 mod mapped;
-mod obeyed;
 pub mod peer;
 mod peer_log;
 mod peers;

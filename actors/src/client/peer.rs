@@ -9,8 +9,8 @@ pub(crate) use attaching::Attaching;
 use link::Outgoing;
 
 use super::counters::Messages;
-use super::obeyed::Obeyed;
 use super::peer_log::{NAMES_PER_FRAME, PeerLog};
+use super::plans::OwnerGates;
 use crate::attachment::{AttachId, LocalOwner};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
@@ -118,7 +118,7 @@ pub struct Peer {
     pub(crate) verbs: Arc<dyn Verbs>,
     // A plan requested before this time must be checked with the owner before its first write.
     pub(crate) attached_ns: u64,
-    pub(crate) obeyed: Arc<Obeyed>,
+    pub(crate) gates: Arc<OwnerGates>,
     link: Link,
     alive: Alive,
     disconnected: AtomicBool,
@@ -207,7 +207,7 @@ impl Peer {
 
     /// A peer that reaches nothing, for tests of plans.
     #[cfg(test)]
-    pub(crate) fn nowhere(obeyed: Arc<Obeyed>) -> Arc<Self> {
+    pub(crate) fn nowhere(gates: Arc<OwnerGates>) -> Arc<Self> {
         let memory = nkv_store::AnonMemory::new(4096).expect("a page of memory");
         let alive = Alive::new();
         Arc::new(Self {
@@ -225,7 +225,7 @@ impl Peer {
             takes_puts: AtomicBool::new(true),
             verbs: Arc::new(MappedVerbs::local(Arc::new(memory), alive.clone())),
             attached_ns: 0,
-            obeyed,
+            gates,
             link: Link::Remote(mpsc::channel(1).0),
             alive,
             disconnected: AtomicBool::new(false),

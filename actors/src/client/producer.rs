@@ -139,34 +139,14 @@ impl On<Attach> for Producer {
         if waiters.len() > 1 {
             return;
         }
-        let attaching = attaching(&shared, m.0);
+        let attaching = Attaching::new(shared, m.0);
         ctx.work(async move { Attached(incarnation, attaching.run().await) });
-    }
-}
-
-fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
-    let incarnation = info.incarnation;
-    Attaching {
-        env: shared.env.clone(),
-        credentials: shared.credentials.clone(),
-        hasher: shared.keys.now(),
-        producer: shared.producer_id,
-        claims: (info.layout.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
-        info,
-        choice: shared.config.transport,
-        data_stripes: shared.config.data_stripes,
-        fabric: shared.config.fabric.clone(),
-        prefault: shared.config.prefault,
-        plans: shared.plans.clone(),
-        writes_on: shared.peers.writes_on(incarnation, None),
-        claims_already: shared.peers.claims(incarnation),
-        messages: shared.messages.clone(),
     }
 }
 
 impl Producer {
     /// Tries again to make attachments for claims that were lost or failed.
-    fn claim_again(&self, shared: &Shared, ctx: &mut Context<'_, Self>) {
+    fn claim_again(&self, shared: &Arc<Shared>, ctx: &mut Context<'_, Self>) {
         let lacking = shared.peers.lacking();
         if lacking.is_empty() {
             return;
@@ -174,7 +154,7 @@ impl Producer {
         for (info, _) in shared.view().ranks {
             let owner = info.incarnation;
             if lacking.contains(&owner) && !self.attaching.contains_key(&owner) {
-                let attaching = attaching(shared, info);
+                let attaching = Attaching::new(shared.clone(), info);
                 ctx.work(async move { Claiming(attaching.to_claim().await) });
             }
         }
