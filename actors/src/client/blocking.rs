@@ -19,24 +19,20 @@ pub struct Blocking {
     runtime: OwnProcessOnly<Runtime>,
 }
 
+fn runtime() -> Result<Runtime> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))
+}
+
 impl Blocking {
     pub(crate) fn new(client: &Client) -> Result<Self> {
-        let client = client.for_a_thread();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        Ok(Self { client, runtime: OwnProcessOnly::new(runtime) })
+        let runtime = OwnProcessOnly::new(runtime()?);
+        Ok(Self { client: client.for_a_thread(), runtime })
     }
 
     /// Connects through any node of the cluster.
     pub fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        let bare = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        let client = bare.block_on(Client::connect(node, config))?;
-        Self::new(&client)
+        Self::new(&runtime()?.block_on(Client::connect(node, config))?)
     }
 
     fn wait<T, E: From<Error>>(

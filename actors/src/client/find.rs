@@ -156,14 +156,11 @@ impl Client {
         ids: &[KeyId],
         wanted: &[usize],
     ) -> Vec<(usize, ObjMeta)> {
-        let world = u64::from(self.shared.world());
         let mut found = Vec::new();
-        if world == 0 {
-            return found;
-        }
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for i in wanted {
-            by_rank.entry((ids[*i].hash % world) as u32).or_default().push(*i);
+            let Some(rank) = self.shared.rank_of(ids[*i].hash) else { return found };
+            by_rank.entry(rank).or_default().push(*i);
         }
         for (rank, wanted) in by_rank {
             let now = self.shared.env.clock.now_ns();

@@ -6,7 +6,7 @@
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::read::too_small;
-use super::{Client, check_keys};
+use super::{Client, Shared, check_keys};
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
 use bytes::Bytes;
@@ -20,11 +20,15 @@ const BATCH: usize = 128;
 
 /// Mapped segments in the order of a key's lookup: most keys are at the rank that their hash
 /// selects, or where this process put them.
-fn in_order(mapped: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
+fn in_order<'a>(
+    mapped: &'a [Arc<Peer>],
+    shared: &Shared,
+    key: KeyId,
+) -> impl Iterator<Item = &'a Arc<Peer>> + use<'a> {
     let from = match mapped.len() {
         0 | 1 => 0,
         _ => {
-            let owner = (key.hash % u64::from(world.max(1))) as u32;
+            let owner = shared.rank_of(key.hash).unwrap_or_default();
             mapped.partition_point(|p| p.rank < owner)
         }
     };
@@ -71,7 +75,7 @@ impl Client {
         }
         let mapped = self.shared.peers.mapped();
         let id = self.shared.keys.now().id(key);
-        for peer in in_order(&mapped, self.shared.world(), id) {
+        for peer in in_order(&mapped, &self.shared, id) {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
             reader.prefetch(&hit);

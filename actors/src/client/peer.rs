@@ -57,24 +57,16 @@ pub enum TransportChoice {
 impl std::str::FromStr for TransportChoice {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "shm" => Ok(Self::Shm),
-            "tcp" => Ok(Self::Tcp),
-            "rdma" => Ok(Self::Rdma),
-            _ => Err(Error::invalid(format!("transport is auto, shm, tcp or rdma, not '{s}'"))),
-        }
+        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Rdma];
+        let named = all.into_iter().find(|choice| choice.to_string() == s);
+        let wrong = || Error::invalid(format!("transport is auto, shm, tcp or rdma, not '{s}'"));
+        named.ok_or_else(wrong)
     }
 }
 
 impl std::fmt::Display for TransportChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -300,15 +292,15 @@ impl Peer {
                 }
             }
             Link::Remote(tx) => {
-                let gone = |_| Error::disconnected(format!("rank {} is gone", self.rank));
+                let gone = || Error::disconnected(format!("rank {} is gone", self.rank));
                 if some {
-                    tx.send(Outgoing::Frame(ClientToOwner::Touched(batch))).await.map_err(gone)?;
+                    let touched = Outgoing::Frame(ClientToOwner::Touched(batch));
+                    tx.send(touched).await.map_err(|_| gone())?;
                 }
                 if wait {
                     let (done, flushed) = oneshot::channel();
-                    tx.send(Outgoing::Flushed(done)).await.map_err(gone)?;
-                    let lost = |_| Error::disconnected(format!("rank {} is gone", self.rank));
-                    flushed.await.map_err(lost)?;
+                    tx.send(Outgoing::Flushed(done)).await.map_err(|_| gone())?;
+                    flushed.await.map_err(|_| gone())?;
                 }
             }
         }
@@ -364,7 +356,7 @@ impl Peer {
     /// Waits until no put is in the middle of a claim; false after `ATTACH_LIMIT`.
     async fn is_drained_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
         for _ in 0..ATTACH_LIMIT.as_millis() {
-            if self.log.as_ref().is_none_or(PeerLog::is_drained) && !writes_on() {
+            if self.log.as_ref().is_none_or(|log| log.gate.is_drained()) && !writes_on() {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

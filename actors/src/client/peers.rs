@@ -102,16 +102,14 @@ impl Peers {
             return;
         }
         let mut all = self.write();
-        let main = |p: &Peer| {
-            all.get(&(p.incarnation, AttachmentUse::Everything)).is_some_and(|m| m.is_alive())
-        };
-        let kept: HashSet<u64> = all
+        let attached: HashSet<u64> = all
             .values()
-            .filter(|p| p.used_for == AttachmentUse::Claims && main(p))
+            .filter(|p| p.used_for == AttachmentUse::Everything && p.is_alive())
             .map(|p| p.incarnation)
             .collect();
-        let over =
-            |p: &Peer| !(p.used_for == AttachmentUse::Claims && kept.contains(&p.incarnation));
+        let over = |p: &Peer| {
+            p.used_for == AttachmentUse::Everything || !attached.contains(&p.incarnation)
+        };
         let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive() && over(p)).collect();
         self.publish(&all);
         drop(all);

@@ -150,10 +150,9 @@ impl Client {
             return Err(why);
         }
         let limit = work + BESIDES;
-        let asked = async { Some(self.ask_node(node, command).await) };
-        let asked = race(asked, async { Some(Err(self.until_out_of_reach(node).await)) });
-        let answer = tokio::time::timeout(limit, asked).await.ok().flatten();
-        answer.unwrap_or_else(|| {
+        let gone = async { Err(self.until_out_of_reach(node).await) };
+        let asked = race(self.ask_node(node, command), gone);
+        tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| {
             let ms = limit.as_millis();
             Err(Error::timeout(format!("rank {rank} was still at work after {ms} ms")))
         })

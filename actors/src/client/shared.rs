@@ -75,9 +75,11 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// World size of the job; 0 while this handle does not know it.
-    pub(crate) fn world(&self) -> u32 {
-        self.world.load(Ordering::Relaxed)
+    /// The rank that a key's hash selects; None while this handle does not know the world size.
+    #[inline]
+    pub(crate) fn rank_of(&self, hash: u64) -> Option<u32> {
+        let world = self.world.load(Ordering::Relaxed);
+        hash.checked_rem(u64::from(world)).map(|rank| rank as u32)
     }
 
     /// Adds a new attachment to an owner; it is disconnected if the owner was declared gone
@@ -89,7 +91,12 @@ impl Shared {
             None if view.settled => peer.disconnect(),
             None => {}
         }
-        self.peers.insert(peer, &self.closed)
+        let taken = self.peers.insert(peer.clone(), &self.closed);
+        if taken {
+            let (rank, transport) = (peer.rank, peer.kind());
+            tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
+        }
+        taken
     }
 
     /// Incarnation of a rank's first segment, if the segment is alive and has a device log.

@@ -12,7 +12,7 @@ use super::put_log::TryPut;
 use super::{Client, about_keys, continued, filled, one, spread};
 use crate::client::PutOptions;
 use crate::client::plans::PlanState;
-use crate::client::producer::Abandon;
+use crate::client::producer::GiveUp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, Request, Response};
 use futures_util::future::join_all;
@@ -193,7 +193,7 @@ impl Client {
         let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
             Error::not_found(format!("this handle has no open plan for key {key}"))
         })?;
-        self.publish_and_commit(&plan).await.map_err(Error::from)
+        self.publish_and_commit(&plan).await.map_err(|e| e.error)
     }
 
     async fn open_many(
@@ -303,10 +303,11 @@ impl Client {
         let missing = p.missing();
         if missing > 0 {
             p.unseal();
-            return Err(Unpublished::Lacks(Error::invalid(format!(
+            let error = Error::invalid(format!(
                 "{missing} of {} bytes of key {} were never written; write them or abort",
                 p.desc.meta.object.bytes_total, p.key
-            ))));
+            ));
+            return Err(Unpublished { error, open: true });
         }
         if p.first_write() {
             // An empty object: nothing else wrote the header.
@@ -391,12 +392,16 @@ impl Client {
 
     fn report_abandoned(&self, list: Vec<PlanRef>) {
         self.shared.slow_path.abandoned.add(list.len());
-        if !list.is_empty()
-            && let Some(Err(error)) =
-                self.notify_producer(Abandon(list, self.shared.abandoning.clone()))
-        {
-            // The plans end at their deadline.
-            tracing::debug!(%error, "plans not aborted; they end at their deadline");
+        if !list.is_empty() {
+            self.give_up_later(Request::Abort(list));
+        }
+    }
+
+    /// Sends a request that gives up plans, in the background.
+    fn give_up_later(&self, request: Request) {
+        let told = self.notify_producer(GiveUp(request, self.shared.abandoning.clone()));
+        if let Some(Err(error)) = told {
+            tracing::debug!(%error, "plans not given up; they end at their deadline");
         }
     }
 

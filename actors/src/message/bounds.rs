@@ -29,11 +29,15 @@ fn refuse<T>(text: String) -> Result<T> {
     Err(Error::invalid(text))
 }
 
-fn text(what: &str, bytes: usize) -> Result<()> {
-    match bytes {
-        0..=MAX_TEXT_BYTES => Ok(()),
-        _ => refuse(format!("{what} of {bytes} bytes; at most {MAX_TEXT_BYTES} are accepted")),
+fn size(what: &str, n: u64, unit: &str, most: u64) -> Result<()> {
+    if n <= most {
+        return Ok(());
     }
+    refuse(format!("{what} of {n} {unit}; at most {most} are accepted"))
+}
+
+fn text(what: &str, bytes: usize) -> Result<()> {
+    size(what, bytes as u64, "bytes", MAX_TEXT_BYTES as u64)
 }
 
 fn list(what: &str, len: usize, most: usize) -> Result<()> {
@@ -44,10 +48,7 @@ fn list(what: &str, len: usize, most: usize) -> Result<()> {
 }
 
 fn key(bytes: &[u8]) -> Result<()> {
-    match bytes.len() {
-        0..=MAX_KEY_BYTES => Ok(()),
-        len => refuse(format!("a key of {len} bytes; at most {MAX_KEY_BYTES} are accepted")),
-    }
+    size("a key", bytes.len() as u64, "bytes", MAX_KEY_BYTES as u64)
 }
 
 fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
@@ -62,10 +63,7 @@ fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
 }
 
 fn time(what: &str, ms: u64) -> Result<()> {
-    match ms {
-        0..=MAX_TIME_MS => Ok(()),
-        _ => refuse(format!("{what} of {ms} ms; at most {MAX_TIME_MS} are accepted")),
-    }
+    size(what, ms, "ms", MAX_TIME_MS)
 }
 
 impl RankInfo {

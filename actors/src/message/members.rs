@@ -58,11 +58,7 @@ pub enum RankState {
 
 impl std::fmt::Display for RankState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Alive => "alive",
-            Self::Suspect => "suspect",
-            Self::Draining => "draining",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 

@@ -3,9 +3,8 @@
 
 use super::super::Client;
 use crate::client::plans::PlanState;
-use crate::client::producer::Withdrawn;
 use crate::error::{Error, Result};
-use crate::message::{PlanId, PlanRef};
+use crate::message::{PlanId, PlanRef, Request};
 use hashbrown::HashSet;
 use std::sync::Arc;
 
@@ -41,12 +40,9 @@ pub(super) struct Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        let Some(request) = self.request else { return };
-        let shared = &self.client.shared;
-        shared.slow_path.withdrawn.one();
-        let withdrawn = Withdrawn(request, shared.abandoning.clone());
-        if let Some(Err(error)) = self.client.notify_producer(withdrawn) {
-            tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
+        if let Some(request) = self.request {
+            self.client.shared.slow_path.withdrawn.one();
+            self.client.give_up_later(Request::Withdraw { request });
         }
     }
 }

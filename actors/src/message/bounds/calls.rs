@@ -49,9 +49,7 @@ impl ObjMeta {
             layout.header_base
         ))
     }
-}
 
-impl ObjMeta {
     /// Checks that the location is possible in any segment.
     fn check_numbers(&self) -> Result<()> {
         let ObjectDesc { extent, bytes_total, .. } = self.object;
@@ -115,6 +113,7 @@ impl Request {
     /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
         let n = match self {
+            Request::List { after: Some(after), .. } => return key(after),
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
             // For one key a reader may have tried several locations.
@@ -133,9 +132,6 @@ impl Request {
                 "a batch has at most {MAX_BATCH} items, this one {n}; split it"
             ));
         }
-        match self {
-            Request::List { after: Some(after), .. } => key(after),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
