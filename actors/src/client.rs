@@ -167,7 +167,8 @@ impl Client {
         &self,
         executor: &crate::executor::Executor,
     ) -> Result<ActorAddr<Producer>> {
-        let durable = ProducerDurable::new(&self.shared, self.pool.another());
+        let (shared, pool) = (Arc::downgrade(&self.shared), Arc::new(self.pool.another()));
+        let durable = ProducerDurable { shared: shared.clone(), pool };
         let exhausted = Arc::new(|name: &'static str| {
             tracing::error!(
                 actor = name,
@@ -177,8 +178,7 @@ impl Client {
         let actor = ActorAddr::start(executor, durable, exhausted).await?;
         let _ = self.actor.set(actor.clone());
         let pool = self.pool.another();
-        let weak = Arc::downgrade(&self.shared);
-        executor.task(async move { pool.presence(weak).await });
+        executor.task(async move { pool.presence(shared).await });
         Ok(actor)
     }
 

@@ -134,73 +134,56 @@ impl ControlPool {
         kind = Request::KINDS[request.kind()]
     ))]
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
-        let response = match &self.path {
-            MasterPath::Local(master, _) => self.call_local(master, request, limit).await?,
-            MasterPath::Remote(_) => match within(limit, self.call_remote(&request)).await {
-                Ok(r) => r?,
-                Err(_) => {
-                    return Err(Error::timeout(format!(
-                        "the master {} did not answer within {} ms",
-                        self.path,
-                        limit.as_millis()
-                    )));
+        let asked = async {
+            match self.call_once(&request, limit).await {
+                // A panic in another call dropped this call's parked reply: ask the restarted
+                // actor.
+                Err(e) if e.kind() == ErrorKind::Internal && repeatable(&request) => {
+                    self.slow_path.asked_again.one();
+                    self.call_once(&request, limit).await
                 }
-            },
+                other => other,
+            }
         };
-        match response {
-            Response::Failed(e) => Err(e),
-            other => other.check().map(|()| other),
-        }
+        let response = match &self.path {
+            MasterPath::Local(..) => asked.await,
+            MasterPath::Remote(_) => within(limit, asked).await.unwrap_or_else(|_| {
+                let ms = limit.as_millis();
+                Err(Error::timeout(format!(
+                    "the master {} did not answer within {ms} ms",
+                    self.path
+                )))
+            }),
+        }?;
+        response.check().map(|()| response)
     }
 
-    async fn call_local(
-        &self,
-        master: &ActorAddr<Master>,
-        request: Request,
-        limit: Duration,
-    ) -> Result<Response> {
-        let producer = self.producer;
-        let again = repeatable(&request).then(|| request.clone());
-        match master.call(Ask { producer, request }, limit).await {
-            // A panic in another call dropped this call's parked reply: ask the restarted actor.
-            Err(e)
-                if e.kind() == ErrorKind::Internal
-                    && let Some(request) = again =>
-            {
-                self.slow_path.asked_again.one();
+    async fn call_once(&self, request: &Request, limit: Duration) -> Result<Response> {
+        let answered = match &self.path {
+            MasterPath::Local(master, _) => {
+                let (producer, request) = (self.producer, request.clone());
                 master.call(Ask { producer, request }, limit).await
             }
-            other => other,
+            MasterPath::Remote(addresses) => self.call_remote(addresses, request).await,
+        };
+        match answered? {
+            Response::Failed(e) => Err(e),
+            response => Ok(response),
         }
     }
 
-    async fn call_remote(&self, request: &Request) -> Result<Response> {
+    async fn call_remote(&self, master: &[Address], request: &Request) -> Result<Response> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(conn) = idle {
             match self.exchange_and_keep(conn, request).await {
-                Ok(Response::Failed(e))
-                    if e.kind() == ErrorKind::Internal && repeatable(request) =>
-                {
-                    self.slow_path.asked_again.one();
+                Err(e) if repeatable(request) && e.kind() != ErrorKind::InvalidArgument => {
+                    // The master may have restarted since: try a fresh connection.
+                    self.slow_path.reconnected.one();
                 }
-                Ok(r) => return Ok(r),
-                Err(e) if !repeatable(request) || e.kind() == ErrorKind::InvalidArgument => {
-                    return Err(e);
-                }
-                // The master may have restarted since: try a fresh connection.
-                Err(_) => self.slow_path.reconnected.one(),
+                done => return done,
             }
         }
-        let conn = self.connect().await?;
-        match self.exchange_and_keep(conn, request).await {
-            // A panic in another call dropped this call's parked reply: ask the restarted actor.
-            Ok(Response::Failed(e)) if e.kind() == ErrorKind::Internal && repeatable(request) => {
-                self.slow_path.asked_again.one();
-                let conn = self.connect().await?;
-                self.exchange_and_keep(conn, request).await
-            }
-            other => other,
-        }
+        self.exchange_and_keep(self.connect(master).await?, request).await
     }
 
     /// One request over a connection, which is kept for a later one if it served this one.
@@ -233,25 +216,21 @@ impl ControlPool {
         }
     }
 
-    async fn connect(&self) -> Result<Conn> {
-        let MasterPath::Remote(addresses) = &self.path else {
-            return Err(Error::internal("a local master has no address"));
-        };
+    async fn connect(&self, addresses: &[Address]) -> Result<Conn> {
         let mut last = Error::disconnected("no address for the master");
-        for address in &**addresses {
-            if matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed) {
-                match self.connect_to(address, true).await {
+        for address in addresses {
+            let mut ring =
+                matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed);
+            loop {
+                match self.connect_to(address, ring).await {
                     Ok(conn) => return Ok(conn),
                     Err(e) => last = e,
                 }
                 // The failure was not about the ring: without one the connect would fail too.
-                if self.rings.load(Ordering::Relaxed) {
-                    continue;
+                if !ring || self.rings.load(Ordering::Relaxed) {
+                    break;
                 }
-            }
-            match self.connect_to(address, false).await {
-                Ok(conn) => return Ok(conn),
-                Err(e) => last = e,
+                ring = false;
             }
         }
         Err(last)
@@ -297,9 +276,9 @@ impl ControlPool {
         while client.strong_count() > 0 {
             match &self.path {
                 MasterPath::Local(_, members) => watch_here(members, &client).await,
-                MasterPath::Remote(_) => {
-                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await
-                    {
+                MasterPath::Remote(addresses) => {
+                    let connecting = self.connect(addresses);
+                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, connecting).await {
                         self.watch_there(conn, &client).await;
                     }
                 }

@@ -15,14 +15,12 @@ use nkv_transport::verbs::Op;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// If the client has a location to fall back on, the master gets this fraction of the call's limit.
 const STAND_IN_SHARE: u32 = 4;
 /// Keys in one batch of one-sided lookups.
 const REMOTE_BATCH: usize = 64;
-/// Both buckets of a key, which are adjacent.
-const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 
 /// Where an object can be read.
 #[derive(Debug, Clone)]
@@ -112,14 +110,15 @@ impl Client {
         let mapped = mapped.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
         let by_index = |meta: Option<ObjMeta>| meta.map(|meta| Located::by(Via::Index, meta));
         let mut found: Vec<_> = mapped.map(by_index).collect();
-        for (known, tried) in found.iter_mut().zip(tried).filter(|(_, t)| !t.next.is_empty()) {
-            *known = Located::first(tried.next.clone());
-        }
-        for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
-            let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
-            // Only while this handle is attached to its owner, and the owner is alive.
-            let alive = |m: &ObjMeta| self.shared.peers.get(m.at.incarnation).is_some();
-            *known = cached.filter(alive).map(|meta| Located::by(Via::Cache, meta));
+        for ((known, tried), key) in found.iter_mut().zip(tried).zip(keys) {
+            if !tried.next.is_empty() {
+                *known = Located::first(tried.next.clone());
+            } else if known.is_none() {
+                let cached = self.shared.locations.known(key).filter(|m| tried.allows(m));
+                // Only while this handle is attached to its owner, and the owner is alive.
+                let cached = cached.filter(|m| self.shared.peers.get(m.at.incarnation).is_some());
+                *known = cached.map(|meta| Located::by(Via::Cache, meta));
+            }
         }
         let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
@@ -131,10 +130,7 @@ impl Client {
 
     fn metas_mapped(&self, ids: &[KeyId]) -> Vec<Option<ObjMeta>> {
         let mapped = self.find_mapped(ids).into_iter().zip(ids);
-        let meta = |(found, id): (Option<(Arc<Peer>, Hit)>, &KeyId)| {
-            found.map(|(peer, hit)| meta_of(&peer, *id, &hit))
-        };
-        mapped.map(meta).collect()
+        mapped.map(|(hit, id)| hit.map(|(peer, hit)| meta_of(&peer, *id, &hit))).collect()
     }
 
     /// Locations from indexes, confirmed by the headers, without a message.
@@ -272,10 +268,9 @@ fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
 /// keys.
 fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
     let mut found = vec![None; keys.len()];
-    let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.layout.index, *k)).collect();
-    if homes.len() < keys.len() {
-        return Ok(found);
-    }
+    let homes = keys.iter().map(|k| buckets_of(&peer.layout.index, *k));
+    let Some(homes) = homes.collect::<Option<Vec<_>>>() else { return Ok(found) };
+    // Both buckets of a key, which are adjacent.
     let mut pairs = vec![[0u64; 2 * ENTRIES]; keys.len()];
     let mut reads: Vec<_> = homes
         .iter()
@@ -285,7 +280,6 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
             dst: pair.as_mut_bytes(),
         })
         .collect();
-    debug_assert!(reads.iter().all(|op| op.range().1 == PAIR_BYTES as u64));
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
     let named = keys.iter().zip(&pairs).enumerate().flat_map(|(i, (key, pair))| {
@@ -294,7 +288,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     });
     let mut probes: Vec<_> = named
         .filter(|(_, e)| e.slot < peer.layout.slots)
-        .map(|(i, e)| (i, e, unread(), unread()))
+        .map(|(i, e)| (i, e, [ObjHeader::default(); 2]))
         .collect();
     if probes.is_empty() {
         return Ok(found);
@@ -302,15 +296,14 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     // Each header is read twice, in order: if both are equal, the first read is consistent.
     let mut reads: Vec<_> = probes
         .iter_mut()
-        .flat_map(|(_, entry, header, again)| {
+        .flat_map(|(_, entry, headers)| {
             let offset = peer.layout.header_off(entry.slot);
-            let both = [header, again];
-            both.map(|header| Op::Read { offset, dst: header.as_mut_bytes() })
+            headers.each_mut().map(|header| Op::Read { offset, dst: header.as_mut_bytes() })
         })
         .collect();
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
-    for (i, entry, header, again) in &probes {
+    for (i, entry, [header, again]) in &probes {
         let settled = header.publish == again.publish && header.owner == again.owner;
         let hit = Hit::of(&peer.layout, entry.slot, *header, keys[*i]);
         let hit = hit.filter(|hit| settled && entry.is_about(hit.epoch()));
@@ -321,8 +314,5 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     Ok(found)
 }
 
-fn unread() -> ObjHeader {
-    ObjHeader::new_zeroed()
-}
-
 const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);
+const _: () = assert!(size_of::<[u64; ENTRIES]>() == BUCKET_BYTES as usize);

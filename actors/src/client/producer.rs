@@ -36,14 +36,8 @@ const MAX_WAITERS: usize = 4096;
 /// What outlives the Producer actor.
 #[derive(Clone)]
 pub struct ProducerDurable {
-    shared: Weak<Shared>,
-    pool: Arc<ControlPool>,
-}
-
-impl ProducerDurable {
-    pub(crate) fn new(shared: &Arc<Shared>, pool: ControlPool) -> Self {
-        Self { shared: Arc::downgrade(shared), pool: Arc::new(pool) }
-    }
+    pub(super) shared: Weak<Shared>,
+    pub(super) pool: Arc<ControlPool>,
 }
 
 type Waiters = Vec<Reply<Result<Arc<Peer>>>>;

@@ -111,16 +111,15 @@ impl Client {
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
         let credentials = credentials.with_random(env.random.clone());
         let limit = Duration::from_millis(config.call_timeout_ms);
-        let asking =
-            hello(&*env.net, node, &credentials, Purpose::Segments(SegmentCommand::Report));
         let late = |_| {
             let ms = limit.as_millis();
             Error::timeout(format!("{node} did not answer within {ms} ms"))
         };
         let asking = async {
-            let (stream, first) = asking.await.map_err(|e| unanswered(node, None, e))?;
-            let whom = node.to_string();
-            at_last(stream, first, (&whom, limit)).await.map_err(late)?
+            let report = Purpose::Segments(SegmentCommand::Report);
+            let answered = hello(&*env.net, node, &credentials, report).await;
+            let (stream, first) = answered.map_err(|e| unanswered(node, None, e))?;
+            at_last(stream, first, (&node.to_string(), limit)).await.map_err(late)?
         };
         match tokio::time::timeout(limit, asking).await.map_err(late)?? {
             Welcome::Segments(done) => match done? {

@@ -90,7 +90,12 @@ impl Attaching {
             let rank = self.info.rank;
             Error::internal(format!("rank {rank} cannot be as the master describes it: {e}"))
         })?;
-        self.check_hasher()?;
+        let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
+        if ours != theirs {
+            // It would find nothing there, and nobody would find what it puts [I16].
+            let who = format!("this handle, which attaches to {},", self.info.id());
+            return Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()));
+        }
         let mut all = vec![self.best().await?];
         if all[0].claims_elsewhere && !self.claims_already {
             // Bounded: the caller waits, and could read through the first attachment already.
@@ -104,17 +109,6 @@ impl Attaching {
             }
         }
         Ok(all)
-    }
-
-    /// A handle whose hasher makes other key identities would find nothing there, and nobody would
-    /// find what it puts [I16].
-    fn check_hasher(&self) -> Result<()> {
-        let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
-        if ours == theirs {
-            return Ok(());
-        }
-        let who = format!("this handle, which attaches to {},", self.info.id());
-        Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
     }
 
     /// The attachment by which a process that maps a segment claims in a log whose claims an RDMA
@@ -233,10 +227,9 @@ impl Attaching {
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
-        let Some(address) = &self.info.local else {
+        let Some((address, name)) = self.info.local.as_ref().zip(self.info.memory.name()) else {
             return Ok(None);
         };
-        let Some(name) = self.info.memory.name() else { return Ok(None) };
         if self.info.boot_id != self.shared.env.machine.boot_id() {
             return Ok(None);
         }

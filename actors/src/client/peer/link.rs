@@ -74,17 +74,13 @@ pub(super) async fn run_link(
 
 /// Resolves when an RDMA data path fails. The link then ends too, which notifies the owner.
 fn until_dead(path: Option<&Alive>) -> impl Future<Output = String> + use<> {
-    let news = path.map(|path| {
-        let news = Arc::new(Notify::new());
+    let news = Arc::new(Notify::new());
+    if let Some(path) = path {
         let notify = news.clone();
         path.on_death(move || notify.notify_one());
-        news
-    });
+    }
     async move {
-        match news {
-            Some(news) => news.notified().await,
-            None => std::future::pending().await,
-        }
+        news.notified().await;
         "its RDMA data path failed".to_string()
     }
 }
