@@ -120,19 +120,21 @@ impl Client {
     ) -> Vec<Result<()>> {
         let began_ns = self.shared.env.clock.now_ns();
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let mut plans = self.open_many(&open, opts).await;
+        let opened = self.open_many(&open, opts).await;
+        let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
         name_repeated(&mut plans, &open, at);
-        let mut unfinished = Unfinished::new(self, &plans);
-        let wholes: Vec<_> = plans
-            .iter()
-            .zip(items)
-            .filter_map(|(plan, (_, value))| Some((plan.as_ref().ok()?.clone(), *value)))
-            .collect();
+        let granted = plans.iter().flatten().cloned().collect();
+        let mut unfinished = Unfinished { client: self, plans: granted };
+        let values = plans.iter().zip(items).filter(|(plan, _)| plan.is_ok());
+        let values = values.map(|(_, (_, value))| *value);
+        let wholes: Vec<_> = unfinished.plans.iter().cloned().zip(values).collect();
         let placed = self.place_wholes(&wholes);
         let written = wholes.into_iter().zip(&placed).filter(|(_, placed)| placed.is_ok());
         let written: Vec<_> = written.map(|((plan, _), _)| plan).collect();
         let committed = self.commit_plans(&written).await;
-        unfinished.answered(&written);
+        // What was not placed is given up; the commits were answered and handled.
+        let mut placed_too = placed.iter();
+        unfinished.plans.retain(|_| placed_too.next().is_none_or(Result::is_err));
         let mut results = continued(continued(plans, placed), committed);
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
@@ -168,7 +170,7 @@ impl Client {
         bytes_total: u64,
         opts: &PutOptions,
     ) -> Result<WritePlan> {
-        let plan = one(self.open_many(&[(key, bytes_total)], opts).await);
+        let plan = self.open_many(&[(key, bytes_total)], opts).await.and_then(one);
         let plan = plan.map_err(|e| e.about(key))?;
         Ok(WritePlan::new(self.clone(), plan))
     }
@@ -200,16 +202,12 @@ impl Client {
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
-    ) -> Vec<Result<Arc<PlanState>>> {
+    ) -> Result<Vec<Result<Arc<PlanState>>>> {
         if self.shared.draining.load(Ordering::Acquire) {
-            let e = Error::disconnected("this node is shutting down and opens no new plans");
-            return spread(items.len(), e);
+            return Err(Error::disconnected("this node is shutting down and opens no new plans"));
         }
         let asked_ns = self.shared.env.clock.now_ns();
-        let opening = match self.shared.plans.opening() {
-            Ok(opening) => opening,
-            Err(e) => return spread(items.len(), e),
-        };
+        let opening = self.shared.plans.opening()?;
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
@@ -224,12 +222,17 @@ impl Client {
             wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
             items: wire.collect(),
         };
-        let answer = match self.call(request).await {
-            Ok(Response::Plans(list)) if list.len() == items.len() => list,
-            Ok(other) => return spread(items.len(), self.pool.unexpected("OpenForWrite", &other)),
-            Err(e) => return spread(items.len(), e),
+        let answer = match self.call(request).await? {
+            Response::Plans(list) if list.len() == items.len() => list,
+            other => return Err(self.pool.unexpected("OpenForWrite", &other)),
         };
-        let peers = &self.owners_of(&answer).await;
+        // Attached once per owner: if each plan of a first batch looked up its owner, each lookup
+        // would open its own connection.
+        let owners: BTreeSet<u64> =
+            answer.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
+        let attaching =
+            owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
+        let peers: &Peers = &join_all(attaching).await.into_iter().collect();
         asked.request = None;
         // Concurrently: a slow owner delays only its own plans, and all of them by one limit.
         let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
@@ -237,17 +240,7 @@ impl Client {
         });
         let granted = join_all(taking).await;
         drop(opening);
-        granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
-    }
-
-    /// Attaches to the owners of plans, once per owner. If each plan of a first batch looked up its
-    /// owner, each lookup would open its own connection.
-    async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
-        let owners: BTreeSet<u64> =
-            granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
-        let attaching =
-            owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
-        join_all(attaching).await.into_iter().collect()
+        Ok(granted.into_iter().map(|g| g.and_then(Granted::keep)).collect())
     }
 
     /// Attaches a granted plan to its owner and registers it with this handle; gives it back if

@@ -133,17 +133,17 @@ impl Attaching {
         }
         match self.shared().await {
             Ok(Some(peer)) => return Ok(peer),
+            Ok(None) if choice == TransportChoice::Shm => {
+                return Err(Error::unsupported(format!(
+                    "rank {rank} shares no memory with this process (other host or private heap)"
+                )));
+            }
             Ok(None) => passed_over.push("shm: other host or private heap".to_string()),
             // The node does not answer: it would not over tcp either, and the call's limit is
             // almost over.
             Err(e) if e.kind() == ErrorKind::Timeout => return Err(e),
             Err(e) if choice == TransportChoice::Shm => return Err(e),
             Err(error) => passed_over.push(format!("shm: {error}")),
-        }
-        if choice == TransportChoice::Shm {
-            return Err(Error::unsupported(format!(
-                "rank {rank} shares no memory with this process (other host or private heap)"
-            )));
         }
         match self.devices(AttachmentUse::Everything, passed_over.clone()).await {
             Ok(peer) => return Ok(peer),
@@ -154,26 +154,20 @@ impl Attaching {
     }
 
     /// A path whose open claims, if it makes any, are kept in this table. Nobody checks its token.
-    fn path_choice(&self, claims: Option<Arc<OpenClaims>>) -> PathChoice {
+    fn path(&self, claims: Option<Arc<OpenClaims>>, passed_over: Vec<String>) -> PathChoice {
         PathChoice {
             gates: self.shared.plans.gates(self.info.incarnation, claims.clone()),
             mapped: None,
             claims: claims.map(|claims| (claims, 1)),
             used_for: AttachmentUse::Everything,
-            passed_over: Vec::new(),
+            passed_over,
         }
     }
 
     /// For a segment that this process maps.
     fn mapped_path(&self) -> PathChoice {
-        self.path_choice(self.claims.clone().filter(|_| !self.info.layout.claims_by_nic()))
-    }
-
-    /// For RDMA: a posted write may land after its call returned, so each such path has its own
-    /// table of open claims.
-    fn device_path(&self) -> PathChoice {
-        let counts = self.info.layout.claims_by_nic() && self.claims.is_some();
-        self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
+        let claims = self.claims.clone().filter(|_| !self.info.layout.claims_by_nic());
+        self.path(claims, Vec::new())
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), path: PathChoice) -> Peer {
@@ -306,7 +300,7 @@ impl Attaching {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let mut path = PathChoice { passed_over, ..self.path_choice(None) };
+        let mut path = self.path(None, passed_over);
         let attached = self.hello(&self.info.control, AttachBy::Agent, &path.gates).await?;
         path.claims = attached.log_token.map(|token| {
             // As many as the agent allows one token. The agent keeps count itself: the owner never
@@ -342,7 +336,11 @@ impl Attaching {
         let opened = tokio::task::spawn_blocking(opening).await.map_err(failed)?;
         let offering = opened.map_err(|e| none(e.to_string()))?;
         let offer = offering.offer();
-        let path = PathChoice { used_for, passed_over, ..self.device_path() };
+        // A posted write may land after its call returned, so each such path has its own table of
+        // open claims.
+        let counts = self.info.layout.claims_by_nic() && self.claims.is_some();
+        let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
+        let path = PathChoice { used_for, ..self.path(claims, passed_over) };
         let by = AttachBy::Fabric(offer);
         let attached = self.hello(&self.info.control, by, &path.gates).await?;
         let answer = match attached.fabric {

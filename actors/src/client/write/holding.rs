@@ -4,26 +4,13 @@
 use super::super::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
-use crate::message::{PlanId, PlanRef, Request};
-use hashbrown::HashSet;
+use crate::message::{PlanRef, Request};
 use std::sync::Arc;
 
 /// Plans of an unfinished call: given up if it fails or its future is dropped.
 pub(super) struct Unfinished<'a> {
     pub(super) client: &'a Client,
     pub(super) plans: Vec<Arc<PlanState>>,
-}
-
-impl<'a> Unfinished<'a> {
-    pub(super) fn new(client: &'a Client, plans: &[Result<Arc<PlanState>>]) -> Self {
-        Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
-    }
-
-    /// Releases plans whose commit was answered and handled.
-    pub(super) fn answered(&mut self, plans: &[Arc<PlanState>]) {
-        let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
-        self.plans.retain(|p| !answered.contains(&p.desc.plan));
-    }
 }
 
 impl Drop for Unfinished<'_> {
