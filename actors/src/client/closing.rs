@@ -29,11 +29,11 @@ impl Client {
         for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
             peer.send_names(usize::MAX);
             let sent = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
-            match sent
-                .map_err(|_| Error::timeout(format!("rank {} did not accept touches", peer.rank)))?
+            let late = || Error::timeout(format!("rank {} did not accept touches", peer.rank));
+            if let Err(e) = sent.map_err(|_| late())?
+                && peer.is_alive()
             {
-                Err(e) if peer.is_alive() => return Err(e),
-                _ => {}
+                return Err(e);
             }
         }
         Ok(())

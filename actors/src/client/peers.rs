@@ -161,10 +161,7 @@ impl Peers {
     /// The attachment to the first segment of a rank, if there is a live one.
     pub(crate) fn first_of(&self, rank: u32) -> Option<Arc<Peer>> {
         let first = |p: &&Arc<Peer>| p.rank == rank && p.first && p.is_alive();
-        if let Some(mapped) = self.mapped.load().iter().find(first) {
-            return Some(mapped.clone());
-        }
-        self.remote(rank)
+        self.mapped.load().iter().find(first).cloned().or_else(|| self.remote(rank))
     }
 
     /// The attachment to the first segment of a rank, if there is a live one and the segment is not

@@ -61,7 +61,7 @@ pub struct AttachTo(pub BTreeSet<u64>);
 /// The membership, requested for an `AttachTo`, if the master sent it.
 struct Members(Option<View>);
 /// The result of an attempt to attach: the attachment, and maybe a second one for claims.
-struct Attached(u64, Result<Vec<Arc<Peer>>>);
+struct Attached(u64, Result<(Arc<Peer>, Option<Arc<Peer>>)>);
 /// The result of an attempt to restore an attachment that claims through RDMA devices.
 struct Claiming(Result<Arc<Peer>>);
 /// The request that gives up plans: `Abort`, or `Withdraw` if the caller of an open is gone before
@@ -150,8 +150,7 @@ impl Producer {
     }
 
     /// Attaches to the waiting owners that are members and on this host; drops the others.
-    fn attach_to(&mut self, view: &View, ctx: &mut Context<'_, Self>) {
-        let Some(shared) = self.durable.shared.upgrade() else { return };
+    fn attach_to(&mut self, shared: &Shared, view: &View, ctx: &mut Context<'_, Self>) {
         let here = shared.env.machine.boot_id();
         let wanted = std::mem::take(&mut self.unattached);
         for (info, _) in &view.ranks {
@@ -172,7 +171,7 @@ impl On<AttachTo> for Producer {
         self.unattached.extend(m.0.into_iter().take(room));
         let view = shared.view();
         if view.ranks.iter().any(|(i, _)| self.unattached.contains(&i.incarnation)) {
-            self.attach_to(&view, ctx);
+            self.attach_to(&shared, &view, ctx);
         } else if !self.asking && self.ticks >= self.attach_again_at {
             self.asking = true;
             self.attach_again_at = self.ticks + ATTACH_AGAIN_TICKS;
@@ -194,7 +193,7 @@ impl On<Members> for Producer {
         match (m.0, self.durable.shared.upgrade()) {
             (Some(view), Some(shared)) => {
                 shared.keep_view(view.clone());
-                self.attach_to(&view, ctx);
+                self.attach_to(&shared, &view, ctx);
             }
             // The next `AttachTo` requests them again.
             _ => self.unattached.clear(),
@@ -204,17 +203,15 @@ impl On<Members> for Producer {
 
 impl On<Attached> for Producer {
     fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        let Attached(incarnation, mut result) = m;
-        if let (Ok(peers), Some(shared)) = (&result, self.durable.shared.upgrade())
-            && !peers.iter().all(|peer| shared.take_in(peer.clone()))
-        {
-            result = Err(crate::Error::handle_closed());
-        }
-        let first = result.and_then(|peers| {
-            peers.into_iter().next().ok_or_else(|| crate::Error::internal("no attachment made"))
+        let Attached(incarnation, result) = m;
+        let shared = self.durable.shared.upgrade();
+        let take_in = |peer: &Arc<Peer>| shared.as_ref().is_none_or(|s| s.take_in(peer.clone()));
+        let attached = result.and_then(|(peer, claiming)| {
+            let taken = take_in(&peer) && claiming.as_ref().is_none_or(take_in);
+            taken.then_some(peer).ok_or_else(crate::Error::handle_closed)
         });
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
-            w.send(first.clone());
+            w.send(attached.clone());
         }
         reply.send(());
     }

@@ -21,15 +21,9 @@ impl Deref for KeyBytes {
     }
 }
 
-impl From<&[u8]> for KeyBytes {
-    fn from(key: &[u8]) -> Self {
-        Self(SmallVec::from_slice(key))
-    }
-}
-
-impl From<Vec<u8>> for KeyBytes {
-    fn from(key: Vec<u8>) -> Self {
-        Self(SmallVec::from_vec(key))
+impl<K: AsRef<[u8]>> From<K> for KeyBytes {
+    fn from(key: K) -> Self {
+        Self(SmallVec::from_slice(key.as_ref()))
     }
 }
 
@@ -49,7 +43,7 @@ impl<'de> Deserialize<'de> for KeyBytes {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         // Borrowed from a frame, so that a short key is not allocated.
         let key: Cow<'de, [u8]> = serde_bytes::deserialize(from)?;
-        Ok(Self(SmallVec::from_slice(&key)))
+        Ok(key.into())
     }
 }
 
@@ -69,7 +63,7 @@ mod tests {
             assert_eq!(coded[8..], plain);
             assert_eq!(bincode::deserialize::<KeyBytes>(&coded).unwrap(), key);
             assert!(bincode::deserialize::<KeyBytes>(&coded[..coded.len() - 1]).is_err());
-            assert_eq!(Vec::from(key), plain);
+            assert_eq!(key.to_vec(), plain);
         }
     }
 }

@@ -84,7 +84,7 @@ impl Attaching {
 
     /// Attaches by the best transport that is allowed, and by one more if claims need another one.
     /// Must run on an executor with `spawn_local`.
-    pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
+    pub(crate) async fn run(self) -> Result<(Arc<Peer>, Option<Arc<Peer>>)> {
         // This came from the master, and all offsets in the segment are computed from it.
         self.info.check().map_err(|e| {
             let rank = self.info.rank;
@@ -96,19 +96,17 @@ impl Attaching {
             let who = format!("this handle, which attaches to {},", self.info.id());
             return Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()));
         }
-        let mut all = vec![self.best().await?];
-        if all[0].claims_elsewhere && !self.claims_already {
-            // Bounded: the caller waits, and could read through the first attachment already.
-            let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
-            let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await;
-            match tried.unwrap_or_else(late) {
-                Ok(claiming) => all.push(claiming),
-                Err(error) => {
-                    tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
-                }
-            }
+        let peer = self.best().await?;
+        if !peer.claims_elsewhere || self.claims_already {
+            return Ok((peer, None));
         }
-        Ok(all)
+        // Bounded: the caller waits, and could read through the first attachment already.
+        let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
+        let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await.unwrap_or_else(late);
+        let claiming = tried.inspect_err(|error| {
+            tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
+        });
+        Ok((peer, claiming.ok()))
     }
 
     /// The attachment by which a process that maps a segment claims in a log whose claims an RDMA
