@@ -54,6 +54,7 @@ use keys::HandleKeys;
 use locations::Locations;
 use nkv_store::fork::ProcessMark;
 use nkv_store::{Key, KeyHasher};
+use nkv_transport::ring::Waiting;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
@@ -208,9 +209,11 @@ impl Client {
         Self { pool: Arc::new(self.pool.another()), ..self.clone() }
     }
 
-    /// The same for a single-threaded runtime that runs one call at a time.
+    /// The same for a runtime that one thread drives for one call at a time: a call may block it.
     fn for_a_thread(&self) -> Self {
-        Self { pool: Arc::new(self.pool.another().of_a_thread()), ..self.clone() }
+        let mut pool = self.pool.another();
+        pool.waiting = Waiting::Thread;
+        Self { pool: Arc::new(pool), ..self.clone() }
     }
 
     /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
@@ -369,6 +372,17 @@ impl Client {
         let answer = self.call(Request::EvictUntilBelow(usage_ratio)).await;
         one(self.done("EvictUntilBelow", answer, 1))
     }
+}
+
+/// Checks a condition every millisecond; false if it does not hold within `limit`.
+async fn holds_within(limit: Duration, holds: impl Fn() -> bool) -> bool {
+    for _ in 0..limit.as_millis() {
+        if holds() {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    false
 }
 
 /// InvalidArgument if one is no valid key. Checked before any lookup, which would only report such

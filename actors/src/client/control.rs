@@ -67,7 +67,7 @@ pub(crate) struct ControlPool {
     idle: OwnProcessOnly<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
-    waiting: Waiting,
+    pub(super) waiting: Waiting,
     // Whether to ask for rings; false once a ring could not be used.
     rings: AtomicBool,
     // One for all pools of a handle.
@@ -113,11 +113,6 @@ impl ControlPool {
         let rings = self.rings.load(Ordering::Relaxed);
         let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer, rings);
         Self { slow_path: self.slow_path.clone(), ..fresh }
-    }
-
-    /// For a runtime that one thread drives for one call at a time: a call may block it.
-    pub(crate) fn of_a_thread(self) -> Self {
-        Self { waiting: Waiting::Thread, ..self }
     }
 
     /// The error for an answer of the wrong kind: the other end is not the master that this client

@@ -63,17 +63,6 @@ impl SearchState {
     fn allows(&self, meta: &ObjMeta) -> bool {
         !self.unreached && !self.gone.contains(&meta.at)
     }
-
-    /// The error to return when there is no further location.
-    fn failed(&self, key: &[u8], e: Error) -> Error {
-        match e.kind() {
-            ErrorKind::NotFound if !self.gone.is_empty() => Error::not_found(format!(
-                "key {} was evicted or removed while it was read",
-                shown(key)
-            )),
-            _ => e,
-        }
-    }
 }
 
 impl Client {
@@ -227,7 +216,12 @@ impl Client {
 
 /// The master's answer without the locations that were tried already; NotReady if none is left.
 fn led(answer: Result<Vec<ObjMeta>>, key: &[u8], tried: &SearchState) -> Result<Located> {
-    let mut places = answer.map_err(|e| tried.failed(key, e))?;
+    let mut places = answer.map_err(|e| match e.kind() {
+        ErrorKind::NotFound if !tried.gone.is_empty() => {
+            Error::not_found(format!("key {} was evicted or removed while it was read", shown(key)))
+        }
+        _ => e,
+    })?;
     let gone = places.first().map(|meta| (meta.at.slot, meta.rank));
     places.retain(|meta| !tried.gone.contains(&meta.at));
     Located::first(places).ok_or_else(|| {

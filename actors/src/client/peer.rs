@@ -9,6 +9,7 @@ pub(crate) use attaching::Attaching;
 use link::Outgoing;
 
 use super::counters::Messages;
+use super::holds_within;
 use super::peer_log::{NAMES_PER_FRAME, PeerLog};
 use super::plans::OwnerGates;
 use crate::attachment::{AttachId, LocalOwner};
@@ -337,7 +338,8 @@ impl Peer {
     /// or this process ends.
     pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
-        if !self.is_drained_of_log(writes_on).await {
+        let drained = || self.log.as_ref().is_none_or(|log| log.gate.is_drained()) && !writes_on();
+        if !holds_within(ATTACH_LIMIT, drained).await {
             tracing::warn!(rank = self.rank, "closed with a put in flight: its claim stays open");
             return;
         }
@@ -351,17 +353,6 @@ impl Peer {
             // The link task ends, and with it the receiver, when the frame is written.
             let _ = tokio::time::timeout(ATTACH_LIMIT, tx.closed()).await;
         }
-    }
-
-    /// Waits until no put is in the middle of a claim; false after `ATTACH_LIMIT`.
-    async fn is_drained_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
-        for _ in 0..ATTACH_LIMIT.as_millis() {
-            if self.log.as_ref().is_none_or(|log| log.gate.is_drained()) && !writes_on() {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        false
     }
 
     /// From here on no verb through this attachment succeeds. The flag of a local segment belongs

@@ -178,35 +178,32 @@ impl Client {
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
         let mut results = vec![None; items.len()];
-        let mut todo: Vec<(usize, SearchState)> =
-            (0..items.len()).map(|i| (i, SearchState::default())).collect();
+        let places = items.iter_mut().map(|(_, dst)| &mut **dst).enumerate();
+        let mut todo: Vec<_> = places.map(|place| (place, SearchState::default())).collect();
         for _ in 0..=MAX_PLACES {
-            let wanted: Vec<&[u8]> = todo.iter().map(|(i, _)| keys[*i]).collect();
-            let (at, tried): (Vec<usize>, Vec<SearchState>) = todo.into_iter().unzip();
+            let wanted: Vec<&[u8]> = todo.iter().map(|((i, _), _)| keys[*i]).collect();
+            let (places, tried): (Vec<_>, Vec<_>) = todo.into_iter().unzip();
             let located = self.locate(&wanted, &tried).await;
             let mut found = Vec::new();
-            for ((i, tried), r) in at.into_iter().zip(tried).zip(located) {
+            for ((place, tried), r) in places.into_iter().zip(tried).zip(located) {
                 match r {
-                    Ok(located) => found.push((i, located, tried)),
+                    Ok(located) => found.push((place, located, tried)),
                     Err(e) => {
                         self.count_lost(&tried, &e);
-                        results[i] = Some(Err(e));
+                        results[place.0] = Some(Err(e));
                     }
                 }
             }
-            let mut reads: Vec<((&ObjMeta, Via), &mut [u8])> = Vec::with_capacity(found.len());
-            let mut f = found.iter().peekable();
-            for (i, (_, dst)) in items.iter_mut().enumerate() {
-                if let Some((_, at, _)) = f.next_if(|(at, ..)| *at == i) {
-                    reads.push(((&at.meta, at.via), dst));
-                }
-            }
+            let mut reads: Vec<_> = found
+                .iter_mut()
+                .map(|((_, dst), at, _)| ((&at.meta, at.via), &mut **dst))
+                .collect();
             let read = self.read_all(&mut reads).await;
             todo = Vec::new();
-            for ((i, located, tried), r) in found.into_iter().zip(read) {
+            for (((i, dst), located, tried), r) in found.into_iter().zip(read) {
                 match r.map_err(|miss| self.try_further(keys[i], located, tried, miss)) {
                     Ok(n) => results[i] = Some(Ok(n)),
-                    Err(Ok(tried)) => todo.push((i, tried)),
+                    Err(Ok(tried)) => todo.push(((i, dst), tried)),
                     Err(Err(e)) => results[i] = Some(Err(e)),
                 }
             }
@@ -214,7 +211,7 @@ impl Client {
                 break;
             }
         }
-        filled(results, todo.iter().map(|(i, _)| Err(moves_on(keys[*i]))).collect())
+        filled(results, todo.iter().map(|((i, _), _)| Err(moves_on(keys[*i]))).collect())
     }
 
     /// Reads an object by its location. NotFound if it is no longer there.

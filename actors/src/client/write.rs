@@ -9,7 +9,7 @@ mod write_plan;
 
 use super::peer::Peer;
 use super::put_log::TryPut;
-use super::{Client, about_keys, continued, filled, one, spread};
+use super::{Client, about_keys, continued, filled, holds_within, one, spread};
 use crate::client::PutOptions;
 use crate::client::plans::PlanState;
 use crate::client::producer::GiveUp;
@@ -408,13 +408,7 @@ impl Client {
             // If this fails, the plans end at their deadline.
             let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
-        for _ in 0..self.limit().as_millis() {
-            if self.shared.plans.all_drained() {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        false
+        holds_within(self.limit(), || self.shared.plans.all_drained()).await
     }
 }
 

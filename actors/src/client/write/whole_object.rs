@@ -40,13 +40,11 @@ impl Client {
         let mut posts: Vec<_> =
             tokens.zip(&mut chains).map(|(token, ops)| Post { token, ops }).collect();
         let mut gates = InFlightGates {
-            plans: going.iter().map(|((plan, _), _)| &**plan).collect(),
+            plans: going.iter().map(|((plan, _), _)| (&**plan, None, None)).collect(),
             clock: &*self.shared.env.clock,
-            in_flight: going.iter().map(|_| None).collect(),
-            refused: going.iter().map(|_| None).collect(),
         };
         let posted = group[0].0.peer.verbs.post_many(&mut posts, &mut gates);
-        let refused = gates.refused.into_iter();
+        let refused = gates.plans.into_iter().map(|(.., refused)| refused);
         let placed = posted.into_iter().zip(refused).zip(&chains).zip(&going);
         let placed = placed.map(|(((posted, refused), ops), ((plan, _), object))| {
             refused.map_or(Ok(()), Err)?;
@@ -62,29 +60,29 @@ impl Client {
 /// submitted, and left when the object is complete or nothing more of it will be sent. An owner
 /// that ends one plan does not wait for the objects posted after it.
 struct InFlightGates<'a> {
-    plans: Vec<&'a PlanState>,
+    // Each with its gate, once that is entered, or why it was refused.
+    plans: Vec<(&'a PlanState, Option<InFlight<'a>>, Option<Error>)>,
     clock: &'a dyn Clock,
-    in_flight: Vec<Option<InFlight<'a>>>,
-    refused: Vec<Option<Error>>,
 }
 
 impl PostObserver for InFlightGates<'_> {
     fn on_submit(&mut self, index: usize) -> std::result::Result<(), TransportError> {
-        match self.plans[index].enter(self.clock.now_ns()) {
-            Ok(in_flight) => {
-                self.in_flight[index] = Some(in_flight);
+        let (plan, in_flight, refused) = &mut self.plans[index];
+        match plan.enter(self.clock.now_ns()) {
+            Ok(entered) => {
+                *in_flight = Some(entered);
                 Ok(())
             }
             Err(error) => {
                 let text = error.to_string();
-                self.refused[index] = Some(error);
+                *refused = Some(error);
                 Err(TransportError::Refused(text))
             }
         }
     }
 
     fn on_complete(&mut self, index: usize) {
-        self.in_flight[index] = None;
+        self.plans[index].1 = None;
     }
 }
 
