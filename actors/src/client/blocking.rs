@@ -72,18 +72,14 @@ impl Blocking {
 
     /// See [`Client::get`].
     pub fn get(&self, key: &[u8]) -> Result<Bytes> {
-        match self.client.get_now(key) {
-            Some(done) => done,
-            None => self.wait(self.client.get_further(key)),
-        }
+        let done = self.client.get_now(key);
+        done.unwrap_or_else(|| self.wait(self.client.get_further(key)))
     }
 
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
-        match self.client.read_now(key, dst) {
-            Some(done) => done,
-            None => self.wait(self.client.get_into(key, dst)),
-        }
+        let done = self.client.read_now(key, dst);
+        done.unwrap_or_else(|| self.wait(self.client.get_into(key, dst)))
     }
 
     /// See [`Client::get_many_into`].
@@ -94,10 +90,8 @@ impl Blocking {
     /// See [`Client::get_view`].
     pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.client.check_usable()?;
-        match self.client.view_now(key) {
-            Some(view) => view,
-            None => self.wait(self.client.get_view(key)),
-        }
+        let view = self.client.view_now(key);
+        view.unwrap_or_else(|| self.wait(self.client.get_view(key)))
     }
 
     /// See [`Client::lookup_mapped`].

@@ -89,7 +89,9 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
         return at_hop(node, master, error.into());
     }
     let remedy = match error {
-        HelloError::NoListener(_, ref e) if nobody_listens(e.kind()) => {
+        HelloError::NoListener(_, ref e)
+            if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
+        {
             "start that node, or connect through another one (control= of its ready line)"
         }
         HelloError::NoListener(..) => "is that its address? see control= of its ready line",
@@ -101,10 +103,6 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
         }
     };
     Error::disconnected(format!("{error}; {remedy}"))
-}
-
-fn nobody_listens(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 /// Names the master in an error of the master, so that the node that was asked first is not blamed.

@@ -234,22 +234,10 @@ impl ControlPool {
     async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
         let purpose = Purpose::Client { producer: self.producer, ring };
         let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
-        if let Welcome::Client { hasher, .. } = &welcome {
-            self.keys.keep(KeyHasher::new(hasher.0));
-        }
-        let stream = match welcome {
-            Welcome::Client { master: None, ring: None, .. } => stream,
-            Welcome::Client { master: None, ring: Some(lane_bytes), .. } => {
-                match ring::take(stream, lane_bytes, self.waiting).await {
-                    Ok(ring) => Box::new(ring),
-                    Err(error) => {
-                        tracing::debug!(%address, %error, "no ring; using the socket");
-                        self.rings.store(false, Ordering::Relaxed);
-                        return Err(Error::disconnected(format!(
-                            "no ring with {address}: {error}"
-                        )));
-                    }
-                }
+        let ring = match welcome {
+            Welcome::Client { master: None, hasher, ring, .. } => {
+                self.keys.keep(KeyHasher::new(hasher.0));
+                ring
             }
             Welcome::Refused { why } => {
                 return Err(Error::disconnected(format!("{address} refused: {why}")));
@@ -260,7 +248,13 @@ impl ControlPool {
                 )));
             }
         };
-        Ok(Conn { stream, buf: Vec::new() })
+        let Some(lane_bytes) = ring else { return Ok(Conn { stream, buf: Vec::new() }) };
+        let ring = ring::take(stream, lane_bytes, self.waiting).await.map_err(|error| {
+            tracing::debug!(%address, %error, "no ring; using the socket");
+            self.rings.store(false, Ordering::Relaxed);
+            Error::disconnected(format!("no ring with {address}: {error}"))
+        })?;
+        Ok(Conn { stream: Box::new(ring), buf: Vec::new() })
     }
 
     /// Keeps one connection open for as long as the client lives: by it the master counts the

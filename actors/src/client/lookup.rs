@@ -65,7 +65,14 @@ impl Client {
         check_keys(keys)?;
         let mut run = Vec::new();
         for _ in 0..TURNS {
-            self.extend_by_index(keys, &mut run);
+            while run.len() < keys.len() {
+                let step = &keys[run.len()..keys.len().min(run.len() + STEP)];
+                let whole = run.len() + step.len();
+                run.extend(self.find_by_index(step).into_iter().map_while(|meta| meta));
+                if run.len() < whole {
+                    break;
+                }
+            }
             if run.len() == keys.len() {
                 break;
             }
@@ -85,18 +92,6 @@ impl Client {
             }
         }
         Ok(run)
-    }
-
-    fn extend_by_index(&self, keys: &[&[u8]], run: &mut Vec<ObjMeta>) {
-        while run.len() < keys.len() {
-            let step = &keys[run.len()..keys.len().min(run.len() + STEP)];
-            let found = self.find_by_index(step);
-            let before = run.len();
-            run.extend(found.into_iter().map_while(|meta| meta));
-            if run.len() < before + step.len() {
-                return;
-            }
-        }
     }
 
     /// The location of a key. NotFound if it is not there.

@@ -138,8 +138,7 @@ impl Peer {
 
     /// Internal error if an object cannot lie in this segment as the master's answer says.
     pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
-        let checked = meta.check(&self.layout);
-        checked
+        meta.check(&self.layout)
             .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message())))
     }
 

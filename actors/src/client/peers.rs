@@ -42,7 +42,8 @@ impl Peers {
         self.used_for(peer.incarnation, AttachmentUse::Claims)
     }
 
-    fn used_for(&self, incarnation: u64, used_for: AttachmentUse) -> Option<Arc<Peer>> {
+    /// The attachment to an owner for a use, if there is one and it is alive.
+    pub(crate) fn used_for(&self, incarnation: u64, used_for: AttachmentUse) -> Option<Arc<Peer>> {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
@@ -53,11 +54,6 @@ impl Peers {
                 peer.take_puts(takes);
             }
         }
-    }
-
-    /// Whether there is a live attachment that only claims.
-    pub(crate) fn claims(&self, incarnation: u64) -> bool {
-        self.used_for(incarnation, AttachmentUse::Claims).is_some()
     }
 
     /// Owners at which this handle could claim if it had a second attachment, which it lacks.

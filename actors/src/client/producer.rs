@@ -219,12 +219,10 @@ impl On<Attached> for Producer {
 
 impl On<Claiming> for Producer {
     fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        match (m.0, self.durable.shared.upgrade()) {
-            (Ok(peer), Some(shared)) => {
-                shared.take_in(peer);
-            }
-            (Err(error), _) => tracing::debug!(%error, "puts into a log still take plans"),
-            _ => {}
+        match m.0 {
+            // Not taken in if the handle is closed or gone.
+            Ok(peer) => drop(self.durable.shared.upgrade().map(|shared| shared.take_in(peer))),
+            Err(error) => tracing::debug!(%error, "puts into a log still take plans"),
         }
         reply.send(());
     }

@@ -167,13 +167,11 @@ impl Client {
     ) -> Result<()> {
         let object = write.publication();
         let mut ops = object.whole(value);
-        let posted = peer.verbs.post(log.token, &mut ops);
-        if let Err(e) = posted {
+        peer.verbs.post(log.token, &mut ops).inspect_err(|_| {
             // If this write fails too, the claim is a hole: the owner voids it after it has asked
             // this process.
             let _ = peer.verbs.post(log.token, &mut write.abort().ops());
-            return Err(e.into());
-        }
+        })?;
         let took = object.took(&ops);
         open.leave();
         took.map_err(|found| {

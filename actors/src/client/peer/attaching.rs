@@ -76,7 +76,7 @@ impl Attaching {
             hasher: shared.keys.now(),
             claims: (info.layout.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
             writes_on: shared.peers.writes_on(incarnation, None),
-            claims_already: shared.peers.claims(incarnation),
+            claims_already: shared.peers.used_for(incarnation, AttachmentUse::Claims).is_some(),
             shared,
             info,
         }
