@@ -3,6 +3,7 @@
 //! memory, on the caller's thread. The Producer actor does the background work, which continues
 //! when no call is running.
 
+mod batch;
 mod blocking;
 mod buffers;
 mod closing;
@@ -46,6 +47,7 @@ use crate::error::{Error, Result};
 use crate::executor::OwnedExecutor;
 use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
 use crate::slow_path::ClientSlowPathCounters;
+use batch::{about_keys, continued, filled, one, spread};
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
@@ -393,42 +395,4 @@ fn check_keys(keys: &[&[u8]]) -> Result<()> {
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
     keys.iter().map(|k| KeyBytes::from(*k)).collect()
-}
-
-pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
-    list.into_iter().next().unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
-}
-
-/// Each error with the key of its item.
-pub(crate) fn about_keys<'k, T>(
-    mut results: Vec<Result<T>>,
-    keys: impl Iterator<Item = &'k [u8]>,
-) -> Vec<Result<T>> {
-    for (result, key) in results.iter_mut().zip(keys) {
-        if let Err(e) = result {
-            *e = e.clone().about(key);
-        }
-    }
-    results
-}
-
-/// The results of all items: each one without a result takes the next of `further`.
-fn filled<T>(done: Vec<Option<Result<T>>>, further: Vec<Result<T>>) -> Vec<Result<T>> {
-    let mut further = further.into_iter();
-    done.into_iter().map(|d| d.or_else(|| further.next()).unwrap_or_else(missing)).collect()
-}
-
-/// Each success becomes the next of the `further` results.
-fn continued<T, U>(results: Vec<Result<T>>, further: Vec<Result<U>>) -> Vec<Result<U>> {
-    let mut further = further.into_iter();
-    let next = |result: Result<T>| result.and_then(|_| further.next().unwrap_or_else(missing));
-    results.into_iter().map(next).collect()
-}
-
-fn missing<T>() -> Result<T> {
-    Err(Error::internal("an item of a batch without a result"))
-}
-
-pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {
-    (0..n).map(|_| Err(e.clone())).collect()
 }
