@@ -3,6 +3,7 @@
 //! memory, on the caller's thread. The Producer actor does the background work, which continues
 //! when no call is running.
 
+mod batch;
 mod blocking;
 mod buffers;
 mod closing;
@@ -16,7 +17,6 @@ mod listing;
 mod locations;
 mod lookup;
 mod mapped;
-mod obeyed;
 pub mod peer;
 mod peer_log;
 mod peers;
@@ -47,20 +47,22 @@ use crate::error::{Error, Result};
 use crate::executor::OwnedExecutor;
 use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
 use crate::slow_path::ClientSlowPathCounters;
+use batch::{about_keys, continued, filled, one, spread};
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
-use counters::{Messages, Reads, Times, Writes};
+use counters::{Reads, Times, Writes};
 use keys::HandleKeys;
 use locations::Locations;
 use nkv_store::fork::ProcessMark;
 use nkv_store::{Key, KeyHasher};
+use nkv_transport::ring::Waiting;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
 use peers::Peers;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// The handle. Cheap to clone; clones share connections. See also [`Client::blocking`].
@@ -104,7 +106,7 @@ impl Client {
         let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
         found.settings.check()?;
         let mut addresses = found.master;
-        if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
+        if let Some((info, _)) = found.view.node(0)
             && info.boot_id == env.machine.boot_id()
             && let Some(local) = &info.local
         {
@@ -119,7 +121,7 @@ impl Client {
             hasher: found.hasher,
             settings: found.settings,
             view: found.view,
-            path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
+            path: MasterPath::Remote(addresses.into()),
             draining: Arc::default(),
             producer_id,
             executor: Some(executor),
@@ -134,8 +136,7 @@ impl Client {
         let rings = p.config.transport != TransportChoice::Tcp;
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
-        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id);
-        let pool = pool.with_rings(rings);
+        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id, rings);
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
@@ -154,7 +155,7 @@ impl Client {
             slow_path: pool.slow_path.clone(),
             draining: p.draining,
             closed: AtomicBool::new(false),
-            settings: Mutex::new(p.settings),
+            settings: p.settings,
             world: AtomicU32::new(p.view.world_size),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
@@ -169,7 +170,8 @@ impl Client {
         &self,
         executor: &crate::executor::Executor,
     ) -> Result<ActorAddr<Producer>> {
-        let durable = ProducerDurable::new(&self.shared, self.pool.another());
+        let (shared, pool) = (Arc::downgrade(&self.shared), Arc::new(self.pool.another()));
+        let durable = ProducerDurable { shared: shared.clone(), pool };
         let exhausted = Arc::new(|name: &'static str| {
             tracing::error!(
                 actor = name,
@@ -179,8 +181,7 @@ impl Client {
         let actor = ActorAddr::start(executor, durable, exhausted).await?;
         let _ = self.actor.set(actor.clone());
         let pool = self.pool.another();
-        let weak = Arc::downgrade(&self.shared);
-        executor.task(async move { pool.presence(weak).await });
+        executor.task(async move { pool.presence(shared).await });
         Ok(actor)
     }
 
@@ -210,9 +211,11 @@ impl Client {
         Self { pool: Arc::new(self.pool.another()), ..self.clone() }
     }
 
-    /// The same for a single-threaded runtime that runs one call at a time.
+    /// The same for a runtime that one thread drives for one call at a time: a call may block it.
     fn for_a_thread(&self) -> Self {
-        Self { pool: Arc::new(self.pool.another().of_a_thread()), ..self.clone() }
+        let mut pool = self.pool.another();
+        pool.waiting = Waiting::Thread;
+        Self { pool: Arc::new(pool), ..self.clone() }
     }
 
     /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
@@ -222,7 +225,7 @@ impl Client {
         Producer: On<M>,
     {
         let actor = self.actor.get().filter(|_| self.shared.made.is_here())?;
-        Messages::count(&self.shared.messages.one_way, 1);
+        self.shared.messages.one_way.one();
         Some(actor.try_send(message))
     }
 
@@ -236,7 +239,7 @@ impl Client {
     }
 
     async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let (kind, clock) = (request.kind(), &self.shared.env.clock);
         let asked_ns = clock.now_ns();
         let answer = self.pool.call(request, limit).await;
@@ -244,13 +247,18 @@ impl Client {
         answer
     }
 
-    /// The cluster's settings, as received when this handle connected.
-    pub fn settings(&self) -> Settings {
-        self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The results in the answer to a request of `n` items that is answered with `Done`.
+    fn done(&self, asked: &str, answer: Result<Response>, n: usize) -> Vec<Result<()>> {
+        match answer {
+            Ok(Response::Done(list)) if list.len() == n => list,
+            Ok(other) => spread(n, self.pool.unexpected(asked, &other)),
+            Err(e) => spread(n, e),
+        }
     }
 
-    pub(crate) fn next_request(&self) -> u64 {
-        self.shared.next_request.fetch_add(1, Ordering::Relaxed)
+    /// The cluster's settings, as received when this handle connected.
+    pub fn settings(&self) -> Settings {
+        self.shared.settings.clone()
     }
 
     /// The attachment to the owner of an incarnation; attaches on first use.
@@ -264,7 +272,7 @@ impl Client {
         self.shared.peers.remove_dead();
         let info = self.rank_info(incarnation).await?;
         let actor = self.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let rank = info.rank;
         let attached = match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.
@@ -277,9 +285,7 @@ impl Client {
     }
 
     async fn rank_info(&self, incarnation: u64) -> Result<RankInfo> {
-        let find = |v: &View| {
-            v.ranks.iter().find(|(i, _)| i.incarnation == incarnation).map(|(i, _)| i.clone())
-        };
+        let find = |v: &View| v.member(incarnation).map(|(info, _)| info.clone());
         let cached = find(&self.shared.view.read().unwrap_or_else(PoisonError::into_inner));
         if let Some(info) = cached {
             return Ok(info);
@@ -365,11 +371,20 @@ impl Client {
     /// # });
     /// ```
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
-        match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
-            Response::Done(list) => one(list),
-            other => Err(self.pool.unexpected("EvictUntilBelow", &other)),
-        }
+        let answer = self.call(Request::EvictUntilBelow(usage_ratio)).await;
+        one(self.done("EvictUntilBelow", answer, 1))
     }
+}
+
+/// Checks a condition every millisecond; false if it does not hold within `limit`.
+async fn holds_within(limit: Duration, holds: impl Fn() -> bool) -> bool {
+    for _ in 0..limit.as_millis() {
+        if holds() {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    false
 }
 
 /// InvalidArgument if one is no valid key. Checked before any lookup, which would only report such
@@ -380,25 +395,4 @@ fn check_keys(keys: &[&[u8]]) -> Result<()> {
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
     keys.iter().map(|k| KeyBytes::from(*k)).collect()
-}
-
-pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
-    list.into_iter().next().unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
-}
-
-/// Each error with the key of its item.
-pub(crate) fn about_keys<'k, T>(
-    mut results: Vec<Result<T>>,
-    keys: impl Iterator<Item = &'k [u8]>,
-) -> Vec<Result<T>> {
-    for (result, key) in results.iter_mut().zip(keys) {
-        if let Err(e) = result {
-            *e = e.clone().about(key);
-        }
-    }
-    results
-}
-
-pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {
-    (0..n).map(|_| Err(e.clone())).collect()
 }

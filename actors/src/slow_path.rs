@@ -5,21 +5,22 @@
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Makes sets of counters: the atomics, and what they are at one moment.
 macro_rules! counters {
-    ($(#[doc = $about:literal] $set:ident as $counts:ident {
+    ($($(#[doc = $about:literal])+ $set:ident as $counts:ident {
         $($(#[doc = $doc:literal])+ $name:ident),+ $(,)?
     })+) => {$(
-        #[doc = $about]
+        $(#[doc = $about])+
         #[derive(Debug, Default)]
-        pub(crate) struct $set { $(pub(crate) $name: Counter),+ }
+        pub(crate) struct $set { $(pub(crate) $name: $crate::slow_path::Counter),+ }
 
-        #[doc = $about]
+        $(#[doc = $about])+
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub struct $counts { $($(#[doc = $doc])+ pub $name: u64),+ }
 
         impl $set {
             pub(crate) fn snapshot(&self) -> $counts {
-                $counts { $($name: self.$name.0.load(Ordering::Relaxed)),+ }
+                $counts { $($name: self.$name.now()),+ }
             }
         }
 
@@ -31,6 +32,7 @@ macro_rules! counters {
         }
     )+};
 }
+pub(crate) use counters;
 
 /// A counter that only grows.
 #[derive(Debug, Default)]
@@ -44,10 +46,14 @@ impl Counter {
     pub(crate) fn one(&self) {
         self.add(1);
     }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 counters! {
-    #[doc = "Slow paths of a master since its process began."]
+    /// Slow paths of a master since its process began.
     MasterSlowPath as MasterSlowPathCounters {
         /// Its term was raised above one that a joining rank had obeyed.
         terms_risen,
@@ -73,7 +79,7 @@ counters! {
         pauses_forgiven,
     }
 
-    #[doc = "Slow paths of an owner since its segment was made."]
+    /// Slow paths of an owner since its segment was made.
     OwnerSlowPath as OwnerSlowPathCounters {
         /// Checks of a fence that was not complete.
         fences_waited,
@@ -91,7 +97,7 @@ counters! {
         commits_denied,
     }
 
-    #[doc = "Slow paths of a handle (and its clones) since it was made."]
+    /// Slow paths of a handle (and its clones) since it was made.
     ClientSlowPath as ClientSlowPathCounters {
         /// Calls repeated over a fresh connection.
         reconnected,

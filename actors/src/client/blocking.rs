@@ -19,24 +19,20 @@ pub struct Blocking {
     runtime: OwnProcessOnly<Runtime>,
 }
 
+fn runtime() -> Result<Runtime> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))
+}
+
 impl Blocking {
     pub(crate) fn new(client: &Client) -> Result<Self> {
-        let client = client.for_a_thread();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        Ok(Self { client, runtime: OwnProcessOnly::new(runtime) })
+        let runtime = OwnProcessOnly::new(runtime()?);
+        Ok(Self { client: client.for_a_thread(), runtime })
     }
 
     /// Connects through any node of the cluster.
     pub fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        let bare = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        let client = bare.block_on(Client::connect(node, config))?;
-        Self::new(&client)
+        Self::new(&runtime()?.block_on(Client::connect(node, config))?)
     }
 
     fn wait<T, E: From<Error>>(
@@ -76,18 +72,14 @@ impl Blocking {
 
     /// See [`Client::get`].
     pub fn get(&self, key: &[u8]) -> Result<Bytes> {
-        match self.client.get_now(key) {
-            Some(done) => done,
-            None => self.wait(self.client.get_further(key)),
-        }
+        let done = self.client.get_now(key);
+        done.unwrap_or_else(|| self.wait(self.client.get_further(key)))
     }
 
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
-        match self.client.read_now(key, dst) {
-            Some(done) => done,
-            None => self.wait(self.client.get_into(key, dst)),
-        }
+        let done = self.client.read_now(key, dst);
+        done.unwrap_or_else(|| self.wait(self.client.get_into(key, dst)))
     }
 
     /// See [`Client::get_many_into`].
@@ -98,10 +90,8 @@ impl Blocking {
     /// See [`Client::get_view`].
     pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.client.check_usable()?;
-        match self.client.view_now(key) {
-            Some(view) => view,
-            None => self.wait(self.client.get_view(key)),
-        }
+        let view = self.client.view_now(key);
+        view.unwrap_or_else(|| self.wait(self.client.get_view(key)))
     }
 
     /// See [`Client::lookup_mapped`].

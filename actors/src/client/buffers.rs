@@ -89,7 +89,11 @@ impl Buffers {
         if len < FROM_BYTES || class > self.most_bytes {
             return ReadBuffer::Plain(vec![0; len]);
         }
-        let kept = self.idle().take(class);
+        let kept = {
+            let mut idle = self.idle();
+            let at = idle.buffers.iter().rposition(|buffer| buffer.len() == class);
+            at.and_then(|at| idle.buffers.remove(at)).inspect(|kept| idle.bytes -= kept.len())
+        };
         // The number of mappings of a process is limited: beyond it the allocator may still have
         // memory.
         match kept.or_else(|| Buffer::new(class).ok()) {
@@ -115,14 +119,6 @@ impl Buffers {
         drop(idle);
         // Unmapped once the lock is free.
         drop(excess);
-    }
-}
-
-impl Idle {
-    fn take(&mut self, class: usize) -> Option<Buffer> {
-        let at = self.buffers.iter().rposition(|buffer| buffer.len() == class)?;
-        self.bytes -= class;
-        self.buffers.remove(at)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Flushing and closing a handle: it sends the touches and keys not reported yet, and detaches from
 //! every owner.
 
-use super::Client;
+use super::{Client, holds_within};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 impl Client {
     /// Sends the touches and keys noted so far, and returns when they have left this process. Those
@@ -29,11 +28,11 @@ impl Client {
         for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
             peer.send_names(usize::MAX);
             let sent = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
-            match sent
-                .map_err(|_| Error::timeout(format!("rank {} did not accept touches", peer.rank)))?
+            let late = || Error::timeout(format!("rank {} did not accept touches", peer.rank));
+            if let Err(e) = sent.map_err(|_| late())?
+                && peer.is_alive()
             {
-                Err(e) if peer.is_alive() => return Err(e),
-                _ => {}
+                return Err(e);
             }
         }
         Ok(())
@@ -62,29 +61,23 @@ impl Client {
             tracing::warn!("closed with a write in flight; its space is held until it ends");
             return;
         }
-        self.wait_until_abandoned().await;
+        // Until the master was sent every abandoned plan, also of opens in flight: a later handle
+        // may put the same keys at once.
+        let shared = &self.shared;
+        holds_within(self.limit(), || {
+            // In this order: the plan granted last is given up before its open counts as finished.
+            shared.plans.none_opening() && Arc::strong_count(&shared.abandoning) == 1
+        })
+        .await;
         if let Err(error) = self.send_noted().await {
             tracing::debug!(%error, "closing");
         }
-        for peer in self.shared.peers.all() {
+        for peer in shared.peers.all() {
             // `detach` marks the peer dead, so it may be among the former ones already: it is left
             // out.
-            let peers = &self.shared.peers;
-            peer.detach(|| peers.writes_on(peer.incarnation, Some(&peer))).await;
+            peer.detach(|| shared.peers.writes_on(peer.incarnation, Some(&peer))).await;
         }
-        self.shared.peers.clear();
-    }
-
-    /// Waits until the master was sent every abandoned plan, also of opens in flight, or the call's
-    /// limit is over: a later handle may put the same keys at once.
-    async fn wait_until_abandoned(&self) {
-        for _ in 0..self.limit().as_millis() {
-            // In this order: the plan granted last is given up before its open counts as finished.
-            if self.shared.plans.none_opening() && Arc::strong_count(&self.shared.abandoning) == 1 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        shared.peers.clear();
     }
 
     /// Number of plans of this handle that are open now.

@@ -40,10 +40,9 @@ pub(crate) const GET_POOL_BYTES: u64 = 64 << 20;
 
 impl Default for ClientConfig {
     fn default() -> Self {
-        let transport = TransportChoice::Auto;
         Self {
             job: "nkv".to_string(),
-            transport,
+            transport: TransportChoice::Auto,
             call_timeout_ms: 2_000,
             device_alloc: false,
             data_stripes: 0,

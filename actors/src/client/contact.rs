@@ -48,7 +48,7 @@ pub(crate) async fn contact(
                         None => refused(&at, &why),
                         // The node accepted this client, so the master's address belongs to another
                         // cluster.
-                        Some(_) => at_hop(node, named.get(), Error::disconnected(why.to_string())),
+                        Some(next) => at_hop(node, next, Error::disconnected(why.to_string())),
                     });
                 }
                 other => {
@@ -66,7 +66,7 @@ pub(crate) async fn contact(
             None => Error::timeout(format!(
                 "{late}; is that its address, and can it be reached from here?"
             )),
-            Some(_) => at_hop(node, named.get(), Error::timeout(late)),
+            Some(master) => at_hop(node, master, Error::timeout(late)),
         })
     })
 }
@@ -83,11 +83,15 @@ pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
 
 /// The error for a node that does not answer, with a remedy.
 pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloError) -> Error {
-    if master.is_some() && !matches!(error, HelloError::Unproven(_)) {
+    if let Some(master) = master
+        && !matches!(error, HelloError::Unproven(_))
+    {
         return at_hop(node, master, error.into());
     }
     let remedy = match error {
-        HelloError::NoListener(_, ref e) if nobody_listens(e.kind()) => {
+        HelloError::NoListener(_, ref e)
+            if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
+        {
             "start that node, or connect through another one (control= of its ready line)"
         }
         HelloError::NoListener(..) => "is that its address? see control= of its ready line",
@@ -101,13 +105,8 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
     Error::disconnected(format!("{error}; {remedy}"))
 }
 
-fn nobody_listens(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-}
-
 /// Names the master in an error of the master, so that the node that was asked first is not blamed.
-fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
-    let Some(master) = master else { return error };
+fn at_hop(node: &Address, master: &Address, error: Error) -> Error {
     let why = error.message();
     let message = format!(
         "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it \

@@ -34,7 +34,7 @@ pub(crate) enum MasterPath {
     /// In this process.
     Local(ActorAddr<Master>, Arc<Members>),
     /// Over the wire: addresses, nearest first.
-    Remote(Arc<Mutex<Vec<Address>>>),
+    Remote(Arc<[Address]>),
 }
 
 /// As error texts show it, after "the master".
@@ -43,7 +43,6 @@ impl std::fmt::Display for MasterPath {
         match self {
             Self::Local(..) => f.write_str("(rank 0, in this process)"),
             Self::Remote(all) => {
-                let all = all.lock().unwrap_or_else(PoisonError::into_inner);
                 let shown: Vec<String> = all.iter().map(Address::to_string).collect();
                 write!(f, "(rank 0 at {})", shown.join(" or "))
             }
@@ -68,7 +67,7 @@ pub(crate) struct ControlPool {
     idle: OwnProcessOnly<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
-    waiting: Waiting,
+    pub(super) waiting: Waiting,
     // Whether to ask for rings; false once a ring could not be used.
     rings: AtomicBool,
     // One for all pools of a handle.
@@ -92,6 +91,7 @@ impl ControlPool {
         path: MasterPath,
         (credentials, keys): (Credentials, HandleKeys),
         producer: u64,
+        rings: bool,
     ) -> Self {
         Self {
             net,
@@ -102,7 +102,7 @@ impl ControlPool {
             idle: OwnProcessOnly::new(Mutex::default()),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
-            rings: AtomicBool::new(true),
+            rings: AtomicBool::new(rings),
             slow_path: Arc::default(),
         }
     }
@@ -110,19 +110,9 @@ impl ControlPool {
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
         let means = (self.credentials.clone(), self.keys.clone());
-        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer);
-        let fresh = fresh.with_rings(self.rings.load(Ordering::Relaxed));
+        let rings = self.rings.load(Ordering::Relaxed);
+        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer, rings);
         Self { slow_path: self.slow_path.clone(), ..fresh }
-    }
-
-    /// Whether to ask for rings.
-    pub(crate) fn with_rings(self, rings: bool) -> Self {
-        Self { rings: AtomicBool::new(rings), ..self }
-    }
-
-    /// For a runtime that one thread drives for one call at a time: a call may block it.
-    pub(crate) fn of_a_thread(self) -> Self {
-        Self { waiting: Waiting::Thread, ..self }
     }
 
     /// The error for an answer of the wrong kind: the other end is not the master that this client
@@ -139,81 +129,74 @@ impl ControlPool {
         kind = Request::KINDS[request.kind()]
     ))]
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
-        let response = match &self.path {
-            MasterPath::Local(master, _) => self.call_local(master, request, limit).await?,
-            MasterPath::Remote(_) => match within(limit, self.call_remote(&request)).await {
-                Ok(r) => r?,
-                Err(_) => {
-                    return Err(Error::timeout(format!(
-                        "the master {} did not answer within {} ms",
-                        self.path,
-                        limit.as_millis()
-                    )));
+        let asked = async {
+            match self.call_once(&request, limit).await {
+                // A panic in another call dropped this call's parked reply: ask the restarted
+                // actor.
+                Err(e) if e.kind() == ErrorKind::Internal && repeatable(&request) => {
+                    self.slow_path.asked_again.one();
+                    self.call_once(&request, limit).await
                 }
-            },
+                other => other,
+            }
         };
-        match response {
-            Response::Failed(e) => Err(e),
-            other => other.check().map(|()| other),
-        }
+        let response = match &self.path {
+            MasterPath::Local(..) => asked.await,
+            MasterPath::Remote(_) => within(limit, asked).await.unwrap_or_else(|_| {
+                let ms = limit.as_millis();
+                Err(Error::timeout(format!(
+                    "the master {} did not answer within {ms} ms",
+                    self.path
+                )))
+            }),
+        }?;
+        response.check().map(|()| response)
     }
 
-    async fn call_local(
-        &self,
-        master: &ActorAddr<Master>,
-        request: Request,
-        limit: Duration,
-    ) -> Result<Response> {
-        let producer = self.producer;
-        let again = repeatable(&request).then(|| request.clone());
-        match master.call(Ask { producer, request }, limit).await {
-            // A panic in another call dropped this call's parked reply: ask the restarted actor.
-            Err(e)
-                if e.kind() == ErrorKind::Internal
-                    && let Some(request) = again =>
-            {
-                self.slow_path.asked_again.one();
+    async fn call_once(&self, request: &Request, limit: Duration) -> Result<Response> {
+        let answered = match &self.path {
+            MasterPath::Local(master, _) => {
+                let (producer, request) = (self.producer, request.clone());
                 master.call(Ask { producer, request }, limit).await
             }
-            other => other,
+            MasterPath::Remote(addresses) => self.call_remote(addresses, request).await,
+        };
+        match answered? {
+            Response::Failed(e) => Err(e),
+            response => Ok(response),
         }
     }
 
-    async fn call_remote(&self, request: &Request) -> Result<Response> {
+    async fn call_remote(&self, master: &[Address], request: &Request) -> Result<Response> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(conn) = idle {
-            match self.exchange(conn, request).await {
-                Ok(Response::Failed(e))
-                    if e.kind() == ErrorKind::Internal && repeatable(request) =>
-                {
-                    self.slow_path.asked_again.one();
+            match self.exchange_and_keep(conn, request).await {
+                Err(e) if repeatable(request) && e.kind() != ErrorKind::InvalidArgument => {
+                    // The master may have restarted since: try a fresh connection.
+                    self.slow_path.reconnected.one();
                 }
-                Ok(r) => return Ok(r),
-                Err(e) if !repeatable(request) || e.kind() == ErrorKind::InvalidArgument => {
-                    return Err(e);
-                }
-                // The master may have restarted since: try a fresh connection.
-                Err(_) => self.slow_path.reconnected.one(),
+                done => return done,
             }
         }
-        let conn = self.connect().await?;
-        match self.exchange(conn, request).await {
-            // A panic in another call dropped this call's parked reply: ask the restarted actor.
-            Ok(Response::Failed(e)) if e.kind() == ErrorKind::Internal && repeatable(request) => {
-                self.slow_path.asked_again.one();
-                let conn = self.connect().await?;
-                self.exchange(conn, request).await
-            }
-            other => other,
-        }
+        self.exchange_and_keep(self.connect(master).await?, request).await
     }
 
-    async fn exchange(&self, mut conn: Conn, request: &Request) -> Result<Response> {
+    /// One request over a connection, which is kept for a later one if it served this one.
+    async fn exchange_and_keep(&self, mut conn: Conn, request: &Request) -> Result<Response> {
+        let response = self.exchange(&mut conn, request).await?;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(conn);
+        }
+        Ok(response)
+    }
+
+    async fn exchange(&self, conn: &mut Conn, request: &Request) -> Result<Response> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let broken = |e: &dyn std::fmt::Display| {
             Error::disconnected(format!("the connection to the master broke: {e}"))
         };
-        let Conn { stream, buf } = &mut conn;
+        let Conn { stream, buf } = conn;
         write_frame(stream, buf, id, request).await.map_err(|e| match e {
             WireError::TooLarge { .. } | WireError::Encode(_) => Error::invalid(format!(
                 "this batch does not fit a frame of {MAX_FRAME_BYTES} bytes; split it ({e})"
@@ -221,39 +204,28 @@ impl ControlPool {
             other => broken(&other),
         })?;
         match read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES).await {
-            Ok(Some((answered, response))) if answered == id => {
-                let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-                if idle.len() < MAX_IDLE {
-                    idle.push(conn);
-                }
-                Ok(response)
-            }
+            Ok(Some((answered, response))) if answered == id => Ok(response),
             Ok(Some((other, _))) => Err(broken(&format!("answer {other} to request {id}"))),
             Ok(None) => Err(broken(&"closed by the master")),
             Err(e) => Err(broken(&e)),
         }
     }
 
-    async fn connect(&self) -> Result<Conn> {
-        let MasterPath::Remote(addresses) = &self.path else {
-            return Err(Error::internal("a local master has no address"));
-        };
-        let addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    async fn connect(&self, addresses: &[Address]) -> Result<Conn> {
         let mut last = Error::disconnected("no address for the master");
-        for address in &addresses {
-            if matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed) {
-                match self.connect_to(address, true).await {
+        for address in addresses {
+            let mut ring =
+                matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed);
+            loop {
+                match self.connect_to(address, ring).await {
                     Ok(conn) => return Ok(conn),
                     Err(e) => last = e,
                 }
                 // The failure was not about the ring: without one the connect would fail too.
-                if self.rings.load(Ordering::Relaxed) {
-                    continue;
+                if !ring || self.rings.load(Ordering::Relaxed) {
+                    break;
                 }
-            }
-            match self.connect_to(address, false).await {
-                Ok(conn) => return Ok(conn),
-                Err(e) => last = e,
+                ring = false;
             }
         }
         Err(last)
@@ -262,22 +234,10 @@ impl ControlPool {
     async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
         let purpose = Purpose::Client { producer: self.producer, ring };
         let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
-        if let Welcome::Client { hasher, .. } = &welcome {
-            self.keys.keep(KeyHasher::new(hasher.0));
-        }
-        let stream = match welcome {
-            Welcome::Client { master: None, ring: None, .. } => stream,
-            Welcome::Client { master: None, ring: Some(lane_bytes), .. } => {
-                match ring::take(stream, lane_bytes, self.waiting).await {
-                    Ok(ring) => Box::new(ring),
-                    Err(error) => {
-                        tracing::debug!(%address, %error, "no ring; using the socket");
-                        self.rings.store(false, Ordering::Relaxed);
-                        return Err(Error::disconnected(format!(
-                            "no ring with {address}: {error}"
-                        )));
-                    }
-                }
+        let ring = match welcome {
+            Welcome::Client { master: None, hasher, ring, .. } => {
+                self.keys.keep(KeyHasher::new(hasher.0));
+                ring
             }
             Welcome::Refused { why } => {
                 return Err(Error::disconnected(format!("{address} refused: {why}")));
@@ -288,7 +248,13 @@ impl ControlPool {
                 )));
             }
         };
-        Ok(Conn { stream, buf: Vec::new() })
+        let Some(lane_bytes) = ring else { return Ok(Conn { stream, buf: Vec::new() }) };
+        let ring = ring::take(stream, lane_bytes, self.waiting).await.map_err(|error| {
+            tracing::debug!(%address, %error, "no ring; using the socket");
+            self.rings.store(false, Ordering::Relaxed);
+            Error::disconnected(format!("no ring with {address}: {error}"))
+        })?;
+        Ok(Conn { stream: Box::new(ring), buf: Vec::new() })
     }
 
     /// Keeps one connection open for as long as the client lives: by it the master counts the
@@ -299,9 +265,9 @@ impl ControlPool {
         while client.strong_count() > 0 {
             match &self.path {
                 MasterPath::Local(_, members) => watch_here(members, &client).await,
-                MasterPath::Remote(_) => {
-                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await
-                    {
+                MasterPath::Remote(addresses) => {
+                    let connecting = self.connect(addresses);
+                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, connecting).await {
                         self.watch_there(conn, &client).await;
                     }
                 }
@@ -312,21 +278,17 @@ impl ControlPool {
 
     /// Receives views until the connection or the client ends.
     async fn watch_there(&self, mut conn: Conn, client: &Weak<Shared>) {
-        let Conn { stream, buf } = &mut conn;
         while let Some((term, number)) = client.upgrade().map(|c| c.view().order()) {
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            if write_frame(stream, buf, id, &Request::Watch { term, number }).await.is_err() {
-                return;
-            }
             // The master answers within WATCH_LIMIT, even if nothing changed.
-            let answer = read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES);
-            match tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await {
-                Ok(Ok(Some((answered, Response::View(view))))) if answered == id => {
-                    if let Some(client) = client.upgrade() {
-                        client.keep_view(view);
-                    }
-                }
-                _ => return,
+            let watch = Request::Watch { term, number };
+            let answer = self.exchange(&mut conn, &watch);
+            let Ok(Ok(Response::View(view))) =
+                tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await
+            else {
+                return;
+            };
+            if let Some(client) = client.upgrade() {
+                client.keep_view(view);
             }
         }
     }

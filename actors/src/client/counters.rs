@@ -3,88 +3,59 @@
 
 use crate::durations::{Durations, Histogram, named};
 use crate::message::{Request, Via};
+use crate::slow_path::counters;
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counters {
-    (
-        $atomics:ident, $(#[doc = $of:literal])+
-        $snapshot:ident: $($(#[doc = $doc:literal])+ $name:ident),+ $(,)?
-    ) => {
-        /// The counters, as atomics.
-        #[derive(Debug, Default)]
-        pub(crate) struct $atomics { $(pub(crate) $name: AtomicU64),+ }
-
-        $(#[doc = $of])+
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub struct $snapshot { $($(#[doc = $doc])+ pub $name: u64),+ }
-
-        impl $atomics {
-            pub(crate) fn snapshot(&self) -> $snapshot {
-                $snapshot { $($name: self.$name.load(Ordering::Relaxed)),+ }
-            }
-
-            pub(crate) fn count(counter: &AtomicU64, n: u64) {
-                if n > 0 {
-                    counter.fetch_add(n, Ordering::Relaxed);
-                }
-            }
-        }
-    };
-}
-
-counters!(
-    Writes,
+counters! {
     /// Puts of one handle (and its clones) since it was made.
-    WriteCounters:
-    /// Objects put through a device log, without waiting for a message.
-    by_log,
-    /// Objects put by a plan.
-    by_plan,
-    /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given up.
-    log_full,
-    /// Claims given up while they waited for room.
-    log_abandoned,
-);
+    Writes as WriteCounters {
+        /// Objects put through a device log, without waiting for a message.
+        by_log,
+        /// Objects put by a plan.
+        by_plan,
+        /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given
+        /// up.
+        log_full,
+        /// Claims given up while they waited for room.
+        log_abandoned,
+    }
 
-counters!(
-    Messages,
     /// Messages of one handle (and its clones) to actors since it was made. One-sided reads and
     /// writes are not messages, even if the owner's tcp agent executes them.
-    MessageCounters:
-    /// Messages whose answer a call waited for: requests, attachments, questions about plans.
-    waited,
-    /// Messages without an answer: touches, reported keys, claims and plans given up.
-    one_way,
-);
+    Messages as MessageCounters {
+        /// Messages whose answer a call waited for: requests, attachments, questions about plans.
+        waited,
+        /// Messages without an answer: touches, reported keys, claims and plans given up.
+        one_way,
+    }
 
-counters!(
-    Reads,
     /// Reads of one handle (and its clones) since it was made.
-    ReadCounters:
-    /// Objects read and found valid.
-    accepted,
-    /// Objects read by plain loads from a mapped segment; `accepted` and `by_index` include them.
-    by_loads,
-    /// Objects viewed in place.
-    viewed,
-    /// Reads and views located by an index, without waiting for a message.
-    by_index,
-    /// Reads and views located by a location seen before, without waiting for a message.
-    by_cache,
-    /// Reads and views located by the master.
-    by_master,
-    /// Batches that were too slow: their headers were read once more, strictly.
-    strict,
-    /// Objects that had changed during the read: they were looked up again.
-    changed,
-    /// Objects that had changed and were nowhere else: NotFound.
-    lost,
-    /// Last known locations used because the master did not answer.
-    stood_in,
-    /// Reads that the transport refused or that found their owner dead.
-    failed,
-);
+    Reads as ReadCounters {
+        /// Objects read and found valid.
+        accepted,
+        /// Objects read by plain loads from a mapped segment; `accepted` and `by_index` include
+        /// them.
+        by_loads,
+        /// Objects viewed in place.
+        viewed,
+        /// Reads and views located by an index, without waiting for a message.
+        by_index,
+        /// Reads and views located by a location seen before, without waiting for a message.
+        by_cache,
+        /// Reads and views located by the master.
+        by_master,
+        /// Batches that were too slow: their headers were read once more, strictly.
+        strict,
+        /// Objects that had changed during the read: they were looked up again.
+        changed,
+        /// Objects that had changed and were nowhere else: NotFound.
+        lost,
+        /// Last known locations used because the master did not answer.
+        stood_in,
+        /// Reads that the transport refused or that found their owner dead.
+        failed,
+    }
+}
 
 impl Reads {
     /// The counters now.
@@ -93,14 +64,13 @@ impl Reads {
         ReadCounters { accepted: r.accepted + r.by_loads, by_index: r.by_index + r.by_loads, ..r }
     }
 
-    /// Counts `n` reads by the source of their location.
-    pub(crate) fn via(&self, via: Via, n: u64) {
-        let counter = match via {
-            Via::Index => &self.by_index,
-            Via::Cache => &self.by_cache,
-            Via::Master => &self.by_master,
-        };
-        Self::count(counter, n);
+    /// Counts a read by the source of its location.
+    pub(crate) fn via(&self, via: Via) {
+        match via {
+            Via::Index => self.by_index.one(),
+            Via::Cache => self.by_cache.one(),
+            Via::Master => self.by_master.one(),
+        }
     }
 }
 

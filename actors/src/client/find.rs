@@ -2,28 +2,25 @@
 //! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
 //! hint: the header there decides [I2].
 
-use super::counters::Reads;
 use super::locations;
 use super::peer::Peer;
-use super::{Client, check_keys, key_bytes, spread};
+use super::{Client, check_keys, filled, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, ObjectDesc, Request, Response, SlotRef, Via};
+use nkv_store::KeyId;
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
-use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// If the client has a location to fall back on, the master gets this fraction of the call's limit.
 const STAND_IN_SHARE: u32 = 4;
 /// Keys in one batch of one-sided lookups.
 const REMOTE_BATCH: usize = 64;
-/// Both buckets of a key, which are adjacent.
-const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 
 /// Where an object can be read.
 #[derive(Debug, Clone)]
@@ -52,54 +49,19 @@ impl Located {
 pub(super) struct SearchState {
     /// Locations where it was retired, removed or overwritten. It never comes back there, since
     /// epochs are not reused [I3].
-    gone: SmallVec<[SlotRef; 1]>,
+    pub gone: SmallVec<[SlotRef; 1]>,
     /// A hint pointed to an owner that cannot be reached: from here on only the master's answers
     /// are used.
-    unreached: bool,
-    /// Replicas that the master named and that were not tried yet.
-    next: Vec<ObjMeta>,
+    pub unreached: bool,
+    /// Replicas that the master named and that were not tried yet: the next location is one of
+    /// these, without asking again.
+    pub next: Vec<ObjMeta>,
 }
 
 impl SearchState {
-    /// Records that the object at this location had changed.
-    pub(super) fn found_gone(&mut self, at: SlotRef) {
-        self.gone.push(at);
-    }
-
-    /// Whether any location had changed.
-    pub(super) fn found_any_gone(&self) -> bool {
-        !self.gone.is_empty()
-    }
-
-    /// The next location to try is one of these, without asking again.
-    pub(super) fn try_next(&mut self, others: Vec<ObjMeta>) {
-        self.next = others;
-    }
-
-    /// Records that its owner could not be reached.
-    pub(super) fn not_reached(&mut self) {
-        self.unreached = true;
-    }
-
     /// Whether a hint may be followed.
     fn allows(&self, meta: &ObjMeta) -> bool {
         !self.unreached && !self.gone.contains(&meta.at)
-    }
-
-    /// Whether the next location is the last one to try.
-    pub(super) fn is_last(&self) -> bool {
-        self.gone.len() + 1 >= MAX_PLACES
-    }
-
-    /// The error to return when there is no further location.
-    pub(super) fn failed(&self, key: &[u8], e: Error) -> Error {
-        match e.kind() {
-            ErrorKind::NotFound if self.found_any_gone() => Error::not_found(format!(
-                "key {} was evicted or removed while it was read",
-                shown(key)
-            )),
-            _ => e,
-        }
     }
 }
 
@@ -118,19 +80,16 @@ impl Client {
         tried: &[SearchState],
     ) -> Vec<Result<Located>> {
         debug_assert_eq!(keys.len(), tried.len());
-        let mut found = self.find_unasked(keys, tried);
+        let found = self.find_unasked(keys, tried);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
         if rest.is_empty() {
             return found.into_iter().flatten().map(Ok).collect();
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
         let gone = rest.iter().flat_map(|i| tried[*i].gone.iter().copied()).collect();
-        let mut answer = self.ask_master(&unknown, gone).await.into_iter();
-        let answers = found.iter_mut().enumerate().map(|(i, known)| match known.take() {
-            Some(known) => Some(Ok(known)),
-            None => answer.next().map(|t| led(t, keys[i], &tried[i])),
-        });
-        answers.flatten().collect()
+        let answer = self.ask_master(&unknown, gone).await.into_iter();
+        let answer = answer.zip(rest).map(|(answer, i)| led(answer, keys[i], &tried[i])).collect();
+        filled(found.into_iter().map(|known| known.map(Ok)).collect(), answer)
     }
 
     /// Locations that can be found without a message.
@@ -140,14 +99,15 @@ impl Client {
         let mapped = mapped.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
         let by_index = |meta: Option<ObjMeta>| meta.map(|meta| Located::by(Via::Index, meta));
         let mut found: Vec<_> = mapped.map(by_index).collect();
-        for (known, tried) in found.iter_mut().zip(tried).filter(|(_, t)| !t.next.is_empty()) {
-            *known = Located::first(tried.next.clone());
-        }
-        for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
-            let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
-            // Only while this handle is attached to its owner, and the owner is alive.
-            let alive = |m: &ObjMeta| self.shared.peers.get(m.at.incarnation).is_some();
-            *known = cached.filter(alive).map(|meta| Located::by(Via::Cache, meta));
+        for ((known, tried), key) in found.iter_mut().zip(tried).zip(keys) {
+            if !tried.next.is_empty() {
+                *known = Located::first(tried.next.clone());
+            } else if known.is_none() {
+                let cached = self.shared.locations.known(key).filter(|m| tried.allows(m));
+                // Only while this handle is attached to its owner, and the owner is alive.
+                let cached = cached.filter(|m| self.shared.peers.get(m.at.incarnation).is_some());
+                *known = cached.map(|meta| Located::by(Via::Cache, meta));
+            }
         }
         let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
@@ -159,10 +119,7 @@ impl Client {
 
     fn metas_mapped(&self, ids: &[KeyId]) -> Vec<Option<ObjMeta>> {
         let mapped = self.find_mapped(ids).into_iter().zip(ids);
-        let meta = |(found, id): (Option<(Arc<Peer>, Hit)>, &KeyId)| {
-            found.map(|(peer, hit)| meta_of(&peer, *id, &hit))
-        };
-        mapped.map(meta).collect()
+        mapped.map(|(hit, id)| hit.map(|(peer, hit)| meta_of(&peer, *id, &hit))).collect()
     }
 
     /// Locations from indexes, confirmed by the headers, without a message.
@@ -184,14 +141,11 @@ impl Client {
         ids: &[KeyId],
         wanted: &[usize],
     ) -> Vec<(usize, ObjMeta)> {
-        let world = u64::from(self.shared.world());
         let mut found = Vec::new();
-        if world == 0 {
-            return found;
-        }
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for i in wanted {
-            by_rank.entry((ids[*i].hash % world) as u32).or_default().push(*i);
+            let Some(rank) = self.shared.rank_of(ids[*i].hash) else { return found };
+            by_rank.entry(rank).or_default().push(*i);
         }
         for (rank, wanted) in by_rank {
             let now = self.shared.env.clock.now_ns();
@@ -220,17 +174,16 @@ impl Client {
     /// used instead: the read there finds out whether it is still valid.
     async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<Vec<ObjMeta>>> {
         let kept = &self.shared.locations;
-        let all_known = kept.knows_all(keys);
-        if all_known && kept.is_master_unresponsive(self.shared.env.clock.now_ns()) {
-            let known = keys.iter().map_while(|k| kept.known(k));
-            let known: Vec<_> = known.map(|meta| Ok(vec![meta])).collect();
-            if known.len() == keys.len() {
-                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
-                return known;
+        let known: Option<Vec<_>> = keys.iter().map(|k| kept.known(k)).collect();
+        let limit = match known {
+            Some(known) if kept.is_master_unresponsive(self.shared.env.clock.now_ns()) => {
+                self.shared.reads.stood_in.add(known.len());
+                return known.into_iter().map(|meta| Ok(vec![meta])).collect();
             }
-        }
-        // With a location to fall back on, most of the call's time is left for the read.
-        let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
+            // With a location to fall back on, most of the call's time is left for the read.
+            Some(_) => self.limit() / STAND_IN_SHARE,
+            None => self.limit(),
+        };
         let request = Request::GetLocation { keys: key_bytes(keys), gone };
         let answer = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
@@ -242,21 +195,20 @@ impl Client {
                 spread(keys.len(), e)
             }
         };
-        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| match answer {
+        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| {
             // An invalid key is InvalidArgument, whatever the master answers.
-            _ if Key::check(key).is_err() => check_keys(&[key]).and(answer),
-            Ok(places) => {
-                places.first().into_iter().for_each(|meta| kept.keep(key, meta));
-                Ok(places)
-            }
-            Err(e) if locations::unknown(e.kind()) => match kept.known(key) {
-                Some(meta) => {
-                    Reads::count(&self.shared.reads.stood_in, 1);
-                    Ok(vec![meta])
+            check_keys(&[key])?;
+            match &answer {
+                Ok(places) => places.first().into_iter().for_each(|meta| kept.keep(key, meta)),
+                Err(e) if locations::unknown(e.kind()) => {
+                    if let Some(meta) = kept.known(key) {
+                        self.shared.reads.stood_in.one();
+                        return Ok(vec![meta]);
+                    }
                 }
-                None => Err(e),
-            },
-            Err(e) => Err(e),
+                Err(_) => {}
+            }
+            answer
         };
         answer.into_iter().zip(keys).map(stand_in).collect()
     }
@@ -264,7 +216,12 @@ impl Client {
 
 /// The master's answer without the locations that were tried already; NotReady if none is left.
 fn led(answer: Result<Vec<ObjMeta>>, key: &[u8], tried: &SearchState) -> Result<Located> {
-    let mut places = answer.map_err(|e| tried.failed(key, e))?;
+    let mut places = answer.map_err(|e| match e.kind() {
+        ErrorKind::NotFound if !tried.gone.is_empty() => {
+            Error::not_found(format!("key {} was evicted or removed while it was read", shown(key)))
+        }
+        _ => e,
+    })?;
     let gone = places.first().map(|meta| (meta.at.slot, meta.rank));
     places.retain(|meta| !tried.gone.contains(&meta.at));
     Located::first(places).ok_or_else(|| {
@@ -305,10 +262,9 @@ fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
 /// keys.
 fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
     let mut found = vec![None; keys.len()];
-    let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.layout.index, *k)).collect();
-    if homes.len() < keys.len() {
-        return Ok(found);
-    }
+    let homes = keys.iter().map(|k| buckets_of(&peer.layout.index, *k));
+    let Some(homes) = homes.collect::<Option<Vec<_>>>() else { return Ok(found) };
+    // Both buckets of a key, which are adjacent.
     let mut pairs = vec![[0u64; 2 * ENTRIES]; keys.len()];
     let mut reads: Vec<_> = homes
         .iter()
@@ -318,7 +274,6 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
             dst: pair.as_mut_bytes(),
         })
         .collect();
-    debug_assert!(reads.iter().all(|op| op.range().1 == PAIR_BYTES as u64));
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
     let named = keys.iter().zip(&pairs).enumerate().flat_map(|(i, (key, pair))| {
@@ -327,7 +282,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     });
     let mut probes: Vec<_> = named
         .filter(|(_, e)| e.slot < peer.layout.slots)
-        .map(|(i, e)| (i, e, unread(), unread()))
+        .map(|(i, e)| (i, e, [ObjHeader::default(); 2]))
         .collect();
     if probes.is_empty() {
         return Ok(found);
@@ -335,15 +290,14 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     // Each header is read twice, in order: if both are equal, the first read is consistent.
     let mut reads: Vec<_> = probes
         .iter_mut()
-        .flat_map(|(_, entry, header, again)| {
+        .flat_map(|(_, entry, headers)| {
             let offset = peer.layout.header_off(entry.slot);
-            let both = [header, again];
-            both.map(|header| Op::Read { offset, dst: header.as_mut_bytes() })
+            headers.each_mut().map(|header| Op::Read { offset, dst: header.as_mut_bytes() })
         })
         .collect();
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
-    for (i, entry, header, again) in &probes {
+    for (i, entry, [header, again]) in &probes {
         let settled = header.publish == again.publish && header.owner == again.owner;
         let hit = Hit::of(&peer.layout, entry.slot, *header, keys[*i]);
         let hit = hit.filter(|hit| settled && entry.is_about(hit.epoch()));
@@ -354,8 +308,5 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     Ok(found)
 }
 
-fn unread() -> ObjHeader {
-    ObjHeader::new_zeroed()
-}
-
 const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);
+const _: () = assert!(size_of::<[u64; ENTRIES]>() == BUCKET_BYTES as usize);

@@ -2,7 +2,7 @@
 //! rounds, one round trip each, so that neither the size of the cluster nor a slow pattern exceeds
 //! the limit of a call.
 
-use super::{Client, about_keys, key_bytes, one, spread};
+use super::{Client, about_keys, key_bytes, one};
 use crate::error::{Error, Result};
 use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept};
 use nkv_store::KeyId;
@@ -38,12 +38,8 @@ impl Client {
     /// ```
     pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         keys.iter().for_each(|k| self.shared.locations.forget(k));
-        let removed = match self.call(Request::Remove(key_bytes(keys))).await {
-            Ok(Response::Done(list)) if list.len() == keys.len() => list,
-            Ok(other) => spread(keys.len(), self.pool.unexpected("Remove", &other)),
-            Err(e) => spread(keys.len(), e),
-        };
-        about_keys(removed, keys.iter().copied())
+        let answer = self.call(Request::Remove(key_bytes(keys))).await;
+        about_keys(self.done("Remove", answer, keys.len()), keys.iter().copied())
     }
 
     /// The first `limit` keys after `after`, in the order of their bytes: those in which the

@@ -39,12 +39,6 @@ impl Locations {
         kept.young.insert(key.into(), meta.clone());
     }
 
-    /// True if every one of these keys has a known location.
-    pub(crate) fn knows_all(&self, keys: &[&[u8]]) -> bool {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.iter().all(|k| kept.young.contains_key(*k) || kept.old.contains_key(*k))
-    }
-
     /// The last known location of a key.
     pub(crate) fn known(&self, key: &[u8]) -> Option<ObjMeta> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

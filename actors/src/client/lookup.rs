@@ -31,12 +31,9 @@ impl Client {
     pub async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<Existence>> {
         self.check_usable()?;
         check_keys(keys)?;
-        let mut found = vec![Existence::Absent; keys.len()];
         let known = self.find_by_index(keys);
+        let mut found = vec![Existence::Ready; keys.len()];
         let rest: Vec<usize> = (0..keys.len()).filter(|i| known[*i].is_none()).collect();
-        found.iter_mut().zip(&known).filter(|(_, k)| k.is_some()).for_each(|(f, _)| {
-            *f = Existence::Ready;
-        });
         if rest.is_empty() {
             return Ok(found);
         }
@@ -68,7 +65,14 @@ impl Client {
         check_keys(keys)?;
         let mut run = Vec::new();
         for _ in 0..TURNS {
-            self.extend_by_index(keys, &mut run);
+            while run.len() < keys.len() {
+                let step = &keys[run.len()..keys.len().min(run.len() + STEP)];
+                let whole = run.len() + step.len();
+                run.extend(self.find_by_index(step).into_iter().map_while(|meta| meta));
+                if run.len() < whole {
+                    break;
+                }
+            }
             if run.len() == keys.len() {
                 break;
             }
@@ -88,18 +92,6 @@ impl Client {
             }
         }
         Ok(run)
-    }
-
-    fn extend_by_index(&self, keys: &[&[u8]], run: &mut Vec<ObjMeta>) {
-        while run.len() < keys.len() {
-            let step = &keys[run.len()..keys.len().min(run.len() + STEP)];
-            let found = self.find_by_index(step);
-            let before = run.len();
-            run.extend(found.into_iter().map_while(|meta| meta));
-            if run.len() < before + step.len() {
-                return;
-            }
-        }
     }
 
     /// The location of a key. NotFound if it is not there.
@@ -126,7 +118,10 @@ impl Client {
         }
         let (keys, gone) = (key_bytes(&[key]), Vec::new());
         match self.call(Request::GetLocation { keys, gone }).await {
-            Ok(Response::Locations(list)) => first_of(one(list)?),
+            Ok(Response::Locations(list)) => one(list)?
+                .into_iter()
+                .next()
+                .ok_or_else(|| Error::internal("the master named no place for a key that it has")),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // The master does not answer: return the last known location, if any.
             Err(e) if locations::unknown(e.kind()) => self.shared.locations.known(key).ok_or(e),
@@ -140,15 +135,9 @@ impl Client {
         let unattached: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
         if !unattached.is_empty()
-            && let Some(Err(error)) =
-                self.notify_producer(AttachTo(unattached.into_iter().collect()))
+            && let Some(Err(error)) = self.notify_producer(AttachTo(unattached))
         {
             tracing::debug!(%error, "owners not attached to");
         }
     }
-}
-
-fn first_of(places: Vec<ObjMeta>) -> Result<ObjMeta> {
-    let none = || Error::internal("the master named no place for a key that it has");
-    places.into_iter().next().ok_or_else(none)
 }

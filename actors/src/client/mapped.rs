@@ -3,11 +3,10 @@
 //! and where a large copy is cut into stripes for several threads. What is not found here is looked
 //! up elsewhere.
 
-use super::counters::Reads;
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::read::too_small;
-use super::{Client, check_keys};
+use super::{Client, Shared, check_keys};
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
 use bytes::Bytes;
@@ -21,11 +20,15 @@ const BATCH: usize = 128;
 
 /// Mapped segments in the order of a key's lookup: most keys are at the rank that their hash
 /// selects, or where this process put them.
-fn in_order(mapped: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
+fn in_order<'a>(
+    mapped: &'a [Arc<Peer>],
+    shared: &Shared,
+    key: KeyId,
+) -> impl Iterator<Item = &'a Arc<Peer>> + use<'a> {
     let from = match mapped.len() {
         0 | 1 => 0,
         _ => {
-            let owner = (key.hash % u64::from(world.max(1))) as u32;
+            let owner = shared.rank_of(key.hash).unwrap_or_default();
             mapped.partition_point(|p| p.rank < owner)
         }
     };
@@ -72,7 +75,7 @@ impl Client {
         }
         let mapped = self.shared.peers.mapped();
         let id = self.shared.keys.now().id(key);
-        for peer in in_order(&mapped, self.shared.world(), id) {
+        for peer in in_order(&mapped, &self.shared, id) {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
             reader.prefetch(&hit);
@@ -92,12 +95,12 @@ impl Client {
         let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
         // Checked after the copy: the segment of an owner that is gone must not be used.
         if !believed || !peer.is_alive() {
-            Reads::count(&self.shared.reads.changed, 1);
+            self.shared.reads.changed.one();
             return None;
         }
         let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
         let noted = peer.note(Via::Index, touch);
-        Reads::count(&self.shared.reads.by_loads, 1);
+        self.shared.reads.by_loads.one();
         if noted >= MANY_TOUCHES {
             peer.flush_touches(MANY_TOUCHES);
         }
@@ -168,30 +171,26 @@ impl Client {
         Ok(found.iter().take_while(|found| **found).count())
     }
 
-    /// Reads those objects of a batch that are in mapped segments, and leaves the other `results`
-    /// as they are. True for every item that is done.
+    /// Reads those objects of a batch that are in mapped segments; None for the others.
     pub(super) fn read_many_now(
         &self,
         items: &mut [(&[u8], &mut [u8])],
-        results: &mut [Result<usize>],
-    ) -> Vec<bool> {
+    ) -> Vec<Option<Result<usize>>> {
         let ids = self.ids_of(items.iter().map(|(key, _)| *key));
         let found = self.find_mapped(&ids);
-        let mut settled = vec![false; items.len()];
+        let mut results = vec![None; items.len()];
         let mut read: Option<Arc<Peer>> = None;
         // From last to first, so that the first of a batch counts as the most recently used.
-        let all = items.iter_mut().zip(results).zip(&mut settled).zip(found).rev();
-        for ((((_, dst), result), settled), found) in all {
+        let all = items.iter_mut().zip(&mut results).zip(found).rev();
+        for (((_, dst), result), found) in all {
             let Some((peer, hit)) = found else { continue };
-            if let Some(done) = self.copy_now(&peer, &hit, dst) {
-                (*result, *settled) = (done, true);
-            }
+            *result = self.copy_now(&peer, &hit, dst);
             if read.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &peer)) {
                 read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
                 read = Some(peer);
             }
         }
         read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
-        settled
+        results
     }
 }

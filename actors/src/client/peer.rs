@@ -9,8 +9,9 @@ pub(crate) use attaching::Attaching;
 use link::Outgoing;
 
 use super::counters::Messages;
-use super::obeyed::Obeyed;
+use super::holds_within;
 use super::peer_log::{NAMES_PER_FRAME, PeerLog};
+use super::plans::OwnerGates;
 use crate::attachment::{AttachId, LocalOwner};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
@@ -57,24 +58,16 @@ pub enum TransportChoice {
 impl std::str::FromStr for TransportChoice {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "shm" => Ok(Self::Shm),
-            "tcp" => Ok(Self::Tcp),
-            "rdma" => Ok(Self::Rdma),
-            _ => Err(Error::invalid(format!("transport is auto, shm, tcp or rdma, not '{s}'"))),
-        }
+        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Rdma];
+        let named = all.into_iter().find(|choice| choice.to_string() == s);
+        let wrong = || Error::invalid(format!("transport is auto, shm, tcp or rdma, not '{s}'"));
+        named.ok_or_else(wrong)
     }
 }
 
 impl std::fmt::Display for TransportChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -118,7 +111,7 @@ pub struct Peer {
     pub(crate) verbs: Arc<dyn Verbs>,
     // A plan requested before this time must be checked with the owner before its first write.
     pub(crate) attached_ns: u64,
-    pub(crate) obeyed: Arc<Obeyed>,
+    pub(crate) gates: Arc<OwnerGates>,
     link: Link,
     alive: Alive,
     disconnected: AtomicBool,
@@ -145,8 +138,7 @@ impl Peer {
 
     /// Internal error if an object cannot lie in this segment as the master's answer says.
     pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
-        let checked = meta.check(&self.layout);
-        checked
+        meta.check(&self.layout)
             .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message())))
     }
 
@@ -175,7 +167,7 @@ impl Peer {
             Link::Local(owner, _) => owner.send(message),
             Link::Remote(tx) => tx.try_send(Outgoing::Frame(message)).is_ok(),
         };
-        Messages::count(&self.messages.one_way, u64::from(sent));
+        self.messages.one_way.add(usize::from(sent));
         sent
     }
 
@@ -207,7 +199,7 @@ impl Peer {
 
     /// A peer that reaches nothing, for tests of plans.
     #[cfg(test)]
-    pub(crate) fn nowhere(obeyed: Arc<Obeyed>) -> Arc<Self> {
+    pub(crate) fn nowhere(gates: Arc<OwnerGates>) -> Arc<Self> {
         let memory = nkv_store::AnonMemory::new(4096).expect("a page of memory");
         let alive = Alive::new();
         Arc::new(Self {
@@ -225,7 +217,7 @@ impl Peer {
             takes_puts: AtomicBool::new(true),
             verbs: Arc::new(MappedVerbs::local(Arc::new(memory), alive.clone())),
             attached_ns: 0,
-            obeyed,
+            gates,
             link: Link::Remote(mpsc::channel(1).0),
             alive,
             disconnected: AtomicBool::new(false),
@@ -292,7 +284,7 @@ impl Peer {
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
         let some = batch.counts != ReadCounts::default();
-        Messages::count(&self.messages.one_way, u64::from(some));
+        self.messages.one_way.add(usize::from(some));
         match &self.link {
             Link::Local(owner, _) => {
                 if some {
@@ -300,15 +292,15 @@ impl Peer {
                 }
             }
             Link::Remote(tx) => {
-                let gone = |_| Error::disconnected(format!("rank {} is gone", self.rank));
+                let gone = || Error::disconnected(format!("rank {} is gone", self.rank));
                 if some {
-                    tx.send(Outgoing::Frame(ClientToOwner::Touched(batch))).await.map_err(gone)?;
+                    let touched = Outgoing::Frame(ClientToOwner::Touched(batch));
+                    tx.send(touched).await.map_err(|_| gone())?;
                 }
                 if wait {
                     let (done, flushed) = oneshot::channel();
-                    tx.send(Outgoing::Flushed(done)).await.map_err(gone)?;
-                    let lost = |_| Error::disconnected(format!("rank {} is gone", self.rank));
-                    flushed.await.map_err(lost)?;
+                    tx.send(Outgoing::Flushed(done)).await.map_err(|_| gone())?;
+                    flushed.await.map_err(|_| gone())?;
                 }
             }
         }
@@ -319,7 +311,7 @@ impl Peer {
     /// Reclaimed if not; Disconnected if the owner does not answer within `limit`.
     pub(crate) async fn check_plan(&self, plan: PlanId, limit: Duration) -> Result<()> {
         let (answer, answered) = oneshot::channel();
-        Messages::count(&self.messages.waited, 1);
+        self.messages.waited.one();
         let work = async {
             match &self.link {
                 Link::Local(owner, _) => Some(owner.is_open(plan).await),
@@ -345,7 +337,8 @@ impl Peer {
     /// or this process ends.
     pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
-        if !self.is_drained_of_log(writes_on).await {
+        let drained = || self.log.as_ref().is_none_or(|log| log.gate.is_drained()) && !writes_on();
+        if !holds_within(ATTACH_LIMIT, drained).await {
             tracing::warn!(rank = self.rank, "closed with a put in flight: its claim stays open");
             return;
         }
@@ -359,17 +352,6 @@ impl Peer {
             // The link task ends, and with it the receiver, when the frame is written.
             let _ = tokio::time::timeout(ATTACH_LIMIT, tx.closed()).await;
         }
-    }
-
-    /// Waits until no put is in the middle of a claim; false after `ATTACH_LIMIT`.
-    async fn is_drained_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
-        for _ in 0..ATTACH_LIMIT.as_millis() {
-            if self.log.as_ref().is_none_or(PeerLog::is_drained) && !writes_on() {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        false
     }
 
     /// From here on no verb through this attachment succeeds. The flag of a local segment belongs

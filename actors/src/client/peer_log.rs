@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::message::{Abandoned, KeyBytes, KeyReport};
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};
+use nkv_transport::gate::Gate;
 use nkv_transport::verbs::{Kind, Op, Verbs};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// After a refusal no put uses the log for this long. The time doubles with every refusal in a row,
@@ -28,8 +29,8 @@ pub(crate) struct PeerLog {
     pub(super) open: Arc<OpenClaims>,
     // Sent with every change: the agent identifies the producer of a claim by it.
     pub(super) token: u64,
-    // Puts of this handle that are in the middle of a claim.
-    in_flight: AtomicUsize,
+    // Puts of this handle that are in the middle of a claim. Never closed.
+    pub(super) gate: Gate,
     // The highest limit that a put has read, for the actor that reports keys: it must not post
     // verbs.
     pub(super) limit: AtomicU64,
@@ -38,7 +39,7 @@ pub(crate) struct PeerLog {
     // Positions and keys that are not reported to the owner yet.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
     // A whole batch was sent since the last check with `all`.
-    batch_reported: AtomicBool,
+    pub(super) batch_reported: AtomicBool,
     // Claims given up while they waited, which could not be reported to the owner at once.
     given_up: Mutex<VecDeque<Abandoned>>,
     // Refusals in a row, and until when no put uses this log because of them.
@@ -52,7 +53,7 @@ impl PeerLog {
             layout,
             open,
             token,
-            in_flight: AtomicUsize::new(0),
+            gate: Gate::new(),
             limit: AtomicU64::new(0),
             bump: AtomicU64::new(0),
             names: Mutex::default(),
@@ -124,9 +125,7 @@ impl PeerLog {
 
     /// Takes over what an earlier attachment had not reported yet.
     pub(crate) fn inherit(&self, before: &PeerLog) {
-        let most = self.layout.slots() as usize;
-        let names: Vec<_> = before.take_names(most);
-        self.keep_names(names);
+        self.keep_names(before.take_names(self.layout.slots() as usize));
         before.report_given_up(|abandoned| {
             self.keep_given_up(abandoned);
             true
@@ -136,11 +135,6 @@ impl PeerLog {
     /// Number of keys not reported yet.
     pub(crate) fn names_noted(&self) -> usize {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Records that a whole batch of keys was sent.
-    pub(crate) fn batch_reported(&self) {
-        self.batch_reported.store(true, Ordering::Relaxed);
     }
 
     /// Puts back keys that could not be reported.
@@ -212,26 +206,5 @@ impl PeerLog {
             [Op::FetchAdd { old, .. }] => Ok(old),
             _ => Err(Error::internal("a claim that is no fetch-and-add")),
         }
-    }
-
-    /// True when no put of this handle is in the middle of a claim.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.in_flight.load(Ordering::SeqCst) == 0
-    }
-}
-
-/// Counts a put as in flight for as long as it lives.
-pub(super) struct InFlight<'a>(&'a PeerLog);
-
-impl<'a> InFlight<'a> {
-    pub(super) fn enter(log: &'a PeerLog) -> Self {
-        log.in_flight.fetch_add(1, Ordering::SeqCst);
-        Self(log)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -42,7 +42,8 @@ impl Peers {
         self.used_for(peer.incarnation, AttachmentUse::Claims)
     }
 
-    fn used_for(&self, incarnation: u64, used_for: AttachmentUse) -> Option<Arc<Peer>> {
+    /// The attachment to an owner for a use, if there is one and it is alive.
+    pub(crate) fn used_for(&self, incarnation: u64, used_for: AttachmentUse) -> Option<Arc<Peer>> {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
@@ -53,11 +54,6 @@ impl Peers {
                 peer.take_puts(takes);
             }
         }
-    }
-
-    /// Whether there is a live attachment that only claims.
-    pub(crate) fn claims(&self, incarnation: u64) -> bool {
-        self.used_for(incarnation, AttachmentUse::Claims).is_some()
     }
 
     /// Owners at which this handle could claim if it had a second attachment, which it lacks.
@@ -102,16 +98,14 @@ impl Peers {
             return;
         }
         let mut all = self.write();
-        let main = |p: &Peer| {
-            all.get(&(p.incarnation, AttachmentUse::Everything)).is_some_and(|m| m.is_alive())
-        };
-        let kept: HashSet<u64> = all
+        let attached: HashSet<u64> = all
             .values()
-            .filter(|p| p.used_for == AttachmentUse::Claims && main(p))
+            .filter(|p| p.used_for == AttachmentUse::Everything && p.is_alive())
             .map(|p| p.incarnation)
             .collect();
-        let over =
-            |p: &Peer| !(p.used_for == AttachmentUse::Claims && kept.contains(&p.incarnation));
+        let over = |p: &Peer| {
+            p.used_for == AttachmentUse::Everything || !attached.contains(&p.incarnation)
+        };
         let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive() && over(p)).collect();
         self.publish(&all);
         drop(all);
@@ -163,10 +157,7 @@ impl Peers {
     /// The attachment to the first segment of a rank, if there is a live one.
     pub(crate) fn first_of(&self, rank: u32) -> Option<Arc<Peer>> {
         let first = |p: &&Arc<Peer>| p.rank == rank && p.first && p.is_alive();
-        if let Some(mapped) = self.mapped.load().iter().find(first) {
-            return Some(mapped.clone());
-        }
-        self.remote(rank)
+        self.mapped.load().iter().find(first).cloned().or_else(|| self.remote(rank))
     }
 
     /// The attachment to the first segment of a rank, if there is a live one and the segment is not

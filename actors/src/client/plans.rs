@@ -2,7 +2,6 @@
 //! end plans. A gate per plan shows whether a write is in flight. A plan that its owner dropped is
 //! never started, even if the reply that grants it arrives later [I10].
 
-use super::obeyed::Obeyed;
 use super::peer::Peer;
 use crate::attachment::ProducerGates;
 use crate::error::{Error, Result};
@@ -129,10 +128,6 @@ impl PlanState {
         self.desc.meta.object.bytes_total.saturating_sub(covered)
     }
 
-    fn is_below(&self, incarnation: u64, term: Term) -> bool {
-        self.desc.meta.at.incarnation == incarnation && self.desc.plan.term < term
-    }
-
     /// The reference that a commit or abort of this plan sends.
     pub(crate) fn reference(&self) -> PlanRef {
         PlanRef { plan: self.desc.plan, at: self.desc.meta.at, key: self.desc.meta.key }
@@ -212,9 +207,12 @@ impl OpenPlans {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// State of a new attachment to an owner: the term to obey, and the open claims that the owner
-    /// asks about.
-    pub(crate) fn obeyed(&self, incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Obeyed> {
+    /// The gates of a new attachment to an owner, with the open claims that the owner asks about.
+    pub(crate) fn gates(
+        self: &Arc<Self>,
+        incarnation: u64,
+        claims: Option<Arc<OpenClaims>>,
+    ) -> Arc<OwnerGates> {
         let mut inner = self.lock();
         let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);
         let term = known.unwrap_or_else(|| {
@@ -223,7 +221,7 @@ impl OpenPlans {
             inner.terms.insert(incarnation, Arc::downgrade(&made));
             made
         });
-        Arc::new(Obeyed::new(incarnation, term, claims))
+        Arc::new(OwnerGates { plans: self.clone(), incarnation, term, claims })
     }
 
     /// Call before requesting plans; keep the guard until the granted ones are registered or given
@@ -249,7 +247,7 @@ impl OpenPlans {
         if inner.shut {
             return Err(Error::handle_closed());
         }
-        let obeyed = plan.peer.obeyed.get();
+        let obeyed = *plan.peer.gates.term();
         if inner.refused.contains(&plan.desc.plan) || plan.desc.plan.term < obeyed {
             return Err(Error::reclaimed(format!(
                 "the plan for key {} was ended before it could be used",
@@ -300,26 +298,6 @@ impl OpenPlans {
         drop(gone);
     }
 
-    /// Records that an owner obeys this term: no plan of a lower term is started or continued
-    /// there, not even one whose grant is still in flight.
-    pub(crate) fn obey(&self, owner: &Obeyed, term: Term) {
-        let inner = self.lock();
-        owner.raise(term);
-        let below = |p: &&Arc<PlanState>| p.is_below(owner.incarnation(), term);
-        inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
-    }
-
-    /// True when no write for a plan below this term is in flight at that owner.
-    pub(crate) fn obeys(&self, owner: &Obeyed, term: Term) -> bool {
-        let inner = self.lock();
-        if owner.get() < term {
-            return false;
-        }
-        let incarnation = owner.incarnation();
-        let mut known = inner.by_plan.values().chain(inner.leaving.values());
-        known.all(|p| !p.is_below(incarnation, term) || p.gate.is_drained())
-    }
-
     /// Ends a plan at its owner's request: no write of it starts any more.
     pub(crate) fn drop_plan(&self, plan: PlanId) {
         let mut inner = self.lock();
@@ -330,13 +308,6 @@ impl OpenPlans {
             }
             None => {}
         }
-    }
-
-    /// True when no write of a dropped plan is in flight.
-    pub(crate) fn is_drained(&self, plan: PlanId) -> bool {
-        let inner = self.lock();
-        let out = |p: &Arc<PlanState>| p.gate.is_drained();
-        inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
 
     /// True when no write is in flight for any plan, open or closed.
@@ -360,11 +331,28 @@ impl OpenPlans {
     }
 }
 
-/// The gates of one producer before one owner.
+/// The gates of one producer before one owner, as one attachment to it has them.
 #[derive(Debug)]
-pub(crate) struct OwnerGates {
-    pub plans: Arc<OpenPlans>,
-    pub obeyed: Arc<Obeyed>,
+pub struct OwnerGates {
+    plans: Arc<OpenPlans>,
+    incarnation: u64,
+    // The term that the owner obeys, as received over any attachment of the handle to it. It
+    // changes only under the lock of `plans`, so that no plan of a lower term is registered at the
+    // same time.
+    term: Arc<Mutex<Term>>,
+    // Open claims in the owner's device log: those of this process if it maps the log, else those
+    // of this attachment alone.
+    claims: Option<Arc<OpenClaims>>,
+}
+
+impl OwnerGates {
+    fn term(&self) -> MutexGuard<'_, Term> {
+        self.term.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_below(&self, plan: &PlanState, term: Term) -> bool {
+        plan.desc.meta.at.incarnation == self.incarnation && plan.desc.plan.term < term
+    }
 }
 
 impl ProducerGates for OwnerGates {
@@ -373,115 +361,29 @@ impl ProducerGates for OwnerGates {
     }
 
     fn is_drained(&self, plan: PlanId) -> bool {
-        self.plans.is_drained(plan)
+        let inner = self.plans.lock();
+        let out = |p: &Arc<PlanState>| p.gate.is_drained();
+        inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
 
     fn obey(&self, term: Term) {
-        self.plans.obey(&self.obeyed, term);
+        let inner = self.plans.lock();
+        let mut obeyed = self.term();
+        *obeyed = term.max(*obeyed);
+        let below = |p: &&Arc<PlanState>| self.is_below(p, term);
+        inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
     }
 
     fn obeys(&self, term: Term) -> bool {
-        self.plans.obeys(&self.obeyed, term)
+        let inner = self.plans.lock();
+        let mut known = inner.by_plan.values().chain(inner.leaving.values());
+        *self.term() >= term && known.all(|p| !self.is_below(p, term) || p.gate.is_drained())
     }
 
     fn is_clear_below(&self, below: u64) -> bool {
-        self.obeyed.is_clear_below(below)
+        self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::message::{ObjMeta, ObjectDesc, SlotRef, Term};
-
-    #[test]
-    fn ranges_merge_in_any_order() {
-        let mut r = Ranges::default();
-        for (o, l) in [(10, 5), (0, 5), (5, 5), (20, 1), (12, 9), (0, 1)] {
-            r.add(o, l);
-        }
-        assert_eq!(r.0, BTreeMap::from([(0, 21)]));
-        assert_eq!(r.total(), 21);
-    }
-
-    const OWNER: u64 = 9;
-
-    fn granted(term: Term, peer: &Arc<Peer>) -> PlanState {
-        let at = SlotRef { incarnation: OWNER, slot: 0, epoch: 1 };
-        let key = Key::new(b"k").unwrap();
-        let meta = ObjMeta {
-            object: ObjectDesc::at(0, 0, 4096),
-            key: nkv_store::KeyHasher::new([7; 16]).id(b"k"),
-            rank: 0,
-            at,
-            header_off: 0,
-        };
-        let plan = PlanId { term, seq: 7 };
-        let desc = PlanDesc { plan, token: 1, meta, write_ttl_ms: 1 };
-        PlanState::new(desc, key, peer.clone(), u64::MAX)
-    }
-
-    #[test]
-    fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_first_byte() {
-        let plans = OpenPlans::default();
-        let obeyed = plans.obeyed(OWNER, None);
-        let peer = Peer::nowhere(obeyed.clone());
-        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
-        plans.obey(&obeyed, new);
-        let e = plans.register(granted(old, &peer)).unwrap_err();
-        assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
-        plans.register(granted(new, &peer)).unwrap();
-    }
-
-    #[test]
-    fn i10_a_term_received_over_one_attachment_is_obeyed_by_every_attachment_of_its_handle() {
-        let plans = OpenPlans::default();
-        let (mapped, devices) = (plans.obeyed(OWNER, None), plans.obeyed(OWNER, None));
-        let peer = Peer::nowhere(mapped);
-        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
-        plans.obey(&devices, new);
-        assert!(plans.obeys(&devices, new));
-        let e = plans.register(granted(old, &peer)).unwrap_err();
-        assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
-        let other = Peer::nowhere(plans.obeyed(OWNER + 1, None));
-        plans.register(granted(old, &other)).unwrap();
-    }
-
-    #[test]
-    fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
-        let plans = OpenPlans::default();
-        let obeyed = plans.obeyed(OWNER, None);
-        let peer = Peer::nowhere(obeyed.clone());
-        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
-        let plan = plans.register(granted(old, &peer)).unwrap();
-        let in_flight = plan.enter(0).unwrap();
-        plans.obey(&obeyed, new);
-        assert!(plan.enter(0).is_err(), "no further write starts");
-        assert!(!plans.obeys(&obeyed, new), "one is still inside");
-        plans.close(&plan);
-        assert!(!plans.obeys(&obeyed, new), "also after its caller gave it up");
-        drop(in_flight);
-        assert!(plans.obeys(&obeyed, new));
-    }
-
-    #[test]
-    fn model_dropmem_i10_a_plan_dropped_before_its_grant_is_remembered_during_an_open() {
-        let plans = OpenPlans::default();
-        let id = PlanId { term: Term::default(), seq: 7 };
-        let guard = plans.opening().unwrap();
-        plans.drop_plan(id);
-        assert!(plans.lock().refused.contains(&id));
-        drop(guard);
-        assert!(plans.lock().refused.is_empty(), "bounded: nothing is kept once no open is out");
-    }
-
-    #[test]
-    fn who_is_shut_asks_for_no_plan_and_registers_none() {
-        let (plans, term) = (OpenPlans::default(), Term { number: 1, master: 4 });
-        let peer = Peer::nowhere(plans.obeyed(OWNER, None));
-        plans.shut();
-        assert!(plans.opening().is_err(), "a plan is asked for by a closed handle");
-        assert!(plans.register(granted(term, &peer)).is_err());
-        assert!(plans.none_opening());
-    }
-}
+mod tests;

@@ -9,9 +9,10 @@ use super::peer_log::NAMES_PER_TICK;
 use super::shared::Shared;
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Result;
-use crate::message::{PlanRef, RankInfo, Request, Response, View};
+use crate::message::{RankInfo, Request, Response, View};
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const FLUSH_ALL_TICKS: u64 = 5;
 const ATTACH_AGAIN_TICKS: u64 = 25;
 /// Checks between two attempts to restore attachments that claim through RDMA devices: 5 s.
 const CLAIM_AGAIN_TICKS: u64 = 250;
-/// An abort that takes longer is left to the plan's deadline.
+/// Plans that cannot be given up within this time are left to their deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// Pause before a withdrawal is sent a second time.
 const WITHDRAW_AGAIN: Duration = Duration::from_millis(250);
@@ -35,14 +36,8 @@ const MAX_WAITERS: usize = 4096;
 /// What outlives the Producer actor.
 #[derive(Clone)]
 pub struct ProducerDurable {
-    shared: Weak<Shared>,
-    pool: Arc<ControlPool>,
-}
-
-impl ProducerDurable {
-    pub(crate) fn new(shared: &Arc<Shared>, pool: ControlPool) -> Self {
-        Self { shared: Arc::downgrade(shared), pool: Arc::new(pool) }
-    }
+    pub(super) shared: Weak<Shared>,
+    pub(super) pool: Arc<ControlPool>,
 }
 
 type Waiters = Vec<Reply<Result<Arc<Peer>>>>;
@@ -62,20 +57,17 @@ pub struct Producer {
 pub struct Attach(pub RankInfo);
 /// Incarnations of owners to attach to, if they are on this host; others are ignored.
 #[derive(Debug)]
-pub struct AttachTo(pub Vec<u64>);
-/// The membership, requested for an `AttachTo`.
-struct Members(Result<View>);
+pub struct AttachTo(pub BTreeSet<u64>);
+/// The membership, requested for an `AttachTo`, if the master sent it.
+struct Members(Option<View>);
 /// The result of an attempt to attach: the attachment, and maybe a second one for claims.
-struct Attached(u64, Result<Vec<Arc<Peer>>>);
+struct Attached(u64, Result<(Arc<Peer>, Option<Arc<Peer>>)>);
 /// The result of an attempt to restore an attachment that claims through RDMA devices.
 struct Claiming(Result<Arc<Peer>>);
-/// Plans to give up. The `Arc` is held until the master was notified or the attempt failed.
+/// The request that gives up plans: `Abort`, or `Withdraw` if the caller of an open is gone before
+/// its answer came. The `Arc` is held until the master was notified or the attempt failed.
 #[derive(Debug)]
-pub struct Abandon(pub Vec<PlanRef>, pub Arc<()>);
-/// An open whose caller is gone before its answer came, by request id. The `Arc` is as in
-/// [`Abandon`].
-#[derive(Debug)]
-pub struct Withdrawn(pub u64, pub Arc<()>);
+pub struct GiveUp(pub Request, pub Arc<()>);
 /// A timer.
 struct ProducerTick;
 
@@ -94,10 +86,7 @@ impl Message for Attached {
 impl Message for Claiming {
     type Reply = ();
 }
-impl Message for Abandon {
-    type Reply = ();
-}
-impl Message for Withdrawn {
+impl Message for GiveUp {
     type Reply = ();
 }
 impl Message for ProducerTick {
@@ -139,34 +128,14 @@ impl On<Attach> for Producer {
         if waiters.len() > 1 {
             return;
         }
-        let attaching = attaching(&shared, m.0);
+        let attaching = Attaching::new(shared, m.0);
         ctx.work(async move { Attached(incarnation, attaching.run().await) });
-    }
-}
-
-fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
-    let incarnation = info.incarnation;
-    Attaching {
-        env: shared.env.clone(),
-        credentials: shared.credentials.clone(),
-        hasher: shared.keys.now(),
-        producer: shared.producer_id,
-        claims: (info.layout.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
-        info,
-        choice: shared.config.transport,
-        data_stripes: shared.config.data_stripes,
-        fabric: shared.config.fabric.clone(),
-        prefault: shared.config.prefault,
-        plans: shared.plans.clone(),
-        writes_on: shared.peers.writes_on(incarnation, None),
-        claims_already: shared.peers.claims(incarnation),
-        messages: shared.messages.clone(),
     }
 }
 
 impl Producer {
     /// Tries again to make attachments for claims that were lost or failed.
-    fn claim_again(&self, shared: &Shared, ctx: &mut Context<'_, Self>) {
+    fn claim_again(&self, shared: &Arc<Shared>, ctx: &mut Context<'_, Self>) {
         let lacking = shared.peers.lacking();
         if lacking.is_empty() {
             return;
@@ -174,15 +143,14 @@ impl Producer {
         for (info, _) in shared.view().ranks {
             let owner = info.incarnation;
             if lacking.contains(&owner) && !self.attaching.contains_key(&owner) {
-                let attaching = attaching(shared, info);
+                let attaching = Attaching::new(shared.clone(), info);
                 ctx.work(async move { Claiming(attaching.to_claim().await) });
             }
         }
     }
 
     /// Attaches to the waiting owners that are members and on this host; drops the others.
-    fn attach_to(&mut self, view: &View, ctx: &mut Context<'_, Self>) {
-        let Some(shared) = self.durable.shared.upgrade() else { return };
+    fn attach_to(&mut self, shared: &Shared, view: &View, ctx: &mut Context<'_, Self>) {
         let here = shared.env.machine.boot_id();
         let wanted = std::mem::take(&mut self.unattached);
         for (info, _) in &view.ranks {
@@ -203,16 +171,15 @@ impl On<AttachTo> for Producer {
         self.unattached.extend(m.0.into_iter().take(room));
         let view = shared.view();
         if view.ranks.iter().any(|(i, _)| self.unattached.contains(&i.incarnation)) {
-            self.attach_to(&view, ctx);
+            self.attach_to(&shared, &view, ctx);
         } else if !self.asking && self.ticks >= self.attach_again_at {
             self.asking = true;
             self.attach_again_at = self.ticks + ATTACH_AGAIN_TICKS;
             let pool = self.durable.pool.clone();
             ctx.work(async move {
                 Members(match pool.call(Request::View, ABORT_LIMIT).await {
-                    Ok(Response::View(view)) => Ok(view),
-                    Ok(other) => Err(pool.unexpected("View", &other)),
-                    Err(e) => Err(e),
+                    Ok(Response::View(view)) => Some(view),
+                    _ => None,
                 })
             });
         }
@@ -224,9 +191,9 @@ impl On<Members> for Producer {
         reply.send(());
         self.asking = false;
         match (m.0, self.durable.shared.upgrade()) {
-            (Ok(view), Some(shared)) => {
+            (Some(view), Some(shared)) => {
                 shared.keep_view(view.clone());
-                self.attach_to(&view, ctx);
+                self.attach_to(&shared, &view, ctx);
             }
             // The next `AttachTo` requests them again.
             _ => self.unattached.clear(),
@@ -236,70 +203,48 @@ impl On<Members> for Producer {
 
 impl On<Attached> for Producer {
     fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        let Attached(incarnation, mut result) = m;
-        if let (Ok(peers), Some(shared)) = (&result, self.durable.shared.upgrade())
-            && !peers.iter().all(|peer| take_in(&shared, peer))
-        {
-            result = Err(crate::Error::handle_closed());
-        }
-        let first = result.and_then(|peers| {
-            peers.into_iter().next().ok_or_else(|| crate::Error::internal("no attachment made"))
+        let Attached(incarnation, result) = m;
+        let shared = self.durable.shared.upgrade();
+        let take_in = |peer: &Arc<Peer>| shared.as_ref().is_none_or(|s| s.take_in(peer.clone()));
+        let attached = result.and_then(|(peer, claiming)| {
+            let taken = take_in(&peer) && claiming.as_ref().is_none_or(take_in);
+            taken.then_some(peer).ok_or_else(crate::Error::handle_closed)
         });
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
-            w.send(first.clone());
+            w.send(attached.clone());
         }
         reply.send(());
     }
-}
-
-/// False if the handle was closed meanwhile.
-fn take_in(shared: &Shared, peer: &Arc<Peer>) -> bool {
-    let (rank, transport) = (peer.rank, peer.kind());
-    let taken = shared.take_in(peer.clone());
-    if taken {
-        tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
-    }
-    taken
 }
 
 impl On<Claiming> for Producer {
     fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        match (m.0, self.durable.shared.upgrade()) {
-            (Ok(peer), Some(shared)) => {
-                take_in(&shared, &peer);
-            }
-            (Err(error), _) => tracing::debug!(%error, "puts into a log still take plans"),
-            _ => {}
+        match m.0 {
+            // Not taken in if the handle is closed or gone.
+            Ok(peer) => drop(self.durable.shared.upgrade().map(|shared| shared.take_in(peer))),
+            Err(error) => tracing::debug!(%error, "puts into a log still take plans"),
         }
         reply.send(());
     }
 }
 
-impl On<Abandon> for Producer {
-    fn on(&mut self, m: Abandon, reply: Reply<()>, _: &mut Context<'_, Self>) {
+impl On<GiveUp> for Producer {
+    fn on(&mut self, m: GiveUp, reply: Reply<()>, _: &mut Context<'_, Self>) {
         let pool = self.durable.pool.clone();
         tokio::task::spawn_local(async move {
-            let Abandon(plans, _until_reported) = m;
-            if let Err(error) = pool.call(Request::Abort(plans), ABORT_LIMIT).await {
-                tracing::debug!(%error, "plans not aborted; they end at their deadline");
-            }
-        });
-        reply.send(());
-    }
-}
-
-impl On<Withdrawn> for Producer {
-    fn on(&mut self, m: Withdrawn, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        let pool = self.durable.pool.clone();
-        tokio::task::spawn_local(async move {
-            let Withdrawn(request, _until_reported) = m;
-            // Sent twice: the open uses another connection, and the first withdrawal may overtake
-            // it.
-            for pause in [Duration::ZERO, WITHDRAW_AGAIN] {
-                tokio::time::sleep(pause).await;
-                if let Err(error) = pool.call(Request::Withdraw { request }, ABORT_LIMIT).await {
-                    tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
+            let GiveUp(request, _until_reported) = m;
+            // A withdrawal is sent twice: the open uses another connection, and the first
+            // withdrawal may overtake it.
+            let mut again = matches!(request, Request::Withdraw { .. });
+            loop {
+                if let Err(error) = pool.call(request.clone(), ABORT_LIMIT).await {
+                    let kind = Request::KINDS[request.kind()];
+                    tracing::debug!(kind, %error, "plans not given up; they end at their deadline");
                 }
+                if !std::mem::take(&mut again) {
+                    return;
+                }
+                tokio::time::sleep(WITHDRAW_AGAIN).await;
             }
         });
         reply.send(());
@@ -330,7 +275,7 @@ impl On<ProducerTick> for Producer {
                 peer.log.as_ref().filter(|log| log.should_report_now(TOUCH_BATCH, all))
                 && peer.send_names(NAMES_PER_TICK) >= TOUCH_BATCH
             {
-                log.batch_reported();
+                log.batch_reported.store(true, Ordering::Relaxed);
             }
         }
         // The last touches of a steady reader are sent with its next batch.

@@ -4,9 +4,8 @@
 //! put that the log cannot take uses a plan.
 
 use super::Client;
-use super::counters::Writes;
 use super::peer::Peer;
-use super::peer_log::{InFlight, PeerLog};
+use super::peer_log::PeerLog;
 use crate::client::PutOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner};
@@ -14,7 +13,6 @@ use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Kind;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -35,13 +33,6 @@ fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What became of an attempt.
-enum Attempt {
-    Done,
-    /// The log has no room now, or the object can never fit.
-    Plan,
-}
-
 /// Result of a put without a message.
 pub(crate) enum TryPut {
     /// The put has ended with this result.
@@ -57,12 +48,9 @@ impl Client {
         opts.device_alloc.unwrap_or(self.shared.config.device_alloc)
     }
 
-    /// The owner whose log a key belongs to, if this handle is attached to it.
-    fn log_owner(&self, hash: u64, opts: &PutOptions) -> Option<Arc<Peer>> {
-        let world = self.shared.world();
-        let by_hash = || (world > 0).then(|| (hash % u64::from(world)) as u32);
-        let rank = opts.preferred_rank.or_else(by_hash)?;
-        self.shared.peers.first_of(rank)
+    /// The rank whose log a key belongs to.
+    fn log_rank(&self, hash: u64, opts: &PutOptions) -> Option<u32> {
+        opts.preferred_rank.or_else(|| self.shared.rank_of(hash))
     }
 
     /// Puts through the device log of the key's owner, without a message.
@@ -83,7 +71,8 @@ impl Client {
             return TryPut::NeedsPlan;
         }
         let hash = key_hash(key);
-        let Some(peer) = self.log_owner(hash, opts) else { return TryPut::NotAttached };
+        let peer = self.log_rank(hash, opts).and_then(|rank| self.shared.peers.first_of(rank));
+        let Some(peer) = peer else { return TryPut::NotAttached };
         let Some(peer) = self.shared.peers.claiming(peer) else { return TryPut::NeedsPlan };
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
@@ -94,9 +83,9 @@ impl Client {
         let id = KeyId { hash, check: peer.hasher.check(key) };
         let put = || self.put_into((&peer, log), (key, id), value, opts);
         match peer.run_blocking(put) {
-            Ok(Attempt::Done) => {
+            Ok(true) => {
                 log.was_served();
-                Writes::count(&self.shared.writes.by_log, 1);
+                self.shared.writes.by_log.one();
                 TryPut::Done(Ok(()))
             }
             // Too many claims are open, or the owner revoked the token: puts use plans for a while.
@@ -105,37 +94,38 @@ impl Client {
                 log.was_refused(clock);
                 TryPut::NeedsPlan
             }
-            Ok(Attempt::Plan) => {
-                Writes::count(&self.shared.writes.log_full, 1);
+            Ok(false) => {
+                self.shared.writes.log_full.one();
                 TryPut::NeedsPlan
             }
             Err(e) => TryPut::Done(Err(e)),
         }
     }
 
+    /// Whether the log took the object: it may have no room now, or the object can never fit.
     fn put_into(
         &self,
         (peer, log): (&Peer, &PeerLog),
         (key, id): (&[u8], KeyId),
         value: &[u8],
         opts: &PutOptions,
-    ) -> Result<Attempt> {
+    ) -> Result<bool> {
         let page = match opts.page_bytes {
-            0 => self.shared.page_bytes(),
+            0 => self.shared.settings.page_bytes,
             bytes => bytes,
         };
         let Some(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
-            return Ok(Attempt::Plan);
+            return Ok(false);
         };
-        let _inside = InFlight::enter(log);
+        let _inside = log.gate.enter();
         let mut line = ControlLine::unread();
         let room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?;
-        let Some(bound) = room.flatten() else { return Ok(Attempt::Plan) };
-        let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
+        let Some(bound) = room.flatten() else { return Ok(false) };
+        let Some(open) = log.open.enter(bound) else { return Ok(false) };
         for _ in 0..CLAIMS_PER_PUT {
             // If a claim is lost in flight, its slot stays in doubt until the data path is severed.
             let Some(p) = or_plan(peer, log.claim(&*peer.verbs, &put))? else {
-                return Ok(Attempt::Plan);
+                return Ok(false);
             };
             open.note(p);
             if peer.kind() == Kind::Rdma {
@@ -144,27 +134,27 @@ impl Client {
             match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
                 None => {
                     open.leave();
-                    return Ok(Attempt::Plan);
+                    return Ok(false);
                 }
                 Some(ClaimStep::Skip(skip)) => {
                     peer.verbs.post(log.token, &mut skip.ops())?;
                     log.read_control_line(&*peer.verbs, &mut line)?;
                     let Some(bound) = put.room(&line) else {
                         open.leave();
-                        return Ok(Attempt::Plan);
+                        return Ok(false);
                     };
                     open.note(bound);
                 }
                 Some(ClaimStep::Write(write)) => {
                     Self::place(peer, log, &write, value, open)?;
                     log.name(p, key);
-                    return Ok(Attempt::Done);
+                    return Ok(true);
                 }
                 Some(ClaimStep::Wait(_)) => break,
             }
         }
         open.leave();
-        Ok(Attempt::Plan)
+        Ok(false)
     }
 
     /// Writes header, pages and READY as one chain. After a failure it marks the claim DEAD [I13].
@@ -177,13 +167,11 @@ impl Client {
     ) -> Result<()> {
         let object = write.publication();
         let mut ops = object.whole(value);
-        let posted = peer.verbs.post(log.token, &mut ops);
-        if let Err(e) = posted {
+        peer.verbs.post(log.token, &mut ops).inspect_err(|_| {
             // If this write fails too, the claim is a hole: the owner voids it after it has asked
             // this process.
             let _ = peer.verbs.post(log.token, &mut write.abort().ops());
-            return Err(e.into());
-        }
+        })?;
         let took = object.took(&ops);
         open.leave();
         took.map_err(|found| {
@@ -213,7 +201,7 @@ impl Client {
                     log.keep_given_up(abandoned);
                 }
                 log.bump.store(0, Ordering::Relaxed);
-                Writes::count(&self.shared.writes.log_abandoned, 1);
+                self.shared.writes.log_abandoned.one();
                 return Ok(None);
             }
             if waited > Duration::ZERO {
@@ -229,18 +217,11 @@ impl Client {
     /// Attaches to the owners whose logs take keys with these hashes, unless attached already. Only
     /// the first put of a handle to an owner waits for this.
     pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
-        let world = match self.shared.world() {
-            0 => self.membership().await.map_or(0, |v| v.world_size),
-            n => n,
-        };
-        if world == 0 {
+        if self.shared.rank_of(0).is_none() && self.membership().await.is_err() {
             return;
         }
-        let by_hash = |hash: &u64| (hash % u64::from(world)) as u32;
-        let mut ranks: Vec<u32> = match opts.preferred_rank {
-            Some(rank) => vec![rank],
-            None => hashes.iter().map(by_hash).collect(),
-        };
+        let mut ranks: Vec<u32> =
+            hashes.iter().filter_map(|hash| self.log_rank(*hash, opts)).collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks.retain(|rank| self.shared.peers.first_of(*rank).is_none());

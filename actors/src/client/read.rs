@@ -3,11 +3,10 @@
 //! again, never twice at one location, until the master answers NotFound. Slowness alone is never
 //! NotFound.
 
-use super::counters::Reads;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
-use super::{Client, about_keys, one, spread};
+use super::{Client, about_keys, filled, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
@@ -91,20 +90,21 @@ impl Client {
         let Located { meta, via, others } = located;
         match miss {
             Miss::Fatal(e) => return Err(e),
-            Miss::Changed if tried.is_last() => return Err(moves_on(key)),
-            Miss::Changed => tried.found_gone(meta.at),
+            Miss::Changed if tried.gone.len() + 1 >= MAX_PLACES => return Err(moves_on(key)),
+            Miss::Changed => tried.gone.push(meta.at),
             Miss::Unreached(e) if via == Via::Master && others.is_empty() => return Err(e),
-            Miss::Unreached(_) => tried.not_reached(),
+            Miss::Unreached(_) => tried.unreached = true,
         }
-        tried.try_next(others);
+        tried.next = others;
         self.shared.locations.forget(key);
         Ok(tried)
     }
 
     /// Counts an object that had changed and was found nowhere else.
     fn count_lost(&self, tried: &SearchState, e: &Error) {
-        let lost = e.kind() == ErrorKind::NotFound && tried.found_any_gone();
-        Reads::count(&self.shared.reads.lost, u64::from(lost));
+        if e.kind() == ErrorKind::NotFound && !tried.gone.is_empty() {
+            self.shared.reads.lost.one();
+        }
     }
 
     /// Reads an object into a buffer of the size that its location states.
@@ -155,19 +155,11 @@ impl Client {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
-        let mut results: Vec<Result<usize>> =
-            (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
-        let settled = self.read_many_now(items, &mut results);
-        let left: Vec<usize> = (0..items.len()).filter(|i| !settled[*i]).collect();
-        if left.is_empty() {
-            return results;
-        }
-        let open = items.iter_mut().zip(&settled).filter(|(_, settled)| !**settled);
+        let done = self.read_many_now(items);
+        let open = items.iter_mut().zip(&done).filter(|(_, done)| done.is_none());
         let mut rest: Vec<(&[u8], &mut [u8])> = open.map(|((k, d), _)| (*k, &mut **d)).collect();
-        for (i, read) in left.into_iter().zip(self.read_further(&mut rest).await) {
-            results[i] = read;
-        }
-        results
+        let read = if rest.is_empty() { Vec::new() } else { self.read_further(&mut rest).await };
+        filled(done, read)
     }
 
     /// Reads objects that the mapped indexes do not resolve.
@@ -185,52 +177,41 @@ impl Client {
         keys: &[&[u8]],
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
-        let mut results: Vec<Result<usize>> =
-            (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
-        let mut todo: Vec<(usize, SearchState)> =
-            (0..items.len()).map(|i| (i, SearchState::default())).collect();
+        let mut results = vec![None; items.len()];
+        let places = items.iter_mut().map(|(_, dst)| &mut **dst).enumerate();
+        let mut todo: Vec<_> = places.map(|place| (place, SearchState::default())).collect();
         for _ in 0..=MAX_PLACES {
-            let wanted: Vec<&[u8]> = todo.iter().map(|(i, _)| keys[*i]).collect();
-            let (at, tried): (Vec<usize>, Vec<SearchState>) = todo.into_iter().unzip();
+            let wanted: Vec<&[u8]> = todo.iter().map(|((i, _), _)| keys[*i]).collect();
+            let (places, tried): (Vec<_>, Vec<_>) = todo.into_iter().unzip();
             let located = self.locate(&wanted, &tried).await;
             let mut found = Vec::new();
-            for ((i, tried), r) in at.into_iter().zip(tried).zip(located) {
+            for ((place, tried), r) in places.into_iter().zip(tried).zip(located) {
                 match r {
-                    Ok(located) => found.push((i, located, tried)),
+                    Ok(located) => found.push((place, located, tried)),
                     Err(e) => {
                         self.count_lost(&tried, &e);
-                        results[i] = Err(e);
+                        results[place.0] = Some(Err(e));
                     }
                 }
             }
-            let mut reads: Vec<((&ObjMeta, Via), &mut [u8])> = Vec::with_capacity(found.len());
-            let mut f = found.iter().peekable();
-            for (i, (_, dst)) in items.iter_mut().enumerate() {
-                if let Some((_, at, _)) = f.next_if(|(at, ..)| *at == i) {
-                    reads.push(((&at.meta, at.via), dst));
-                }
-            }
+            let mut reads: Vec<_> = found
+                .iter_mut()
+                .map(|((_, dst), at, _)| ((&at.meta, at.via), &mut **dst))
+                .collect();
             let read = self.read_all(&mut reads).await;
             todo = Vec::new();
-            for ((i, located, tried), r) in found.into_iter().zip(read) {
-                let further = match r {
-                    Ok(n) => {
-                        results[i] = Ok(n);
-                        continue;
-                    }
-                    Err(miss) => self.try_further(keys[i], located, tried, miss),
-                };
-                match further {
-                    Ok(tried) => todo.push((i, tried)),
-                    Err(e) => results[i] = Err(e),
+            for (((i, dst), located, tried), r) in found.into_iter().zip(read) {
+                match r.map_err(|miss| self.try_further(keys[i], located, tried, miss)) {
+                    Ok(n) => results[i] = Some(Ok(n)),
+                    Err(Ok(tried)) => todo.push(((i, dst), tried)),
+                    Err(Err(e)) => results[i] = Some(Err(e)),
                 }
             }
             if todo.is_empty() {
-                return results;
+                break;
             }
         }
-        todo.iter().for_each(|(i, _)| results[*i] = Err(moves_on(keys[*i])));
-        results
+        filled(results, todo.iter().map(|((i, _), _)| Err(moves_on(keys[*i]))).collect())
     }
 
     /// Reads an object by its location. NotFound if it is no longer there.
@@ -256,34 +237,25 @@ impl Client {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
-        let metas: Vec<ObjMeta> = items.iter().map(|(m, _)| (*m).clone()).collect();
+        let metas: Vec<&ObjMeta> = items.iter().map(|(m, _)| *m).collect();
         let mut located: Vec<_> =
             items.iter_mut().map(|(meta, dst)| ((*meta, Via::Cache), &mut **dst)).collect();
         let found = self.read_all(&mut located).await;
-        let missing = |m: &ObjMeta| {
-            Error::not_found(format!(
+        let error = |miss: Miss, m: &ObjMeta| match miss {
+            Miss::Fatal(e) | Miss::Unreached(e) => e,
+            Miss::Changed => Error::not_found(format!(
                 "the object {:?} is no longer in slot {} of rank {}",
                 m.key, m.at.slot, m.rank
-            ))
+            )),
         };
-        let result = |(r, m): (std::result::Result<usize, Miss>, &ObjMeta)| match r {
-            Ok(n) => Ok(n),
-            Err(Miss::Fatal(e) | Miss::Unreached(e)) => Err(e),
-            Err(Miss::Changed) => Err(missing(m)),
-        };
-        found.into_iter().zip(&metas).map(result).collect()
+        found.into_iter().zip(metas).map(|(r, m)| r.map_err(|miss| error(miss, m))).collect()
     }
 
     async fn read_all(
         &self,
         items: &mut [((&ObjMeta, Via), &mut [u8])],
     ) -> Vec<std::result::Result<usize, Miss>> {
-        let mut results: Vec<_> = items
-            .iter()
-            .map(|((m, _), _)| {
-                Err(Miss::Fatal(Error::internal(format!("slot {} unread", m.at.slot))))
-            })
-            .collect();
+        let mut results: Vec<_> = items.iter().map(|_| Err(Miss::Changed)).collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
         for (index, ((meta, via), dst)) in items.iter_mut().enumerate() {
             if (dst.len() as u64) < meta.object.bytes_total {
@@ -291,8 +263,7 @@ impl Client {
                 continue;
             }
             let dst = &mut dst[..meta.object.bytes_total as usize];
-            let reading = reading_of(meta);
-            let slot = Slot { index, meta, via: *via, dst, reading };
+            let slot = Slot { index, meta, via: *via, dst, reading: reading_of(meta) };
             groups.entry(meta.at.incarnation).or_default().push(slot);
         }
         for (incarnation, mut slots) in groups {
@@ -306,7 +277,12 @@ impl Client {
                 }
             };
             peer.run_blocking(|| self.read_group(&peer, &mut slots, &mut results));
-            self.touch_group(&peer, &slots, &results);
+            for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
+                let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
+                peer.note(s.via, Touch { slot, epoch, bytes: s.meta.object.bytes_total });
+                self.shared.reads.via(s.via);
+            }
+            peer.flush_touches(TOUCH_BATCH);
         }
         results
     }
@@ -329,16 +305,17 @@ impl Client {
             rest = later;
             let outcome = self.read_chain(peer, now);
             for s in now.iter() {
-                results[s.index] = match &outcome {
+                let read = match &outcome {
                     Ok(()) => judge(peer, s),
                     Err(e) => Err(unreached(e.clone().at_rank(peer.rank))),
                 };
-                let reads = &self.shared.reads;
-                match &results[s.index] {
-                    Ok(_) => Reads::count(&reads.accepted, 1),
-                    Err(Miss::Fatal(_) | Miss::Unreached(_)) => Reads::count(&reads.failed, 1),
-                    Err(Miss::Changed) => Reads::count(&reads.changed, 1),
-                }
+                let counter = match &read {
+                    Ok(_) => &self.shared.reads.accepted,
+                    Err(Miss::Fatal(_) | Miss::Unreached(_)) => &self.shared.reads.failed,
+                    Err(Miss::Changed) => &self.shared.reads.changed,
+                };
+                counter.one();
+                results[s.index] = read;
             }
         }
     }
@@ -354,24 +331,10 @@ impl Client {
         if chain_in_time(t0, now, peer.layout.quarantine_ns()) {
             return Ok(());
         }
-        Reads::count(&self.shared.reads.strict, 1);
+        self.shared.reads.strict.one();
         let mut again: Vec<_> = slots.iter_mut().map(|s| s.reading.again()).collect();
         peer.verbs.post(0, &mut again)?;
         Ok(())
-    }
-
-    fn touch_group(
-        &self,
-        peer: &Peer,
-        slots: &[Slot<'_>],
-        results: &[std::result::Result<usize, Miss>],
-    ) {
-        for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
-            let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
-            peer.note(s.via, Touch { slot, epoch, bytes: s.meta.object.bytes_total });
-            self.shared.reads.via(s.via, 1);
-        }
-        peer.flush_touches(TOUCH_BATCH);
     }
 }
 

@@ -111,16 +111,15 @@ impl Client {
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
         let credentials = credentials.with_random(env.random.clone());
         let limit = Duration::from_millis(config.call_timeout_ms);
-        let asking =
-            hello(&*env.net, node, &credentials, Purpose::Segments(SegmentCommand::Report));
         let late = |_| {
             let ms = limit.as_millis();
             Error::timeout(format!("{node} did not answer within {ms} ms"))
         };
         let asking = async {
-            let (stream, first) = asking.await.map_err(|e| unanswered(node, None, e))?;
-            let whom = node.to_string();
-            at_last(stream, first, (&whom, limit)).await.map_err(late)?
+            let report = Purpose::Segments(SegmentCommand::Report);
+            let answered = hello(&*env.net, node, &credentials, report).await;
+            let (stream, first) = answered.map_err(|e| unanswered(node, None, e))?;
+            at_last(stream, first, (&node.to_string(), limit)).await.map_err(late)?
         };
         match tokio::time::timeout(limit, asking).await.map_err(late)?? {
             Welcome::Segments(done) => match done? {
@@ -143,18 +142,16 @@ impl Client {
             let last = view.world_size.saturating_sub(1);
             return Err(Error::invalid(format!("there is no rank {rank}; ranks are 0 to {last}")));
         }
-        let node = view.nodes().find(|(info, _)| info.rank == rank).map(|(info, _)| info);
-        let node = node.ok_or_else(|| {
+        let (node, _) = view.node(rank).ok_or_else(|| {
             Error::disconnected(format!("rank {rank} is no member of the cluster now"))
         })?;
         if let Some(why) = out_of_reach(&view, node) {
             return Err(why);
         }
         let limit = work + BESIDES;
-        let asked = async { Some(self.ask_node(node, command).await) };
-        let asked = race(asked, async { Some(Err(self.until_out_of_reach(node).await)) });
-        let answer = tokio::time::timeout(limit, asked).await.ok().flatten();
-        answer.unwrap_or_else(|| {
+        let gone = async { Err(self.until_out_of_reach(node).await) };
+        let asked = race(self.ask_node(node, command), gone);
+        tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| {
             let ms = limit.as_millis();
             Err(Error::timeout(format!("rank {rank} was still at work after {ms} ms")))
         })
@@ -182,7 +179,7 @@ impl Client {
                 node.rank, node.pid
             ))
         };
-        self.shared.waits();
+        self.shared.messages.waited.one();
         let asking = hello(&*self.shared.env.net, address, credentials, Purpose::Segments(command));
         let (stream, first) = tokio::time::timeout(limit, asking).await.map_err(silent)??;
         let whom = format!("rank {} at {address}", node.rank);
@@ -210,7 +207,7 @@ impl Client {
 /// Why the caller must not wait for a node that was a member.
 fn out_of_reach(view: &View, node: &RankInfo) -> Option<Error> {
     let (rank, pid) = (node.rank, node.pid);
-    match view.nodes().find(|(info, _)| info.incarnation == node.incarnation) {
+    match view.member(node.incarnation) {
         Some((_, RankState::Suspect)) => Some(Error::disconnected(format!(
             "the link of rank {rank} (pid {pid}) to the master is down"
         ))),

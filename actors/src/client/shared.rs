@@ -11,12 +11,12 @@ use super::peers::Peers;
 use super::plans::OpenPlans;
 use crate::environment::Environment;
 use crate::executor::OwnedExecutor;
-use crate::message::{RankInfo, RankState, Settings, View};
+use crate::message::{RankState, Settings, View};
 use crate::slow_path::ClientSlowPath;
 use nkv_store::fork::ProcessMark;
 use nkv_transport::wire::auth::Credentials;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 /// State that all clones of a handle share with its Producer.
@@ -40,7 +40,7 @@ pub struct Shared {
     pub(crate) draining: Arc<AtomicBool>,
     // The handle is closed: every call fails.
     pub(crate) closed: AtomicBool,
-    pub(super) settings: Mutex<Settings>,
+    pub(super) settings: Settings,
     pub(super) view: RwLock<View>,
     // World size of the job; 0 while unknown.
     pub(super) world: AtomicU32,
@@ -75,40 +75,36 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Counts a message whose answer a call waits for.
-    pub(super) fn waits(&self) {
-        Messages::count(&self.messages.waited, 1);
-    }
-
-    /// World size of the job; 0 while this handle does not know it.
-    pub(crate) fn world(&self) -> u32 {
-        self.world.load(Ordering::Relaxed)
+    /// The rank that a key's hash selects; None while this handle does not know the world size.
+    #[inline]
+    pub(crate) fn rank_of(&self, hash: u64) -> Option<u32> {
+        let world = self.world.load(Ordering::Relaxed);
+        hash.checked_rem(u64::from(world)).map(|rank| rank as u32)
     }
 
     /// Adds a new attachment to an owner; it is disconnected if the owner was declared gone
     /// meanwhile [I17]. False if this handle was closed meanwhile.
     pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
-        let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
-        match view.ranks.iter().find(member) {
+        match view.member(peer.incarnation) {
             Some((_, state)) => peer.take_puts(*state == RankState::Alive),
             None if view.settled => peer.disconnect(),
             None => {}
         }
-        self.peers.insert(peer, &self.closed)
+        let taken = self.peers.insert(peer.clone(), &self.closed);
+        if taken {
+            let (rank, transport) = (peer.rank, peer.kind());
+            tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
+        }
+        taken
     }
 
     /// Incarnation of a rank's first segment, if the segment is alive and has a device log.
     pub(crate) fn first_with_log(&self, rank: u32) -> Option<u64> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
-        let first = view.nodes().find(|(info, _)| info.rank == rank);
-        let up = first.filter(|(info, s)| info.layout.log_slots > 0 && *s == RankState::Alive);
+        let up =
+            view.node(rank).filter(|(info, s)| info.layout.log_slots > 0 && *s == RankState::Alive);
         up.map(|(info, _)| info.incarnation)
-    }
-
-    /// Bytes per page of a put that sets no page size.
-    pub(crate) fn page_bytes(&self) -> u32 {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).page_bytes
     }
 
     pub(crate) fn view(&self) -> View {

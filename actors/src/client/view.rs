@@ -1,7 +1,6 @@
 //! Views of objects in place, without a copy: a pin keeps the bytes of an object in place until its
 //! view is dropped [I9]. Only for memory that this process maps.
 
-use super::counters::Reads;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
@@ -84,7 +83,7 @@ impl Client {
                 return view;
             }
             self.shared.locations.forget(key);
-            tried.found_gone(meta.at);
+            tried.gone.push(meta.at);
         }
         Err(moves_on(key))
     }
@@ -114,8 +113,8 @@ impl Client {
             Ok(bytes) if peer.is_alive() => {
                 let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };
                 peer.note(via, touch);
-                Reads::count(&self.shared.reads.viewed, 1);
-                self.shared.reads.via(via, 1);
+                self.shared.reads.viewed.one();
+                self.shared.reads.via(via);
                 Some(Ok(ObjectView { bytes, peer: peer.clone() }))
             }
             Ok(_) | Err(NoPin::Closed) => Some(Err(Error::disconnected(format!(
@@ -123,7 +122,7 @@ impl Client {
                 peer.rank
             )))),
             Err(NoPin::Changed) => {
-                Reads::count(&self.shared.reads.changed, 1);
+                self.shared.reads.changed.one();
                 None
             }
             Err(NoPin::Full) => Some(Err(Error::new(

@@ -7,13 +7,12 @@ mod repeated;
 mod whole_object;
 mod write_plan;
 
-use super::counters::Writes;
 use super::peer::Peer;
 use super::put_log::TryPut;
-use super::{Client, about_keys, one, spread};
+use super::{Client, about_keys, continued, filled, holds_within, one, spread};
 use crate::client::PutOptions;
 use crate::client::plans::PlanState;
-use crate::client::producer::Abandon;
+use crate::client::producer::GiveUp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, Request, Response};
 use futures_util::future::join_all;
@@ -103,15 +102,12 @@ impl Client {
             TryPut::Done(done) => Some(done),
             TryPut::NeedsPlan | TryPut::NotAttached => None,
         };
-        let mut done: Vec<_> = items.iter().map(now).collect();
+        let done: Vec<_> = items.iter().map(now).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned =
             if left.is_empty() { Vec::new() } else { self.put_planned(&left, &at, opts).await };
-        let open = done.iter_mut().filter(|d| d.is_none());
-        open.zip(planned).for_each(|(open, planned)| *open = Some(planned));
-        let unplanned = || Err(Error::internal("a put that was neither done nor planned"));
-        done.into_iter().map(|d| d.unwrap_or_else(unplanned)).collect()
+        filled(done, planned)
     }
 
     /// Stores values by plans. `at` holds the position of each item in the caller's batch.
@@ -124,35 +120,26 @@ impl Client {
     ) -> Vec<Result<()>> {
         let began_ns = self.shared.env.clock.now_ns();
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let mut plans = self.open_many(&open, opts).await;
+        let opened = self.open_many(&open, opts).await;
+        let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
         name_repeated(&mut plans, &open, at);
-        let mut unfinished = Unfinished::new(self, &plans);
-        let wholes: Vec<_> = plans
-            .iter()
-            .zip(items)
-            .filter_map(|(plan, (_, value))| Some((plan.as_ref().ok()?.clone(), *value)))
-            .collect();
-        let mut placed = self.place_wholes(&wholes).into_iter();
-        let mut results: Vec<Result<()>> = Vec::with_capacity(items.len());
-        let mut written = Vec::new();
-        for (i, plan) in plans.into_iter().enumerate() {
-            results.push(plan.and_then(|p| {
-                placed
-                    .next()
-                    .unwrap_or_else(|| Err(Error::internal("an object was not placed")))?;
-                written.push((i, p));
-                Ok(())
-            }));
-        }
-        let plans: Vec<_> = written.iter().map(|(_, p)| p.clone()).collect();
-        for ((i, _), r) in written.iter().zip(self.commit_plans(&plans).await) {
-            results[*i] = r;
-        }
-        unfinished.answered(&plans);
+        let granted = plans.iter().flatten().cloned().collect();
+        let mut unfinished = Unfinished { client: self, plans: granted };
+        let values = plans.iter().zip(items).filter(|(plan, _)| plan.is_ok());
+        let values = values.map(|(_, (_, value))| *value);
+        let wholes: Vec<_> = unfinished.plans.iter().cloned().zip(values).collect();
+        let placed = self.place_wholes(&wholes);
+        let written = wholes.into_iter().zip(&placed).filter(|(_, placed)| placed.is_ok());
+        let written: Vec<_> = written.map(|((plan, _), _)| plan).collect();
+        let committed = self.commit_plans(&written).await;
+        // What was not placed is given up; the commits were answered and handled.
+        let mut placed_too = placed.iter();
+        unfinished.plans.retain(|_| placed_too.next().is_none_or(Result::is_err));
+        let mut results = continued(continued(plans, placed), committed);
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
-        Writes::count(&self.shared.writes.by_plan, stored as u64);
+        self.shared.writes.by_plan.add(stored);
         if self.wants_log(opts) {
             // As with a put through a log: Ok where the key has an object already.
             let there =
@@ -183,7 +170,7 @@ impl Client {
         bytes_total: u64,
         opts: &PutOptions,
     ) -> Result<WritePlan> {
-        let plan = one(self.open_many(&[(key, bytes_total)], opts).await);
+        let plan = self.open_many(&[(key, bytes_total)], opts).await.and_then(one);
         let plan = plan.map_err(|e| e.about(key))?;
         Ok(WritePlan::new(self.clone(), plan))
     }
@@ -208,42 +195,44 @@ impl Client {
         let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
             Error::not_found(format!("this handle has no open plan for key {key}"))
         })?;
-        self.publish_and_commit(&plan).await.map_err(Error::from)
+        self.publish_and_commit(&plan).await.map_err(|e| e.error)
     }
 
     async fn open_many(
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
-    ) -> Vec<Result<Arc<PlanState>>> {
+    ) -> Result<Vec<Result<Arc<PlanState>>>> {
         if self.shared.draining.load(Ordering::Acquire) {
-            let e = Error::disconnected("this node is shutting down and opens no new plans");
-            return spread(items.len(), e);
+            return Err(Error::disconnected("this node is shutting down and opens no new plans"));
         }
         let asked_ns = self.shared.env.clock.now_ns();
-        let opening = match self.shared.plans.opening() {
-            Ok(opening) => opening,
-            Err(e) => return spread(items.len(), e),
-        };
+        let opening = self.shared.plans.opening()?;
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
             preferred_rank: opts.preferred_rank,
             page_bytes: opts.page_bytes,
         });
-        let mut asked = Asked { client: self, request: Some(self.next_request()) };
+        let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
+        let mut asked = Asked { client: self, request: Some(number) };
         let request = Request::OpenForWrite {
-            request: asked.request.unwrap_or_default(),
+            request: number,
             // A quarter of the call's limit is left for the round trip.
             wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
             items: wire.collect(),
         };
-        let answer = match self.call(request).await {
-            Ok(Response::Plans(list)) if list.len() == items.len() => list,
-            Ok(other) => return spread(items.len(), self.pool.unexpected("OpenForWrite", &other)),
-            Err(e) => return spread(items.len(), e),
+        let answer = match self.call(request).await? {
+            Response::Plans(list) if list.len() == items.len() => list,
+            other => return Err(self.pool.unexpected("OpenForWrite", &other)),
         };
-        let peers = &self.owners_of(&answer).await;
+        // Attached once per owner: if each plan of a first batch looked up its owner, each lookup
+        // would open its own connection.
+        let owners: BTreeSet<u64> =
+            answer.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
+        let attaching =
+            owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
+        let peers: &Peers = &join_all(attaching).await.into_iter().collect();
         asked.request = None;
         // Concurrently: a slow owner delays only its own plans, and all of them by one limit.
         let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
@@ -251,17 +240,7 @@ impl Client {
         });
         let granted = join_all(taking).await;
         drop(opening);
-        granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
-    }
-
-    /// Attaches to the owners of plans, once per owner. If each plan of a first batch looked up its
-    /// owner, each lookup would open its own connection.
-    async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
-        let owners: BTreeSet<u64> =
-            granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
-        let attaching =
-            owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
-        join_all(attaching).await.into_iter().collect()
+        Ok(granted.into_iter().map(|g| g.and_then(Granted::keep)).collect())
     }
 
     /// Attaches a granted plan to its owner and registers it with this handle; gives it back if
@@ -317,10 +296,11 @@ impl Client {
         let missing = p.missing();
         if missing > 0 {
             p.unseal();
-            return Err(Unpublished::Lacks(Error::invalid(format!(
+            let error = Error::invalid(format!(
                 "{missing} of {} bytes of key {} were never written; write them or abort",
                 p.desc.meta.object.bytes_total, p.key
-            ))));
+            ));
+            return Err(Unpublished { error, open: true });
         }
         if p.first_write() {
             // An empty object: nothing else wrote the header.
@@ -391,11 +371,8 @@ impl Client {
 
     async fn commit_once(&self, plans: &[Arc<PlanState>], limit: Duration) -> Vec<Result<()>> {
         let list = plans.iter().map(|p| p.reference()).collect();
-        match self.call_within(Request::Commit(list), limit.min(self.limit())).await {
-            Ok(Response::Done(list)) if list.len() == plans.len() => list,
-            Ok(other) => spread(plans.len(), self.pool.unexpected("Commit", &other)),
-            Err(e) => spread(plans.len(), e),
-        }
+        let answer = self.call_within(Request::Commit(list), limit.min(self.limit())).await;
+        self.done("Commit", answer, plans.len())
     }
 
     /// Gives up failed plans in the background; their owner fences and frees them.
@@ -408,12 +385,16 @@ impl Client {
 
     fn report_abandoned(&self, list: Vec<PlanRef>) {
         self.shared.slow_path.abandoned.add(list.len());
-        if !list.is_empty()
-            && let Some(Err(error)) =
-                self.notify_producer(Abandon(list, self.shared.abandoning.clone()))
-        {
-            // The plans end at their deadline.
-            tracing::debug!(%error, "plans not aborted; they end at their deadline");
+        if !list.is_empty() {
+            self.give_up_later(Request::Abort(list));
+        }
+    }
+
+    /// Sends a request that gives up plans, in the background.
+    fn give_up_later(&self, request: Request) {
+        let told = self.notify_producer(GiveUp(request, self.shared.abandoning.clone()));
+        if let Some(Err(error)) = told {
+            tracing::debug!(%error, "plans not given up; they end at their deadline");
         }
     }
 
@@ -427,13 +408,7 @@ impl Client {
             // If this fails, the plans end at their deadline.
             let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
-        for _ in 0..self.limit().as_millis() {
-            if self.shared.plans.all_drained() {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        false
+        holds_within(self.limit(), || self.shared.plans.all_drained()).await
     }
 }
 

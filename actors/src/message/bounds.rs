@@ -25,47 +25,39 @@ pub const MAX_TIME_MS: u64 = 30 * 24 * 3_600 * 1_000;
 /// Reads in one batch of touches, at most, for each [`super::Via`].
 pub const MAX_TOUCHES_SERVED: u64 = 1 << 40;
 
-fn refuse<T>(text: String) -> Result<T> {
-    Err(Error::invalid(text))
+/// InvalidArgument with this text, unless the value is possible.
+fn ensure(possible: bool, why: impl FnOnce() -> String) -> Result<()> {
+    if possible { Ok(()) } else { Err(Error::invalid(why())) }
+}
+
+fn size(what: &str, n: u64, unit: &str, most: u64) -> Result<()> {
+    ensure(n <= most, || format!("{what} of {n} {unit}; at most {most} are accepted"))
 }
 
 fn text(what: &str, bytes: usize) -> Result<()> {
-    match bytes {
-        0..=MAX_TEXT_BYTES => Ok(()),
-        _ => refuse(format!("{what} of {bytes} bytes; at most {MAX_TEXT_BYTES} are accepted")),
-    }
+    size(what, bytes as u64, "bytes", MAX_TEXT_BYTES as u64)
 }
 
 fn list(what: &str, len: usize, most: usize) -> Result<()> {
-    if len <= most {
-        return Ok(());
-    }
-    refuse(format!("{len} {what} in one message; at most {most} are accepted"))
+    ensure(len <= most, || format!("{len} {what} in one message; at most {most} are accepted"))
 }
 
 fn key(bytes: &[u8]) -> Result<()> {
-    match bytes.len() {
-        0..=MAX_KEY_BYTES => Ok(()),
-        len => refuse(format!("a key of {len} bytes; at most {MAX_KEY_BYTES} are accepted")),
-    }
+    size("a key", bytes.len() as u64, "bytes", MAX_KEY_BYTES as u64)
 }
 
 fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
-    if slot < slots && epoch > 0 {
-        return Ok(());
-    }
-    refuse(format!(
-        "slot {slot} at epoch {epoch}, of a segment whose slots are 0 to {} and whose epochs begin \
-         at 1",
-        slots.saturating_sub(1)
-    ))
+    ensure(slot < slots && epoch > 0, || {
+        format!(
+            "slot {slot} at epoch {epoch}, of a segment whose slots are 0 to {} and whose epochs \
+             begin at 1",
+            slots.saturating_sub(1)
+        )
+    })
 }
 
 fn time(what: &str, ms: u64) -> Result<()> {
-    match ms {
-        0..=MAX_TIME_MS => Ok(()),
-        _ => refuse(format!("{what} of {ms} ms; at most {MAX_TIME_MS} are accepted")),
-    }
+    size(what, ms, "ms", MAX_TIME_MS)
 }
 
 impl RankInfo {
@@ -83,38 +75,28 @@ impl RankInfo {
             text(what, value.as_ref().map_or(0, String::len))?;
         }
         text("a segment's name", self.memory.name().map_or(0, str::len))?;
-        if self.incarnation == 0 {
-            return refuse("incarnation 0, which means none".to_string());
-        }
+        ensure(self.incarnation != 0, || "incarnation 0, which means none".to_string())?;
         self.layout.check().map_err(|e| Error::invalid(e.to_string()))?;
-        let units = self.layout.payloads().len / PAYLOAD_ALIGN;
-        if u64::from(self.layout.slots) > units {
-            return refuse(format!(
-                "{} header slots for {units} units of {PAYLOAD_ALIGN} bytes: there is one for each",
-                self.layout.slots
-            ));
-        }
-        if self.segment_id >= MAX_SEGMENTS {
-            return refuse(format!(
-                "segment {}; a rank's count from 0 to {}",
-                self.segment_id,
-                MAX_SEGMENTS - 1
-            ));
-        }
-        Ok(())
+        let (slots, units) = (self.layout.slots, self.layout.payloads().len / PAYLOAD_ALIGN);
+        ensure(u64::from(slots) <= units, || {
+            format!(
+                "{slots} header slots for {units} units of {PAYLOAD_ALIGN} bytes: there is one for \
+                 each"
+            )
+        })?;
+        let (segment, last) = (self.segment_id, MAX_SEGMENTS - 1);
+        ensure(segment <= last, || format!("segment {segment}; a rank's count from 0 to {last}"))
     }
 
     /// Checks the list of the other segments of a node, (segment, incarnation).
     pub fn check_siblings(&self, siblings: &[(u32, u64)]) -> Result<()> {
         list("siblings", siblings.len(), MAX_SEGMENTS as usize - 1)?;
-        match siblings.iter().find(|(n, _)| *n == self.segment_id || *n >= MAX_SEGMENTS) {
-            Some((segment, _)) => refuse(format!(
-                "segment {segment} beside segment {}; a rank's count from 0 to {}",
-                self.segment_id,
-                MAX_SEGMENTS - 1
-            )),
-            None => Ok(()),
-        }
+        let (own, last) = (self.segment_id, MAX_SEGMENTS - 1);
+        siblings.iter().try_for_each(|(n, _)| {
+            ensure(*n != own && *n <= last, || {
+                format!("segment {n} beside segment {own}; a rank's count from 0 to {last}")
+            })
+        })
     }
 
     fn check_slot(&self, slot: u32, epoch: u32) -> Result<()> {
@@ -122,12 +104,12 @@ impl RankInfo {
     }
 
     fn check_ref(&self, at: &SlotRef) -> Result<()> {
-        if at.incarnation != self.incarnation {
-            return refuse(format!(
+        ensure(at.incarnation == self.incarnation, || {
+            format!(
                 "a slot of incarnation {:016x}, sent by {:016x}",
                 at.incarnation, self.incarnation
-            ));
-        }
+            )
+        })?;
         self.check_slot(at.slot, at.epoch)
     }
 
@@ -139,43 +121,39 @@ impl RankInfo {
 
     /// Length 0 stands for an extent that the owner does not know.
     fn check_extent(&self, extent: &Extent) -> Result<()> {
-        let arena = self.layout.arena;
-        if extent.len == 0 || extent.within(&arena) {
-            return Ok(());
-        }
-        let Extent { offset, len } = extent;
-        refuse(format!("an extent of {len} bytes at {offset}, outside the arena at {arena:?}"))
+        let (arena, Extent { offset, len }) = (self.layout.arena, extent);
+        ensure(*len == 0 || extent.within(&arena), || {
+            format!("an extent of {len} bytes at {offset}, outside the arena at {arena:?}")
+        })
     }
 
     fn check_plan(&self, p: &PlanOpened) -> Result<()> {
         self.check_ref(&p.at)?;
-        if p.at.slot < self.layout.log_slots {
-            return refuse(format!("a plan in slot {} of the device log", p.at.slot));
-        }
+        ensure(p.at.slot >= self.layout.log_slots, || {
+            format!("a plan in slot {} of the device log", p.at.slot)
+        })?;
         let ObjectDesc { extent, bytes_total, .. } = p.object;
         self.check_extent(&extent)?;
-        if extent.len == 0 || bytes_total > extent.len {
-            return refuse(format!("a plan of {bytes_total} bytes in an extent of {}", extent.len));
-        }
+        ensure(extent.len > 0 && bytes_total <= extent.len, || {
+            format!("a plan of {bytes_total} bytes in an extent of {}", extent.len)
+        })?;
         key(&p.key)?;
         time("a deadline", p.deadline_ms)
     }
 
     fn check_logged(&self, o: &LogObjectEntry) -> Result<()> {
         self.check_slot(o.slot, o.epoch)?;
-        if o.slot >= self.layout.log_slots {
-            return refuse(format!("slot {} is not the device log's", o.slot));
-        }
+        ensure(o.slot < self.layout.log_slots, || {
+            format!("slot {} is not the device log's", o.slot)
+        })?;
         let log = self.layout.payloads();
         let fits = |end: u64| end <= self.layout.arena.offset;
         let ObjectDesc { extent, bytes_total, .. } = o.object;
         let inside = extent.offset.checked_add(bytes_total).is_some_and(fits);
         // What a header states, and no more: nothing is reserved in a log.
-        if extent.offset < log.offset || !inside || extent.len != bytes_total {
-            return refuse(format!(
-                "an object of {bytes_total} bytes at {extent:?}, outside the device log"
-            ));
-        }
+        ensure(extent.offset >= log.offset && inside && extent.len == bytes_total, || {
+            format!("an object of {bytes_total} bytes at {extent:?}, outside the device log")
+        })?;
         key(&o.key)
     }
 
@@ -195,7 +173,7 @@ impl RankInfo {
             SlotContent::Logged(o) if (o.slot, o.epoch) == (e.slot, e.epoch) => {
                 self.check_logged(o)
             }
-            other => refuse(format!("slot {} cannot hold {other:?}", e.slot)),
+            other => ensure(false, || format!("slot {} cannot hold {other:?}", e.slot)),
         }
     }
 
@@ -210,10 +188,10 @@ impl RankInfo {
             }
             OwnerToMaster::Announced(objects) => self.check_objects(objects),
             OwnerToMaster::LogAnswer { served, removed, taken, .. } => {
-                if *taken > u64::from(self.layout.log_slots) {
-                    let most = self.layout.log_slots;
-                    return refuse(format!("{taken} objects taken from a log of {most} slots"));
-                }
+                let most = self.layout.log_slots;
+                ensure(*taken <= u64::from(most), || {
+                    format!("{taken} objects taken from a log of {most} slots")
+                })?;
                 list("keys", removed.len(), MAX_BATCH)?;
                 self.check_objects(served)
             }
@@ -269,12 +247,11 @@ impl ClientToOwner {
             ClientToOwner::Touched(batch) => {
                 let s = &batch.counts;
                 let most = s.by_index.max(s.by_cache).max(s.by_master);
-                if most > MAX_TOUCHES_SERVED {
-                    return refuse(format!("{most} reads reported at once"));
-                }
-                batch.list.iter().try_for_each(|t| match t.bytes <= segment.payloads().len {
-                    true => slot_at(segment.slots, t.slot, t.epoch),
-                    false => refuse(format!("a read of {} bytes", t.bytes)),
+                ensure(most <= MAX_TOUCHES_SERVED, || format!("{most} reads reported at once"))?;
+                batch.list.iter().try_for_each(|t| {
+                    let possible = t.bytes <= segment.payloads().len;
+                    ensure(possible, || format!("a read of {} bytes", t.bytes))?;
+                    slot_at(segment.slots, t.slot, t.epoch)
                 })
             }
             ClientToOwner::KeysReported(names) => names.iter().try_for_each(|n| {

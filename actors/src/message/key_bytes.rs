@@ -1,10 +1,9 @@
 //! A key in a message. Keys of logged objects come in millions: a key of usual length is stored
 //! inline, and needs no allocation when it is decoded, stored or sent on.
 
-use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
-use std::fmt;
+use std::borrow::Cow;
 use std::ops::Deref;
 
 /// Longest key that is stored inline, in bytes; longer ones are allocated.
@@ -22,15 +21,9 @@ impl Deref for KeyBytes {
     }
 }
 
-impl From<&[u8]> for KeyBytes {
-    fn from(key: &[u8]) -> Self {
-        Self(SmallVec::from_slice(key))
-    }
-}
-
-impl From<Vec<u8>> for KeyBytes {
-    fn from(key: Vec<u8>) -> Self {
-        Self(SmallVec::from_vec(key))
+impl<K: AsRef<[u8]>> From<K> for KeyBytes {
+    fn from(key: K) -> Self {
+        Self(SmallVec::from_slice(key.as_ref()))
     }
 }
 
@@ -48,29 +41,9 @@ impl Serialize for KeyBytes {
 
 impl<'de> Deserialize<'de> for KeyBytes {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_bytes(Bytes)
-    }
-}
-
-struct Bytes;
-
-impl<'de> Visitor<'de> for Bytes {
-    type Value = KeyBytes;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the bytes of a key")
-    }
-
-    fn visit_bytes<E: serde::de::Error>(self, key: &[u8]) -> Result<KeyBytes, E> {
+        // Borrowed from a frame, so that a short key is not allocated.
+        let key: Cow<'de, [u8]> = serde_bytes::deserialize(from)?;
         Ok(key.into())
-    }
-
-    fn visit_byte_buf<E: serde::de::Error>(self, key: Vec<u8>) -> Result<KeyBytes, E> {
-        Ok(key.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<KeyBytes, A::Error> {
-        Err(A::Error::custom("a key comes as bytes, not one by one"))
     }
 }
 
@@ -90,7 +63,7 @@ mod tests {
             assert_eq!(coded[8..], plain);
             assert_eq!(bincode::deserialize::<KeyBytes>(&coded).unwrap(), key);
             assert!(bincode::deserialize::<KeyBytes>(&coded[..coded.len() - 1]).is_err());
-            assert_eq!(Vec::from(key), plain);
+            assert_eq!(key.to_vec(), plain);
         }
     }
 }

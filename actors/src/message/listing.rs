@@ -25,12 +25,7 @@ pub enum KeyState {
 
 impl std::fmt::Display for KeyState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Self::Writing => "writing",
-            Self::Ready => "ready",
-            Self::Unreachable => "unreachable",
-            Self::Removing => "removing",
-        })
+        f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 

@@ -58,11 +58,7 @@ pub enum RankState {
 
 impl std::fmt::Display for RankState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Alive => "alive",
-            Self::Suspect => "suspect",
-            Self::Draining => "draining",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -184,5 +180,15 @@ impl View {
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.id().is_first())
+    }
+
+    /// The first segment of a rank, if the rank is a member.
+    pub fn node(&self, rank: u32) -> Option<&(RankInfo, RankState)> {
+        self.nodes().find(|(info, _)| info.rank == rank)
+    }
+
+    /// The segment of an incarnation, if it is a member.
+    pub fn member(&self, incarnation: u64) -> Option<&(RankInfo, RankState)> {
+        self.ranks.iter().find(|(info, _)| info.incarnation == incarnation)
     }
 }

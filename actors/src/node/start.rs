@@ -22,7 +22,7 @@ use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
@@ -200,7 +200,7 @@ impl Building {
     fn client(&self) -> Client {
         let path = match &self.master {
             Some((m, members)) => MasterPath::Local(m.clone(), members.clone()),
-            None => MasterPath::Remote(Arc::new(Mutex::new(vec![self.master_at()]))),
+            None => MasterPath::Remote([self.master_at()].into()),
         };
         Client::from_parts(Parts {
             env: self.common().env.clone(),

@@ -58,9 +58,9 @@ async fn node(job: &str) -> (Node, ControlPool) {
     let config = NodeConfig { job: job.clone(), heap_bytes: 1 << 20, ..NodeConfig::default() };
     let node = Node::start(config).await.unwrap();
     let local = node.info().local.clone().unwrap();
-    let path = MasterPath::Remote(Arc::new(Mutex::new(vec![local])));
+    let path = MasterPath::Remote([local].into());
     let means = (Credentials::of_client(&job, None), HandleKeys::new(node.hasher()));
-    (node, ControlPool::new(Arc::new(OsNet), path, means, 1))
+    (node, ControlPool::new(Arc::new(OsNet), path, means, 1, true))
 }
 
 const LIMIT: Duration = nkv_pace::HANGS;
@@ -89,9 +89,8 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
     let gone = pool.call(Request::View, LIMIT).await;
     assert_eq!(gone.unwrap_err().kind(), ErrorKind::Disconnected);
     let node = Node::start(config).await.unwrap();
-    if let MasterPath::Remote(addresses) = &pool.path {
-        *addresses.lock().unwrap() = vec![node.info().local.clone().unwrap()];
-    }
+    let local = node.info().local.clone().unwrap();
+    let pool = ControlPool { path: MasterPath::Remote([local].into()), ..pool };
     assert!(matches!(pool.call(Request::View, LIMIT).await, Ok(Response::View(_))));
     assert!(pool.rings.load(Ordering::Relaxed));
     node.stop().await;

@@ -1,14 +1,13 @@
 //! How a handle attaches to an owner: in its own process, by shared memory, RDMA or tcp, whichever
 //! is the best data path that is allowed and works.
 
-use super::super::counters::Messages;
-use super::super::obeyed::Obeyed;
 use super::super::peer_log::PeerLog;
-use super::super::plans::{OpenPlans, OwnerGates};
+use super::super::plans::OwnerGates;
+use super::super::shared::Shared;
 use super::link::run_link;
 use super::{ATTACH_LIMIT, AttachmentUse, LINK_FRAMES, Link, Peer, TransportChoice};
+use crate::attachment::ProducerGates;
 use crate::control_hello::hello;
-use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{AttachBy, ClientToOwner, Purpose, RankInfo, Refusal, Welcome};
 use nkv_store::device_log::{Landing, Line, OpenClaims};
@@ -18,11 +17,10 @@ use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
 use nkv_store::{KeyHasher, Memory, Stripes};
 use nkv_transport::Alive;
-use nkv_transport::fabric::{Answer, FabricConfig};
+use nkv_transport::fabric::Answer;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
-use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, take_descriptor, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -39,23 +37,15 @@ const CLAIM_LIMIT: Duration = Duration::from_millis(500);
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
-    pub env: Environment,
-    pub credentials: Credentials,
-    pub hasher: KeyHasher,
-    pub producer: u64,
-    pub info: RankInfo,
-    pub choice: TransportChoice,
-    pub data_stripes: usize,
-    pub fabric: FabricConfig,
-    pub prefault: bool,
-    pub plans: Arc<OpenPlans>,
+    shared: Arc<Shared>,
+    info: RankInfo,
+    hasher: KeyHasher,
     /// Open claims of this process in the owner's log, if the segment has one.
-    pub claims: Option<Arc<OpenClaims>>,
+    claims: Option<Arc<OpenClaims>>,
     /// Whether a write is still in flight through an earlier attachment.
-    pub writes_on: bool,
+    writes_on: bool,
     /// Whether this handle already has a separate attachment for claims.
-    pub claims_already: bool,
-    pub messages: Arc<Messages>,
+    claims_already: bool,
 }
 
 /// What an owner sent with its welcome.
@@ -68,8 +58,8 @@ struct Attached {
 
 /// What an attachment may do, and why no better transport was used.
 struct PathChoice {
-    // Term and open claims that it answers for.
-    obeyed: Arc<Obeyed>,
+    // Plans and open claims that it answers for.
+    gates: Arc<OwnerGates>,
     // Reader and pin table of the segment, if it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
     // Table of its open claims in the log, and the token that is sent with them.
@@ -80,39 +70,43 @@ struct PathChoice {
 }
 
 impl Attaching {
+    pub(crate) fn new(shared: Arc<Shared>, info: RankInfo) -> Self {
+        let incarnation = info.incarnation;
+        Self {
+            hasher: shared.keys.now(),
+            claims: (info.layout.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
+            writes_on: shared.peers.writes_on(incarnation, None),
+            claims_already: shared.peers.used_for(incarnation, AttachmentUse::Claims).is_some(),
+            shared,
+            info,
+        }
+    }
+
     /// Attaches by the best transport that is allowed, and by one more if claims need another one.
     /// Must run on an executor with `spawn_local`.
-    pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
+    pub(crate) async fn run(self) -> Result<(Arc<Peer>, Option<Arc<Peer>>)> {
         // This came from the master, and all offsets in the segment are computed from it.
         self.info.check().map_err(|e| {
             let rank = self.info.rank;
             Error::internal(format!("rank {rank} cannot be as the master describes it: {e}"))
         })?;
-        self.check_hasher()?;
-        let mut all = vec![self.best().await?];
-        if all[0].claims_elsewhere && !self.claims_already {
-            // Bounded: the caller waits, and could read through the first attachment already.
-            let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
-            let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await;
-            match tried.unwrap_or_else(late) {
-                Ok(claiming) => all.push(claiming),
-                Err(error) => {
-                    tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    /// A handle whose hasher makes other key identities would find nothing there, and nobody would
-    /// find what it puts [I16].
-    fn check_hasher(&self) -> Result<()> {
         let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
-        if ours == theirs {
-            return Ok(());
+        if ours != theirs {
+            // It would find nothing there, and nobody would find what it puts [I16].
+            let who = format!("this handle, which attaches to {},", self.info.id());
+            return Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()));
         }
-        let who = format!("this handle, which attaches to {},", self.info.id());
-        Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
+        let peer = self.best().await?;
+        if !peer.claims_elsewhere || self.claims_already {
+            return Ok((peer, None));
+        }
+        // Bounded: the caller waits, and could read through the first attachment already.
+        let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
+        let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await.unwrap_or_else(late);
+        let claiming = tried.inspect_err(|error| {
+            tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
+        });
+        Ok((peer, claiming.ok()))
     }
 
     /// The attachment by which a process that maps a segment claims in a log whose claims an RDMA
@@ -124,7 +118,8 @@ impl Attaching {
     async fn best(&self) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
         let mut passed_over = Vec::new();
-        match self.choice {
+        let choice = self.shared.config.transport;
+        match choice {
             TransportChoice::Rdma => {
                 return self.devices(AttachmentUse::Everything, passed_over).await;
             }
@@ -136,17 +131,17 @@ impl Attaching {
         }
         match self.shared().await {
             Ok(Some(peer)) => return Ok(peer),
+            Ok(None) if choice == TransportChoice::Shm => {
+                return Err(Error::unsupported(format!(
+                    "rank {rank} shares no memory with this process (other host or private heap)"
+                )));
+            }
             Ok(None) => passed_over.push("shm: other host or private heap".to_string()),
             // The node does not answer: it would not over tcp either, and the call's limit is
             // almost over.
             Err(e) if e.kind() == ErrorKind::Timeout => return Err(e),
-            Err(e) if self.choice == TransportChoice::Shm => return Err(e),
+            Err(e) if choice == TransportChoice::Shm => return Err(e),
             Err(error) => passed_over.push(format!("shm: {error}")),
-        }
-        if self.choice == TransportChoice::Shm {
-            return Err(Error::unsupported(format!(
-                "rank {rank} shares no memory with this process (other host or private heap)"
-            )));
         }
         match self.devices(AttachmentUse::Everything, passed_over.clone()).await {
             Ok(peer) => return Ok(peer),
@@ -157,30 +152,24 @@ impl Attaching {
     }
 
     /// A path whose open claims, if it makes any, are kept in this table. Nobody checks its token.
-    fn path_choice(&self, claims: Option<Arc<OpenClaims>>) -> PathChoice {
+    fn path(&self, claims: Option<Arc<OpenClaims>>, passed_over: Vec<String>) -> PathChoice {
         PathChoice {
-            obeyed: self.plans.obeyed(self.info.incarnation, claims.clone()),
+            gates: self.shared.plans.gates(self.info.incarnation, claims.clone()),
             mapped: None,
             claims: claims.map(|claims| (claims, 1)),
             used_for: AttachmentUse::Everything,
-            passed_over: Vec::new(),
+            passed_over,
         }
     }
 
     /// For a segment that this process maps.
     fn mapped_path(&self) -> PathChoice {
-        self.path_choice(self.claims.clone().filter(|_| !self.info.layout.claims_by_nic()))
-    }
-
-    /// For RDMA: a posted write may land after its call returned, so each such path has its own
-    /// table of open claims.
-    fn device_path(&self) -> PathChoice {
-        let counts = self.info.layout.claims_by_nic() && self.claims.is_some();
-        self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
+        let claims = self.claims.clone().filter(|_| !self.info.layout.claims_by_nic());
+        self.path(claims, Vec::new())
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), path: PathChoice) -> Peer {
-        let PathChoice { obeyed, mapped, claims, used_for, passed_over } = path;
+        let PathChoice { gates, mapped, claims, used_for, passed_over } = path;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.layout().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
@@ -203,28 +192,24 @@ impl Attaching {
             log,
             takes_puts: AtomicBool::new(true),
             verbs,
-            attached_ns: self.env.clock.now_ns(),
-            obeyed,
+            attached_ns: self.shared.env.clock.now_ns(),
+            gates,
             link,
             alive,
             disconnected: AtomicBool::new(false),
             unresponsive_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
             touches_sent: AtomicBool::new(false),
-            messages: self.messages.clone(),
+            messages: self.shared.messages.clone(),
             made: ProcessMark::here(),
         }
     }
 
-    fn gates(&self, path: &PathChoice) -> Arc<OwnerGates> {
-        Arc::new(OwnerGates { plans: self.plans.clone(), obeyed: path.obeyed.clone() })
-    }
-
     fn local(&self) -> Option<Arc<Peer>> {
-        let l = self.env.owners.get(self.info.incarnation)?;
+        let l = self.shared.env.owners.get(self.info.incarnation)?;
         let mut path = self.mapped_path();
-        let (id, term) = l.attach(self.producer, self.gates(&path));
-        self.plans.obey(&path.obeyed, term);
+        let (id, term) = l.attach(self.shared.producer_id, path.gates.clone());
+        path.gates.obey(term);
         let (memory, alive) = (l.memory(), l.alive());
         let verbs = MappedVerbs::local(memory.clone(), alive.clone()).with_stripes(self.stripes());
         let mapped = Heap::open(memory).ok().as_ref().and_then(|heap| self.reader(heap));
@@ -234,15 +219,14 @@ impl Attaching {
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
-        let Some(address) = &self.info.local else {
+        let Some((address, name)) = self.info.local.as_ref().zip(self.info.memory.name()) else {
             return Ok(None);
         };
-        let Some(name) = self.info.memory.name() else { return Ok(None) };
-        if self.info.boot_id != self.env.machine.boot_id() {
+        if self.info.boot_id != self.shared.env.machine.boot_id() {
             return Ok(None);
         }
         let mut path = self.mapped_path();
-        let attached = self.hello(address, AttachBy::Map, &path.obeyed).await?;
+        let attached = self.hello(address, AttachBy::Map, &path.gates).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
         let heap = match self.map(name, address, stream.is_unix()).await {
             Ok(heap) => heap,
@@ -265,7 +249,7 @@ impl Attaching {
     }
 
     fn stripes(&self) -> Stripes {
-        Stripes::new(self.data_stripes, STRIPED_FROM)
+        Stripes::new(self.shared.config.data_stripes, STRIPED_FROM)
     }
 
     fn reader(&self, heap: &Heap) -> Option<Reader> {
@@ -273,7 +257,7 @@ impl Attaching {
     }
 
     async fn map(&self, segment: &str, address: &Address, by_unix: bool) -> Result<Heap> {
-        let machine = &self.env.machine;
+        let machine = &self.shared.env.machine;
         let memory = match machine.attach(segment) {
             Err(error) if by_unix => {
                 tracing::debug!(%error, "asking for a segment's descriptor");
@@ -287,7 +271,7 @@ impl Attaching {
                 "segment {segment} holds another incarnation"
             )));
         }
-        if self.prefault && self.info.prefault {
+        if self.shared.config.prefault && self.info.prefault {
             // In the background, during the first calls: it takes 0.3 s/GiB.
             machine.prefault(segment);
         }
@@ -307,24 +291,24 @@ impl Attaching {
         let (fd, _) = taken.map_err(|why| {
             Error::disconnected(format!("rank {} passed no memory: {why}", self.info.rank))
         })?;
-        Ok(self.env.machine.adopt(segment, fd)?)
+        Ok(self.shared.env.machine.adopt(segment, fd)?)
     }
 
     async fn tcp(&self, passed_over: Vec<String>) -> Result<Arc<Peer>> {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let mut path = PathChoice { passed_over, ..self.path_choice(None) };
-        let attached = self.hello(&self.info.control, AttachBy::Agent, &path.obeyed).await?;
+        let mut path = self.path(None, passed_over);
+        let attached = self.hello(&self.info.control, AttachBy::Agent, &path.gates).await?;
         path.claims = attached.log_token.map(|token| {
             // As many as the agent allows one token. The agent keeps count itself: the owner never
             // asks about this table.
             let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
             (Arc::new(OpenClaims::with(entries, Landing::InCall)), token)
         });
-        let machine = &self.env.machine;
+        let machine = &self.shared.env.machine;
         let (owner, stripes) = (self.info.incarnation, self.stripes());
-        let connecting = machine.connect(&data, owner, &self.credentials, stripes);
+        let connecting = machine.connect(&data, owner, &self.shared.credentials, stripes);
         let (verbs, alive) = connecting.await?;
         Ok(self.linked(attached.stream, verbs, alive, path))
     }
@@ -344,15 +328,19 @@ impl Attaching {
                     .to_string(),
             ));
         }
-        let (machine, wanted) = (self.env.machine.clone(), self.fabric.clone());
-        let opening = move || machine.fabric(&wanted)?.offer();
+        let shared = self.shared.clone();
+        let opening = move || shared.env.machine.fabric(&shared.config.fabric)?.offer();
         let failed = |e| Error::internal(format!("offering to rank {rank} failed: {e}"));
         let opened = tokio::task::spawn_blocking(opening).await.map_err(failed)?;
         let offering = opened.map_err(|e| none(e.to_string()))?;
         let offer = offering.offer();
-        let path = PathChoice { used_for, passed_over, ..self.device_path() };
+        // A posted write may land after its call returned, so each such path has its own table of
+        // open claims.
+        let counts = self.info.layout.claims_by_nic() && self.claims.is_some();
+        let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
+        let path = PathChoice { used_for, ..self.path(claims, passed_over) };
         let by = AttachBy::Fabric(offer);
-        let attached = self.hello(&self.info.control, by, &path.obeyed).await?;
+        let attached = self.hello(&self.info.control, by, &path.gates).await?;
         let answer = match attached.fabric {
             Some(Ok(answer)) => answer,
             Some(Err(why)) => return Err(none(why)),
@@ -371,17 +359,12 @@ impl Attaching {
 
     /// Says hello for an attachment; returns its stream and what the owner gave: pin table, log
     /// token, RDMA answer.
-    async fn hello(
-        &self,
-        address: &Address,
-        by: AttachBy,
-        obeyed: &Arc<Obeyed>,
-    ) -> Result<Attached> {
-        let (producer, incarnation) = (self.producer, self.info.incarnation);
+    async fn hello(&self, address: &Address, by: AttachBy, gates: &OwnerGates) -> Result<Attached> {
+        let (producer, incarnation) = (self.shared.producer_id, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, by };
         match self.ask(address, purpose).await? {
             (stream, Welcome::Attached { term, pins, log_token, fabric }) => {
-                self.plans.obey(obeyed, term);
+                gates.obey(term);
                 Ok(Attached { stream, pins, log_token, fabric })
             }
             (_, other) => Err(self.odd(address, &other)),
@@ -396,7 +379,7 @@ impl Attaching {
     /// Connects to the owner's node for this purpose; returns the stream and the answer, within
     /// `ATTACH_LIMIT`.
     async fn ask(&self, address: &Address, purpose: Purpose) -> Result<(BoxStream, Welcome)> {
-        let work = hello(&*self.env.net, address, &self.credentials, purpose);
+        let work = hello(&*self.shared.env.net, address, &self.shared.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok(answered)) => Ok(answered),
@@ -420,7 +403,7 @@ impl Attaching {
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let gates = self.gates(&path);
+        let gates = path.gates.clone();
         let devices = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), path));
         tokio::task::spawn_local(async move {

@@ -74,17 +74,13 @@ pub(super) async fn run_link(
 
 /// Resolves when an RDMA data path fails. The link then ends too, which notifies the owner.
 fn until_dead(path: Option<&Alive>) -> impl Future<Output = String> + use<> {
-    let news = path.map(|path| {
-        let news = Arc::new(Notify::new());
+    let news = Arc::new(Notify::new());
+    if let Some(path) = path {
         let notify = news.clone();
         path.on_death(move || notify.notify_one());
-        news
-    });
+    }
     async move {
-        match news {
-            Some(news) => news.notified().await,
-            None => std::future::pending().await,
-        }
+        news.notified().await;
         "its RDMA data path failed".to_string()
     }
 }
@@ -98,30 +94,22 @@ async fn listen(
     path: Option<Alive>,
 ) -> String {
     let mut buf = Vec::new();
+    let acknowledge = |message| {
+        let acknowledging = send_when_true(gates.clone(), message, tx.clone(), path.clone());
+        tokio::task::spawn_local(acknowledging);
+    };
     loop {
         match read_frame::<_, OwnerToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
             Ok(Some((_, OwnerToClient::Drop(plan)))) => {
                 gates.drop_plan(plan);
-                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
-                tokio::task::spawn_local(async move {
-                    send_when(|| gates.is_drained(plan), ClientToOwner::Dropped(plan), tx, path)
-                        .await;
-                });
+                acknowledge(ClientToOwner::Dropped(plan));
             }
             Ok(Some((_, OwnerToClient::Term(term)))) => {
                 gates.obey(term);
-                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
-                tokio::task::spawn_local(async move {
-                    let obeys = || gates.obeys(term);
-                    send_when(obeys, ClientToOwner::TermObeyed(term), tx, path).await;
-                });
+                acknowledge(ClientToOwner::TermObeyed(term));
             }
             Ok(Some((_, OwnerToClient::ClearBelow(below)))) => {
-                let (gates, tx, path) = (gates.clone(), tx.clone(), path.clone());
-                tokio::task::spawn_local(async move {
-                    let clear = || gates.is_clear_below(below);
-                    send_when(clear, ClientToOwner::ClearBelow(below), tx, path).await;
-                });
+                acknowledge(ClientToOwner::ClearBelow(below));
             }
             Ok(Some((_, OwnerToClient::Plan { plan, open }))) => {
                 let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,16 +126,21 @@ async fn listen(
     }
 }
 
-/// Sends an acknowledgement once `out` holds: no write is in flight that would contradict it. The
+/// Sends an acknowledgement once it is true: no write is in flight that would contradict it. The
 /// wait is bounded by the size of the few writes in flight. Sends nothing if the data path has
 /// failed: posted RDMA writes may still land, and the end of the link notifies the owner.
-async fn send_when(
-    out: impl Fn() -> bool,
+async fn send_when_true(
+    gates: Arc<dyn ProducerGates>,
     message: ClientToOwner,
     tx: mpsc::WeakSender<Outgoing>,
     path: Option<Alive>,
 ) {
-    while !out() {
+    while !match &message {
+        ClientToOwner::Dropped(plan) => gates.is_drained(*plan),
+        ClientToOwner::TermObeyed(term) => gates.obeys(*term),
+        ClientToOwner::ClearBelow(below) => gates.is_clear_below(*below),
+        _ => true,
+    } {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     if path.is_some_and(|path| !path.is_alive()) {

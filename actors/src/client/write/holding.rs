@@ -3,28 +3,14 @@
 
 use super::super::Client;
 use crate::client::plans::PlanState;
-use crate::client::producer::Withdrawn;
 use crate::error::{Error, Result};
-use crate::message::{PlanId, PlanRef};
-use hashbrown::HashSet;
+use crate::message::{PlanRef, Request};
 use std::sync::Arc;
 
 /// Plans of an unfinished call: given up if it fails or its future is dropped.
 pub(super) struct Unfinished<'a> {
     pub(super) client: &'a Client,
     pub(super) plans: Vec<Arc<PlanState>>,
-}
-
-impl<'a> Unfinished<'a> {
-    pub(super) fn new(client: &'a Client, plans: &[Result<Arc<PlanState>>]) -> Self {
-        Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
-    }
-
-    /// Releases plans whose commit was answered and handled.
-    pub(super) fn answered(&mut self, plans: &[Arc<PlanState>]) {
-        let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
-        self.plans.retain(|p| !answered.contains(&p.desc.plan));
-    }
 }
 
 impl Drop for Unfinished<'_> {
@@ -41,12 +27,9 @@ pub(super) struct Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        let Some(request) = self.request else { return };
-        let shared = &self.client.shared;
-        shared.slow_path.withdrawn.one();
-        let withdrawn = Withdrawn(request, shared.abandoning.clone());
-        if let Some(Err(error)) = self.client.notify_producer(withdrawn) {
-            tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
+        if let Some(request) = self.request {
+            self.client.shared.slow_path.withdrawn.one();
+            self.client.give_up_later(Request::Withdraw { request });
         }
     }
 }

@@ -1,9 +1,9 @@
 //! A key that is in one batch twice: the first item is put, and the others get an error that names
 //! both. Without this their error would blame a put of another caller.
 
+use super::super::find::shown;
 use crate::error::{Error, ErrorKind, Result};
 use hashbrown::HashMap;
-use nkv_store::Key;
 
 /// Items that were refused because an earlier item of the same batch has their key: sets their
 /// error to InvalidArgument with both positions. `at` holds the positions in the caller's batch.
@@ -19,12 +19,11 @@ pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)],
         if opened[i].is_ok() {
             first.entry(key).or_insert(i);
         } else if let Some(before) = first.get(key).filter(|_| refused(&opened[i])) {
-            let shown = Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
-            let places = (at.get(*before).unwrap_or(before), at.get(i).unwrap_or(&i));
+            let (first, second) = (at.get(*before).unwrap_or(before), at.get(i).unwrap_or(&i));
             opened[i] = Err(Error::invalid(format!(
-                "key {shown} stands twice in this batch, at {} and {} (counted from 0): the first \
-                 is put, this one is not",
-                places.0, places.1
+                "key {} stands twice in this batch, at {first} and {second} (counted from 0): the \
+                 first is put, this one is not",
+                shown(key)
             )));
         }
     }

@@ -1,7 +1,7 @@
 //! Writes the whole objects of one call: each as one chain of verbs into its own plan. The chains
 //! for one owner are posted to the transport together.
 
-use super::super::Client;
+use super::super::{Client, continued, filled};
 use super::{publication, published};
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
@@ -21,14 +21,13 @@ impl Client {
         let owner = |i: usize| wholes[i].0.desc.meta.at.incarnation;
         let mut order: Vec<usize> = (0..wholes.len()).collect();
         order.sort_by_key(|i| owner(*i));
-        let mut results: Vec<Option<Result<()>>> = wholes.iter().map(|_| None).collect();
+        let mut results = vec![None; wholes.len()];
         for group in order.chunk_by(|a, b| owner(*a) == owner(*b)) {
             let members: Vec<_> = group.iter().map(|i| &wholes[*i]).collect();
             let placed = members[0].0.peer.run_blocking(|| self.place_group(&members));
             group.iter().zip(placed).for_each(|(i, result)| results[*i] = Some(result));
         }
-        let unplaced = || Err(Error::internal("an object that nobody placed"));
-        results.into_iter().map(|r| r.unwrap_or_else(unplaced)).collect()
+        filled(results, Vec::new())
     }
 
     /// Writes header, payload and READY of each object as one chain [I4]. All are for one owner.
@@ -41,27 +40,19 @@ impl Client {
         let mut posts: Vec<_> =
             tokens.zip(&mut chains).map(|(token, ops)| Post { token, ops }).collect();
         let mut gates = InFlightGates {
-            plans: going.iter().map(|((plan, _), _)| &**plan).collect(),
+            plans: going.iter().map(|((plan, _), _)| (&**plan, None, None)).collect(),
             clock: &*self.shared.env.clock,
-            in_flight: going.iter().map(|_| None).collect(),
-            refused: going.iter().map(|_| None).collect(),
         };
         let posted = group[0].0.peer.verbs.post_many(&mut posts, &mut gates);
-        let refused = gates.refused.into_iter();
+        let refused = gates.plans.into_iter().map(|(.., refused)| refused);
         let placed = posted.into_iter().zip(refused).zip(&chains).zip(&going);
-        let mut placed = placed
-            .map(|(((posted, refused), ops), ((plan, _), object))| {
-                refused.map_or(Ok(()), Err)?;
-                posted.map_err(|e| Error::from(e).at_rank(plan.peer.rank))?;
-                published(object, ops, plan)
-            })
-            .collect::<Vec<_>>()
-            .into_iter();
-        let unposted = || Err(Error::internal("a batch that its transport did not answer"));
-        objects
-            .into_iter()
-            .map(|o| o.and_then(|_| placed.next().unwrap_or_else(unposted)))
-            .collect()
+        let placed = placed.map(|(((posted, refused), ops), ((plan, _), object))| {
+            refused.map_or(Ok(()), Err)?;
+            posted.map_err(|e| Error::from(e).at_rank(plan.peer.rank))?;
+            published(object, ops, plan)
+        });
+        let placed = placed.collect();
+        continued(objects, placed)
     }
 }
 
@@ -69,29 +60,29 @@ impl Client {
 /// submitted, and left when the object is complete or nothing more of it will be sent. An owner
 /// that ends one plan does not wait for the objects posted after it.
 struct InFlightGates<'a> {
-    plans: Vec<&'a PlanState>,
+    // Each with its gate, once that is entered, or why it was refused.
+    plans: Vec<(&'a PlanState, Option<InFlight<'a>>, Option<Error>)>,
     clock: &'a dyn Clock,
-    in_flight: Vec<Option<InFlight<'a>>>,
-    refused: Vec<Option<Error>>,
 }
 
 impl PostObserver for InFlightGates<'_> {
     fn on_submit(&mut self, index: usize) -> std::result::Result<(), TransportError> {
-        match self.plans[index].enter(self.clock.now_ns()) {
-            Ok(in_flight) => {
-                self.in_flight[index] = Some(in_flight);
+        let (plan, in_flight, refused) = &mut self.plans[index];
+        match plan.enter(self.clock.now_ns()) {
+            Ok(entered) => {
+                *in_flight = Some(entered);
                 Ok(())
             }
             Err(error) => {
                 let text = error.to_string();
-                self.refused[index] = Some(error);
+                *refused = Some(error);
                 Err(TransportError::Refused(text))
             }
         }
     }
 
     fn on_complete(&mut self, index: usize) {
-        self.in_flight[index] = None;
+        self.plans[index].1 = None;
     }
 }
 

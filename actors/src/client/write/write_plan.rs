@@ -4,8 +4,7 @@ use super::{announce, one, publication};
 use crate::client::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
-use crate::message::{PlanDesc, Request, Response};
-use nkv_transport::TransportError;
+use crate::message::{PlanDesc, Request};
 use std::sync::Arc;
 
 /// Permission to write one object, page by page in any order, then publish it. A plan dropped
@@ -40,30 +39,17 @@ impl From<PublishError> for Error {
     }
 }
 
-/// What became of a plan that was not published.
-pub(super) enum Unpublished {
-    /// Bytes were never written: the plan is still open.
-    Lacks(Error),
-    /// The plan is over, or what became of it is unknown.
-    Failed(Error),
+/// Why a plan was not published.
+pub(super) struct Unpublished {
+    pub error: Error,
+    /// Bytes were never written: the plan is still open. Otherwise it is over, or what became of it
+    /// is unknown.
+    pub open: bool,
 }
 
-impl From<Error> for Unpublished {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<TransportError> for Unpublished {
-    fn from(error: TransportError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<Unpublished> for Error {
-    fn from(why: Unpublished) -> Self {
-        let (Unpublished::Lacks(error) | Unpublished::Failed(error)) = why;
-        error
+impl<E: Into<Error>> From<E> for Unpublished {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), open: false }
     }
 }
 
@@ -156,8 +142,8 @@ impl WritePlan {
                 self.plan = None;
                 Ok(())
             }
-            Err(Unpublished::Lacks(error)) => Err(PublishError { error, plan: Some(self) }),
-            Err(Unpublished::Failed(error)) => {
+            Err(Unpublished { error, open: true }) => Err(PublishError { error, plan: Some(self) }),
+            Err(Unpublished { error, open: false }) => {
                 self.plan = None;
                 self.client.abandon(&[plan]);
                 Err(error.into())
@@ -190,10 +176,8 @@ impl WritePlan {
         client.check_usable()?;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
-        match client.call(Request::Abort(vec![plan.reference()])).await? {
-            Response::Done(list) => one(list),
-            other => Err(client.pool.unexpected("Abort", &other)),
-        }
+        let answer = client.call(Request::Abort(vec![plan.reference()])).await;
+        one(client.done("Abort", answer, 1))
     }
 }
 

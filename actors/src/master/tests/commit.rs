@@ -116,7 +116,7 @@ async fn an_embedded_handle_at_the_master_waits_for_owners_of_other_processes_as
     let path = MasterPath::Local(bench.master.clone(), bench.members.clone());
     let net = Arc::new(OsNet);
     let means = (Credentials::of_client("j", None), HandleKeys::new(HASHER));
-    let pool = Arc::new(ControlPool::new(net, path, means, 7));
+    let pool = Arc::new(ControlPool::new(net, path, means, 7, true));
     let commit = || {
         let (pool, list) = (pool.clone(), vec![plan_ref(&plan)]);
         tokio::spawn(async move { pool.call(Request::Commit(list), LIMIT).await })

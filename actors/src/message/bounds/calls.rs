@@ -1,6 +1,6 @@
 //! Checks of a client's requests, of the answers to it, and of the settings of its cluster.
 
-use super::{key, list, refuse, time};
+use super::{ensure, key, list, time};
 use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc, PlanDesc, Request, Response,
@@ -13,12 +13,9 @@ use nkv_store::segment_layout::MAX_ARENA_BYTES;
 impl Settings {
     /// Checks that the settings are possible.
     pub fn check(&self) -> Result<()> {
-        if self.page_bytes == 0 || self.ttl_ms == 0 {
-            return refuse(format!(
-                "settings of {} bytes a page and a TTL of {} ms",
-                self.page_bytes, self.ttl_ms
-            ));
-        }
+        ensure(self.page_bytes > 0 && self.ttl_ms > 0, || {
+            format!("settings of {} bytes a page and a TTL of {} ms", self.page_bytes, self.ttl_ms)
+        })?;
         time("a write TTL", self.write_ttl_ms)?;
         time("a TTL", self.ttl_ms)?;
         time("a call's limit", self.call_timeout_ms)
@@ -35,43 +32,36 @@ impl ObjMeta {
             && end.is_some_and(|end| end <= payloads.offset.saturating_add(payloads.len));
         let named =
             self.at.slot < layout.slots && self.header_off == layout.header_off(self.at.slot);
-        if inside && named {
-            return Ok(());
-        }
-        refuse(format!(
-            "an object of {bytes_total} bytes at {}, slot {} with its header at {}: rank {} has \
-             {} slots from {} on and payloads at {payloads:?}",
-            extent.offset,
-            self.at.slot,
-            self.header_off,
-            self.rank,
-            layout.slots,
-            layout.header_base
-        ))
+        ensure(inside && named, || {
+            format!(
+                "an object of {bytes_total} bytes at {}, slot {} with its header at {}: rank {} \
+                 has {} slots from {} on and payloads at {payloads:?}",
+                extent.offset,
+                self.at.slot,
+                self.header_off,
+                self.rank,
+                layout.slots,
+                layout.header_base
+            )
+        })
     }
-}
 
-impl ObjMeta {
     /// Checks that the location is possible in any segment.
     fn check_numbers(&self) -> Result<()> {
         let ObjectDesc { extent, bytes_total, .. } = self.object;
         let end = extent.offset.checked_add(bytes_total);
         let header_end = self.header_off.checked_add(HEADER_BYTES);
-        if bytes_total <= MAX_ARENA_BYTES && end.is_some() && header_end.is_some() {
-            return Ok(());
-        }
-        refuse(format!(
-            "an object of {bytes_total} bytes at {}, its header at {}",
-            extent.offset, self.header_off
-        ))
+        let (at, header) = (extent.offset, self.header_off);
+        ensure(bytes_total <= MAX_ARENA_BYTES && end.is_some() && header_end.is_some(), || {
+            format!("an object of {bytes_total} bytes at {at}, its header at {header}")
+        })
     }
 }
 
 /// Checks the locations of one key.
 fn check_places(places: &[ObjMeta]) -> Result<()> {
-    if places.is_empty() || places.len() > MAX_PLACES {
-        return refuse(format!("{} locations of one key", places.len()));
-    }
+    let n = places.len();
+    ensure((1..=MAX_PLACES).contains(&n), || format!("{n} locations of one key"))?;
     places.iter().try_for_each(ObjMeta::check_numbers)
 }
 
@@ -101,12 +91,13 @@ impl PlanDesc {
     /// segment.
     pub fn check(&self, bytes: u64) -> Result<()> {
         let ObjectDesc { extent, bytes_total, .. } = self.meta.object;
-        if bytes_total != bytes || extent.len < bytes || bytes > MAX_ARENA_BYTES {
-            return refuse(format!(
+        let fits = bytes_total == bytes && extent.len >= bytes && bytes <= MAX_ARENA_BYTES;
+        ensure(fits, || {
+            format!(
                 "a plan of {bytes_total} bytes in an extent of {} where {bytes} were asked for",
                 extent.len
-            ));
-        }
+            )
+        })?;
         time("a write TTL", self.write_ttl_ms)
     }
 }
@@ -115,6 +106,7 @@ impl Request {
     /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
         let n = match self {
+            Request::List { after: Some(after), .. } => return key(after),
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
             // For one key a reader may have tried several locations.
@@ -128,14 +120,8 @@ impl Request {
             | Request::List { .. }
             | Request::RemoveMatching(_) => 0,
         };
-        if n > MAX_BATCH {
-            return refuse(format!(
-                "a batch has at most {MAX_BATCH} items, this one {n}; split it"
-            ));
-        }
-        match self {
-            Request::List { after: Some(after), .. } => key(after),
-            _ => Ok(()),
-        }
+        ensure(n <= MAX_BATCH, || {
+            format!("a batch has at most {MAX_BATCH} items, this one {n}; split it")
+        })
     }
 }
