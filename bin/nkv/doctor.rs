@@ -1,7 +1,8 @@
 //! `nkv doctor`: what this host offers for nkv, and whether it works. It connects to no cluster.
 
-use crate::cli_error::{CliError, CommandOutcome};
+use crate::cli_error::CliError;
 use crate::output;
+use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use nkv_store::shm;
 use nkv_transport::fabric::FabricConfig;
@@ -53,22 +54,18 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Inspects the host, tries each wanted device, and prints the results. `Absent` if a device does
+/// Inspects the host, tries each wanted device, and prints the results. Status 1 if a device does
 /// not work, or none is there although one is wanted.
-pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<CommandOutcome, CliError> {
+pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
         rdma: rdma(wanted),
     };
-    if json {
-        output::json(&findings)?;
-    } else {
-        output::write(text(&findings).as_bytes())?;
-    }
+    output::show(json, &findings, || text(&findings))?;
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
     let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
-    Ok(if broken { CommandOutcome::Absent } else { CommandOutcome::Found })
+    Ok(if broken { exit::ABSENT } else { exit::DONE })
 }
 
 #[cfg(not(feature = "rdma"))]

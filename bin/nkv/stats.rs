@@ -1,21 +1,15 @@
 //! `nkv stats`: every counter of the master and of the ranks, one line each. Names come from the
 //! structures themselves, so a new counter shows up without being listed here again.
 
-use crate::cli_error::{CliError, CommandOutcome};
-use crate::output;
-use nkv::Blocking;
+use crate::cli_error::CliError;
+use crate::{Cluster, output};
 use nkv::message::ClusterStats;
 use serde_json::{Map, Value};
 
 /// Prints them.
-pub(crate) fn show(handle: &Blocking, json: bool) -> Result<CommandOutcome, CliError> {
-    let stats = handle.stats()?;
-    if json {
-        output::json(&stats)?;
-    } else {
-        output::write(text(&stats).as_bytes())?;
-    }
-    Ok(CommandOutcome::Found)
+pub(crate) fn show(cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    let stats = cluster.connect()?.stats()?;
+    cluster.show(&stats, || text(&stats))
 }
 
 fn text(stats: &ClusterStats) -> String {

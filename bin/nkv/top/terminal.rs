@@ -7,6 +7,7 @@ use super::collect::{Collector, Sample};
 use super::draw::draw;
 use super::model::{Model, Screen};
 use crate::cli_error::CliError;
+use crate::signals::Signals;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
 use ratatui::DefaultTerminal;
@@ -20,7 +21,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Longest wait for a key before the loop checks for a new sample.
 const TICK: Duration = Duration::from_millis(100);
@@ -151,7 +151,7 @@ fn is_gone() -> bool {
 
 /// Samples the cluster at every interval; a sample that takes longer is followed by the next at
 /// once.
-async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
+async fn ask(mut collector: Collector, signals: Signals, shared: &Shared, interval: Duration) {
     let samples = async {
         loop {
             let begun_ns = BootClock.now_ns();
@@ -163,7 +163,7 @@ async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, in
     };
     tokio::select! {
         () = samples => {}
-        () = signals.any() => {}
+        _ = signals.any() => {}
     }
     shared.ended.store(true, Ordering::Release);
     tokio::time::sleep(GRACE).await;
@@ -171,27 +171,6 @@ async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, in
     // mode can still be restored.
     let _ = disable_raw_mode();
     std::process::exit(0);
-}
-
-/// The signals that ask the program to end.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-        Ok(Self([terminate?, interrupt?, hangup?]))
-    }
-
-    /// Waits for one of them.
-    async fn any(&mut self) {
-        let [terminate, interrupt, hangup] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 fn key_action(key: KeyEvent, scroll: usize) -> Option<KeyAction> {
