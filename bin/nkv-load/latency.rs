@@ -14,12 +14,17 @@ const DIGITS: u8 = 3;
 /// Times of one operation at one size.
 #[derive(Debug)]
 pub(crate) struct OpTimes {
-    op: &'static str,
-    bytes: u64,
-    times: Histogram<u64>,
+    /// What was measured: put, get, ...
+    pub(crate) op: &'static str,
+    /// Payload bytes of one operation; 0 if it moves none.
+    pub(crate) bytes: u64,
+    /// Nanoseconds of each operation.
+    pub(crate) times: Histogram<u64>,
     total_ns: u64,
-    copies: Histogram<u64>,
-    done: Timeline,
+    /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
+    pub(crate) copies: Histogram<u64>,
+    /// When the operations were done.
+    pub(crate) done: Timeline,
 }
 
 impl OpTimes {
@@ -59,31 +64,6 @@ impl OpTimes {
         }
         self.total_ns += other.total_ns;
         self.done.merge(&other.done);
-    }
-
-    /// What was measured: put, get, ...
-    pub(crate) fn op(&self) -> &'static str {
-        self.op
-    }
-
-    /// Payload bytes of one operation; 0 if it moves none.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Nanoseconds of each operation.
-    pub(crate) fn times(&self) -> &Histogram<u64> {
-        &self.times
-    }
-
-    /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
-    pub(crate) fn copies(&self) -> &Histogram<u64> {
-        &self.copies
-    }
-
-    /// When the operations were done.
-    pub(crate) fn done(&self) -> &Timeline {
-        &self.done
     }
 
     /// Operations measured.

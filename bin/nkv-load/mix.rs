@@ -31,9 +31,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// # Errors
 /// If the cluster cannot be reached, or a client's thread cannot be started.
 pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let address = flags.connect.as_deref().context("a mix needs --connect HOST:PORT")?;
-    let handles =
-        (0..flags.clients).map(|_| remote(flags, address)).collect::<anyhow::Result<Vec<_>>>()?;
+    let handles = (0..flags.clients).map(|_| remote(flags)).collect::<anyhow::Result<Vec<_>>>()?;
     let view = handles.first().context("--clients is at least 1")?.membership()?;
     heap_takes(&view, flags, (flags.size, "--size"))?;
     let memory: u64 = view.ranks.iter().map(|(info, _)| info.layout.arena.len).sum();
@@ -60,7 +58,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     show_progress(&plan, &threads);
     let (ended, panicked): (Vec<_>, Vec<_>) =
         threads.into_iter().map(JoinHandle::join).partition(Result::is_ok);
-    let outcomes = ended.into_iter().flatten().collect();
+    let outcomes = ended.into_iter().flatten();
     let mut report = report(outcomes, now_ns().saturating_sub(start));
     report.tally.failed_elsewhere("clients (their threads panicked)", panicked.len() as u64);
     Ok(report)
@@ -83,20 +81,15 @@ fn show_progress(plan: &Plan, threads: &[JoinHandle<Outcome>]) {
     bar.finish_and_clear();
 }
 
-fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
-    let mut all = Outcome::new(0);
-    for (index, outcome) in outcomes.into_iter().enumerate() {
-        if index == 0 {
-            all = outcome;
-        } else {
-            all.merge(outcome);
-        }
-    }
-    let mut report = Report { blocks: all.asked, hit_blocks: all.found, ..Report::default() };
-    let Outcome { puts, gets, exists, removes, tally, .. } = all;
+fn report(outcomes: impl Iterator<Item = Outcome>, wall_ns: u64) -> Report {
+    let all = outcomes.reduce(|mut all, outcome| {
+        all.merge(outcome);
+        all
+    });
+    let Outcome { puts, gets, exists, removes, asked, found, tally } =
+        all.unwrap_or_else(|| Outcome::new(0));
+    let mut report = Report { blocks: asked, hit_blocks: found, tally, ..Report::default() };
     [puts, gets, exists, removes].into_iter().for_each(|times| report.measured(times));
-    report.tally = tally;
-    report.requests = report.ops.iter().map(|row| row.count).sum();
     let requests = report.requests;
     eprintln!(
         "nkv-load: {requests} operations in {:.1} s ({:.0} a second), {} of {} gets missed",

@@ -6,7 +6,7 @@ mod file;
 mod replay;
 mod room;
 
-use crate::connection::{Embedded, heap_takes, remote};
+use crate::connection::{heap_takes, remote, with_embedded};
 use crate::flags::Flags;
 use crate::progress;
 use crate::report::Report;
@@ -38,8 +38,8 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     if requests.is_empty() {
         bail!("{} holds no request", path.display());
     }
-    if let Some(address) = &flags.connect {
-        return replay(flags, &requests, &remote(flags, address)?, stop);
+    if flags.connect.is_some() {
+        return replay(flags, &requests, &remote(flags)?, stop);
     }
     let heap_bytes = match flags.heap_bytes {
         Some(bytes) => bytes,
@@ -57,11 +57,12 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         policy: flags.policy,
         ..NodeConfig::default()
     };
-    let cluster = Embedded::start(rt, RANKS, config)?;
-    let handle = cluster.blocking(0)?;
-    let report = replay(flags, &requests, &handle, stop);
-    handle.close();
-    let mut report = report?;
+    let mut report = with_embedded(rt, RANKS, config, |cluster| {
+        let handle = cluster.client().blocking()?;
+        let report = replay(flags, &requests, &handle, stop);
+        handle.close();
+        report
+    })?;
     report.facts.push(("ranks", format!("{RANKS}, embedded in the generator's process")));
     report
         .facts

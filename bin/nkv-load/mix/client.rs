@@ -7,7 +7,7 @@ use crate::flags::Weights;
 use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::stop::Stop;
-use crate::stopwatch::{Deadline, rest, timed};
+use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use nkv::message::Existence;
 use nkv::{Blocking, Error, ErrorKind, PutOptions};
@@ -15,6 +15,7 @@ use nkv_store::Buffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Pause after a failure, so that a cluster that is down is not flooded with calls.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
@@ -99,7 +100,9 @@ pub(super) struct Client {
     index: usize,
     handle: Blocking,
     slots: Vec<Slot>,
-    random: u64,
+    /// Of this client's random numbers.
+    seed: u64,
+    draws: u64,
     buffer: Buffer,
     baseline: MemcpyBaseline,
     outcome: Outcome,
@@ -112,7 +115,8 @@ impl Client {
             index,
             handle,
             slots: vec![Slot::default(); plan.objects],
-            random: plan.run_id ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            seed: plan.run_id.wrapping_add(index as u64),
+            draws: 0,
             buffer: faulted(plan.size),
             baseline: MemcpyBaseline::new(plan.size, plan.objects),
             outcome: Outcome::new(plan.size),
@@ -129,7 +133,7 @@ impl Client {
             self.put(slot);
         }
         while !self.over() {
-            rest(self.plan.pause);
+            std::thread::sleep(self.plan.pause);
             self.step();
         }
         self.remove_all();
@@ -154,13 +158,10 @@ impl Client {
         }
     }
 
-    /// A number below `limit`, which is at least 1 (splitmix64).
+    /// A number below `limit`, which is at least 1.
     fn draw(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit.max(1)
+        self.draws += 1;
+        xxh3_64_with_seed(&self.draws.to_le_bytes(), self.seed) % limit.max(1)
     }
 
     fn key(&self, slot: usize) -> Vec<u8> {
@@ -232,7 +233,7 @@ impl Client {
         let stored = self.slots[slot].stored.is_some();
         let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
         let (outcome, ns) = timed(|| self.handle.exists(&[&key]));
-        match outcome.as_deref() {
+        match outcome.as_deref().map_err(Clone::clone) {
             Ok([Existence::Absent]) => {
                 self.slots[slot].stored = None;
                 self.outcome.exists.record(ns);
@@ -249,10 +250,7 @@ impl Client {
                 let text = format!("answered {other:?} for a key that is there, or was never put");
                 self.failed("exists", slot, &key, &Error::internal(text));
             }
-            Err(error) => {
-                let error = error.clone();
-                self.failed("exists", slot, &key, &error);
-            }
+            Err(error) => self.failed("exists", slot, &key, &error),
         }
         self.counted();
     }
@@ -276,17 +274,7 @@ impl Client {
     fn remove_all(&mut self) {
         let stored = (0..self.slots.len()).filter(|slot| self.slots[*slot].stored.is_some());
         let keys: Vec<Vec<u8>> = stored.map(|slot| self.key(slot)).collect();
-        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        if names.is_empty() {
-            return;
-        }
-        for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
-            match outcome {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => self.outcome.tally.failed("remove", key, &error),
-            }
-        }
+        self.outcome.tally.remove(&self.handle, &keys, true);
     }
 
     /// Counts a failure and stops using the key: its stored version is unknown from now on.

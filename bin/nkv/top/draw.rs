@@ -161,12 +161,11 @@ fn traffic_line(name: &str, rates: Option<&Rates>, more: &str) -> Line<'static> 
 fn actor_titles(rows: &[RankRow]) -> String {
     let most = rows.iter().max_by_key(|r| (r.actors.len(), std::cmp::Reverse(r.rank)));
     let names = most.map(|r| r.actors.as_slice()).unwrap_or_default();
-    let names = if names.is_empty() { "ACTORS".to_string() } else { joined(names) };
-    format!("RANK {names}")
-}
-
-fn joined(actors: &[ActorRow]) -> String {
-    actors.iter().map(|a| format!("{:<ACTOR$}", a.name.to_uppercase())).collect()
+    if names.is_empty() {
+        return "RANK ACTORS".to_string();
+    }
+    let title = |a: &ActorRow| format!("{:<ACTOR$}", a.name.to_uppercase());
+    "RANK ".to_string() + &names.iter().map(title).collect::<String>()
 }
 
 fn actors_line(row: &RankRow) -> Line<'static> {
