@@ -79,12 +79,9 @@ pub(crate) fn heap_takes(
         );
     }
     let largest = view.ranks.iter().max_by_key(|(info, _)| info.layout.arena.len);
-    let Some((info, _)) = largest else {
+    let Some((info, _)) = largest.filter(|(info, _)| info.layout.arena.len < bytes) else {
         return Ok(());
     };
-    if bytes <= info.layout.arena.len {
-        return Ok(());
-    }
     let why = format!(
         "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
          take smaller objects, or start ranks with a larger --heap-bytes",

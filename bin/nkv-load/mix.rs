@@ -37,11 +37,9 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let memory: u64 = view.ranks.iter().map(|(info, _)| info.layout.arena.len).sum();
     let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
     let plan = Plan {
+        flags: flags.clone(),
         run_id: nkv_store::random_u64(),
-        size: usize::try_from(flags.size).context("--size")?,
         objects,
-        weights: flags.mix,
-        pause: flags.pause(),
         deadline: Deadline::after(flags.run_length()),
         stop: stop.clone(),
         done: Arc::new(AtomicU64::new(0)),
@@ -86,9 +84,10 @@ fn report(outcomes: impl Iterator<Item = Outcome>, wall_ns: u64) -> Report {
         all.merge(outcome);
         all
     });
-    let Outcome { puts, gets, exists, removes, asked, found, tally } =
+    let Outcome { puts, gets, exists, removes, asked, tally } =
         all.unwrap_or_else(|| Outcome::new(0));
-    let mut report = Report { blocks: asked, hit_blocks: found, tally, ..Report::default() };
+    let hit_blocks = gets.count();
+    let mut report = Report { blocks: asked, hit_blocks, tally, ..Report::default() };
     [puts, gets, exists, removes].into_iter().for_each(|times| report.measured(times));
     let requests = report.requests;
     eprintln!(

@@ -14,12 +14,10 @@ pub(crate) fn show(cluster: &Cluster<'_>) -> Result<u8, CliError> {
 
 fn text(stats: &ClusterStats) -> String {
     let mut master = output::table(&["master", ""], 1);
-    for (name, value) in
-        [("objects", stats.objects), ("plans_open", stats.plans_open), ("waiting", stats.waiting)]
-    {
-        master.add_row(vec![name.to_string(), value.to_string()]);
-    }
-    for (name, value) in fields(&stats.master) {
+    let totals =
+        [("objects", stats.objects), ("plans_open", stats.plans_open), ("waiting", stats.waiting)];
+    let totals = totals.map(|(name, value)| (name.to_string(), value.into()));
+    for (name, value) in totals.into_iter().chain(fields(&stats.master)) {
         master.add_row(vec![name, value.to_string()]);
     }
     let number = |r: &nkv::message::RankStats| match r.segment {

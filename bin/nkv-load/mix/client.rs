@@ -3,7 +3,7 @@
 //! value that became readable again would show as wrong bytes.
 
 use crate::content::Stream;
-use crate::flags::Weights;
+use crate::flags::{Flags, Weights};
 use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::stop::Stop;
@@ -23,16 +23,12 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 /// What all clients of a run share.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
+    /// Sizes, frequencies and pauses.
+    pub(super) flags: Flags,
     /// Random, so that two runs never use the same keys.
     pub(super) run_id: u64,
-    /// Bytes of an object.
-    pub(super) size: usize,
     /// Objects that each client keeps alive.
     pub(super) objects: usize,
-    /// Relative frequencies of the operations.
-    pub(super) weights: Weights,
-    /// Pause before each operation.
-    pub(super) pause: Duration,
     /// Time at which the run ends.
     pub(super) deadline: Deadline,
     /// Flag that ends the run sooner.
@@ -50,23 +46,19 @@ pub(super) struct Outcome {
     pub(super) removes: OpTimes,
     /// Gets that were answered, with the value or with NotFound.
     pub(super) asked: u64,
-    /// Gets that found the value.
-    pub(super) found: u64,
     /// Wrong bytes and failures.
     pub(super) tally: ErrorTally,
 }
 
 impl Outcome {
-    /// An empty outcome, for objects of `size` bytes.
-    pub(super) fn new(size: usize) -> Self {
-        let bytes = size as u64;
+    /// An empty outcome, for objects of so many bytes.
+    pub(super) fn new(bytes: u64) -> Self {
         Self {
             puts: OpTimes::new("put", bytes),
             gets: OpTimes::new("get", bytes),
             exists: OpTimes::new("exists", 0),
             removes: OpTimes::new("remove", 0),
             asked: 0,
-            found: 0,
             tally: ErrorTally::default(),
         }
     }
@@ -78,7 +70,6 @@ impl Outcome {
         self.exists.merge(&other.exists);
         self.removes.merge(&other.removes);
         self.asked += other.asked;
-        self.found += other.found;
         self.tally.merge(other.tally);
     }
 }
@@ -117,9 +108,9 @@ impl Client {
             slots: vec![Slot::default(); plan.objects],
             seed: plan.run_id.wrapping_add(index as u64),
             draws: 0,
-            buffer: faulted(plan.size),
-            baseline: MemcpyBaseline::new(plan.size, plan.objects),
-            outcome: Outcome::new(plan.size),
+            buffer: faulted(plan.flags.size as usize),
+            baseline: MemcpyBaseline::new(plan.flags.size as usize, plan.objects),
+            outcome: Outcome::new(plan.flags.size),
             plan,
         }
     }
@@ -133,7 +124,7 @@ impl Client {
             self.put(slot);
         }
         while !self.over() {
-            std::thread::sleep(self.plan.pause);
+            std::thread::sleep(self.plan.flags.pause());
             self.step();
         }
         self.remove_all();
@@ -146,7 +137,7 @@ impl Client {
     }
 
     fn step(&mut self) {
-        let Weights { put, get, exists } = self.plan.weights;
+        let Weights { put, get, exists } = self.plan.flags.mix;
         let draw = self.draw(u64::from(put) + u64::from(get) + u64::from(exists));
         let slot = self.draw(self.slots.len() as u64) as usize;
         if draw < u64::from(put) {
@@ -196,8 +187,7 @@ impl Client {
                 let _ = self.handle.remove(&key);
             }
         }
-        let copy_ns = self.baseline.copy_in(slot, &self.buffer);
-        self.outcome.puts.record_memcpy(copy_ns);
+        self.outcome.puts.record_memcpy(self.baseline.copy_in(slot, &self.buffer));
         self.counted();
     }
 
@@ -211,10 +201,9 @@ impl Client {
         match outcome {
             Ok(read) => {
                 self.outcome.asked += 1;
-                self.outcome.found += 1;
                 self.outcome.gets.record(ns);
                 let stream = Stream::of(&key, version);
-                let verdict = stream.verify(&self.buffer, read, self.plan.size);
+                let verdict = stream.verify(&self.buffer, read, self.buffer.len());
                 self.outcome.tally.compared(&key, verdict);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -223,8 +212,7 @@ impl Client {
             }
             Err(error) => self.failed("get", slot, &key, &error),
         }
-        let copy_ns = self.baseline.copy_out(slot, &mut self.buffer);
-        self.outcome.gets.record_memcpy(copy_ns);
+        self.outcome.gets.record_memcpy(self.baseline.copy_out(slot, &mut self.buffer));
         self.counted();
     }
 

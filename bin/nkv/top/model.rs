@@ -4,7 +4,7 @@
 
 use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};
-use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, View};
+use nkv::message::{ClusterStats, OwnerGauges, RankState, View};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -159,10 +159,10 @@ impl Model {
         };
         let ranks: Vec<RankRow> =
             (0..self.view.world_size).map(|rank| self.rank_row(rank, &sample, seconds)).collect();
-        let counters = self
-            .view
-            .nodes()
-            .filter_map(|(info, _)| gauges(info, &sample).map(|gauges| (info.incarnation, gauges)));
+        let counters = self.view.nodes().filter_map(|(info, _)| {
+            let row: &RankRow = ranks.get(info.rank as usize)?;
+            Some((info.incarnation, row.heap?))
+        });
         self.before = Some((sample.at_ns, counters.collect()));
         let total = ranks.iter().filter_map(|r| r.rates).fold(Rates::default(), Rates::plus);
         if seconds.is_some() {
@@ -209,7 +209,9 @@ impl Model {
         let stats = sample.master.as_ref().ok().and_then(|(_, stats)| {
             stats.ranks.iter().find(|r| member.is_some_and(|(i, _)| i.incarnation == r.incarnation))
         });
-        let heap = member.and_then(|(info, _)| gauges(info, sample));
+        // From its own status, else from its last heartbeat to the master.
+        let own = page.and_then(|page| page.as_ref().ok()?.owner);
+        let heap = member.and(own.or(stats.map(|s| s.owner)));
         let rates = heap.zip(seconds).zip(member).and_then(|((now, seconds), (info, _))| {
             let then = self.before.as_ref()?.1.get(&info.incarnation)?;
             Some(Rates::between(then, &now, seconds))
@@ -262,16 +264,6 @@ impl Model {
         };
         (state.to_string(), health)
     }
-}
-
-/// A rank's figures: from its own status, else from its last heartbeat to the master.
-fn gauges(info: &RankInfo, sample: &Sample) -> Option<OwnerGauges> {
-    let own = sample.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
-    own.or_else(|| {
-        let (_, stats) = sample.master.as_ref().ok()?;
-        let heard = stats.ranks.iter().find(|r| r.incarnation == info.incarnation)?;
-        Some(heard.owner)
-    })
 }
 
 impl Rates {
