@@ -11,8 +11,8 @@ use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use tokio::runtime::Runtime;
 
-/// Does `work` with a cluster of `ranks` nodes in this process, a job of their own, apart from every
-/// other cluster of this machine; then stops it.
+/// Does `work` with a cluster of `ranks` nodes in this process, then stops it. It is a job of its
+/// own, apart from every other cluster of this machine.
 ///
 /// # Errors
 /// As [`Cluster::start`], and that of `work`.

@@ -7,7 +7,7 @@ use nkv::TransportChoice;
 use nkv_programs::fabric::FabricFlags;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::packaging::{self, PackagingFlags};
-use nkv_programs::sizes::parse_bytes;
+use nkv_programs::sizes::{bytes_up_to, parse_bytes};
 use nkv_store::stripes::MAX_STRIPES;
 use nkv_store::{PolicyKind, Watermarks};
 use std::path::PathBuf;
@@ -391,10 +391,7 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 fn object_bytes(text: &str) -> Result<u64, String> {
-    match parse_bytes(text)? {
-        bytes @ 1..=MAX_OBJECT_BYTES => Ok(bytes),
-        bytes => Err(format!("{bytes} bytes: 1 to {MAX_OBJECT_BYTES} are taken")),
-    }
+    bytes_up_to(text, MAX_OBJECT_BYTES)
 }
 
 #[cfg(test)]

@@ -88,8 +88,8 @@ impl OpTimes {
             op: self.op,
             bytes: self.bytes,
             count: self.count(),
-            p50_us: micros(p50),
-            p99_us: micros(self.times.value_at_quantile(0.99)),
+            p50_us: p50 as f64 / 1000.0,
+            p99_us: self.times.value_at_quantile(0.99) as f64 / 1000.0,
             gb_per_s: if self.bytes == 0 { 0.0 } else { moved / self.total_ns.max(1) as f64 },
             vs_memcpy: (copy > 0).then(|| p50 as f64 / copy as f64),
         })
@@ -105,10 +105,6 @@ fn histogram() -> Histogram<u64> {
 fn record(histogram: &mut Histogram<u64>, ns: u64, items: u64) {
     let recorded = histogram.record_n(ns.clamp(1, LONGEST_NS), items);
     debug_assert!(recorded.is_ok(), "clamped to the bounds");
-}
-
-fn micros(ns: u64) -> f64 {
-    ns as f64 / 1000.0
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ fn replay(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let reads = replay.blocks_read();
+    let reads = replay.gets.count();
     let report = replay.into_report();
     match nodes_after(handle, &before, reads) {
         Ok(after) => print_ranks(&before, &after),

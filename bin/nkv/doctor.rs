@@ -60,7 +60,7 @@ pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
-        rdma: rdma(wanted),
+        rdma: rdma(wanted).unwrap_or_else(|why| Rdma { none: Some(why), ..Rdma::default() }),
     };
     output::show(json, &findings, || text(&findings))?;
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
@@ -69,22 +69,18 @@ pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
 }
 
 #[cfg(not(feature = "rdma"))]
-fn rdma(_: &FabricConfig) -> Rdma {
-    let none = "this program was built without the feature rdma (cargo build --features rdma)";
-    Rdma { none: Some(none.to_string()), ..Rdma::default() }
+fn rdma(_: &FabricConfig) -> Result<Rdma, String> {
+    Err("this program was built without the feature rdma (cargo build --features rdma)".to_string())
 }
 
 #[cfg(feature = "rdma")]
-fn rdma(wanted: &FabricConfig) -> Rdma {
+fn rdma(wanted: &FabricConfig) -> Result<Rdma, String> {
     use nkv_transport::rdma;
-    let devices = match rdma::devices() {
-        Ok(devices) if devices.is_empty() => {
-            let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";
-            return Rdma { none: Some(none.to_string()), ..Rdma::default() };
-        }
-        Ok(devices) => devices,
-        Err(e) => return Rdma { none: Some(e.to_string()), ..Rdma::default() },
-    };
+    let devices = rdma::devices().map_err(|e| e.to_string())?;
+    if devices.is_empty() {
+        let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";
+        return Err(none.to_string());
+    }
     let port = |p: rdma::Port| Port {
         number: p.number,
         active: p.active,
@@ -107,7 +103,7 @@ fn rdma(wanted: &FabricConfig) -> Rdma {
     };
     let loop_back = to_try.into_iter().map(loop_back).collect();
     let devices = devices.into_iter().map(device).collect();
-    Rdma { none: None, devices, loop_back }
+    Ok(Rdma { none: None, devices, loop_back })
 }
 
 fn text(f: &Findings) -> String {

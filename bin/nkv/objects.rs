@@ -9,7 +9,7 @@ use clap::Args;
 use nkv::message::Existence;
 use nkv::{Blocking, Error, PutOptions};
 use nkv_programs::exit;
-use nkv_programs::sizes::{parse_bytes, show_bytes};
+use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -27,7 +27,8 @@ pub(crate) struct Put {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<u32>,
     /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
-    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = page_bytes)]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true,
+        value_parser = |text: &str| bytes_up_to(text, u32::MAX.into()).map(|bytes| bytes as u32))]
     page_bytes: Option<u32>,
 }
 
@@ -61,14 +62,6 @@ impl Put {
             };
             format!("{key}: {} stored{at}\n", show_bytes(bytes as u64))
         })
-    }
-}
-
-fn page_bytes(text: &str) -> Result<u32, String> {
-    let bytes = parse_bytes(text)?;
-    match u32::try_from(bytes) {
-        Ok(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(format!("{bytes} bytes: 1 to {} are taken", u32::MAX)),
     }
 }
 

@@ -161,10 +161,6 @@ impl Client {
         format!("mix/{:016x}/{index}/{slot}/{generation}", plan.run_id).into_bytes()
     }
 
-    fn counted(&self) {
-        self.plan.done.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Stores the next version, after removing the present one.
     fn put(&mut self, slot: usize) {
         if self.slots[slot].stored.is_some() && !self.remove(slot) {
@@ -188,7 +184,7 @@ impl Client {
             }
         }
         self.outcome.puts.record_memcpy(self.baseline.copy_in(slot, &self.buffer));
-        self.counted();
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Reads and compares. A stored object that is not found was evicted, or its rank is gone.
@@ -213,7 +209,7 @@ impl Client {
             Err(error) => self.failed("get", slot, &key, &error),
         }
         self.outcome.gets.record_memcpy(self.baseline.copy_out(slot, &mut self.buffer));
-        self.counted();
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Calls `exists` for a stored key, or for one that was never put.
@@ -240,7 +236,7 @@ impl Client {
             }
             Err(error) => self.failed("exists", slot, &key, &error),
         }
-        self.counted();
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// True if the key is absent now. `NotFound` is no failure: it may have been evicted.

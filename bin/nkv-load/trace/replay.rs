@@ -67,7 +67,8 @@ pub(super) struct Replay<'a, B> {
     baseline: MemcpyBaseline,
     copies: usize,
     matches: OpTimes,
-    gets: OpTimes,
+    /// Of the blocks read so far, whether they count as hits or come after a lost one.
+    pub(super) gets: OpTimes,
     puts: OpTimes,
     requests: u64,
     report: Report,
@@ -113,11 +114,6 @@ impl<'a, B: Blocks> Replay<'a, B> {
         let missing: Vec<&[u8]> =
             missing.map(|at| names[at]).filter(|name| seen.insert(*name)).collect();
         self.put_missing(&missing);
-    }
-
-    /// Blocks read so far, whether they count as hits or come after a lost one.
-    pub(super) fn blocks_read(&self) -> u64 {
-        self.gets.count()
     }
 
     /// Ends the replay and returns its report.
