@@ -80,7 +80,7 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
     for (size, wanted) in SIZES {
         let mut bench = OneSize::new(handle, flags, run_id, size, live_bytes);
         bench.measure(wanted, settle, stop);
-        report.blocks += bench.asked;
+        report.blocks += bench.gets.count();
         report.hit_blocks += bench.gets.count();
         report.tally.merge(bench.tally);
         rows.0.push(bench.puts);
@@ -106,9 +106,6 @@ struct OneSize<'a> {
     baseline: MemcpyBaseline,
     puts: OpTimes,
     gets: OpTimes,
-    asked: u64,
-    /// Bytes that the last get filled.
-    read: usize,
     compared: bool,
     tally: ErrorTally,
 }
@@ -135,8 +132,6 @@ impl<'a> OneSize<'a> {
             baseline: MemcpyBaseline::new(size, live),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
-            asked: 0,
-            read: 0,
             compared: false,
             tally: ErrorTally::default(),
         }
@@ -184,21 +179,17 @@ impl<'a> OneSize<'a> {
 
     fn get(&mut self, index: usize, key: &[u8], recorded: bool) {
         std::thread::sleep(self.flags.pause());
-        let mut own = Bytes::new();
+        let mut own: Option<Bytes> = None;
         let (outcome, ns) = timed(|| match self.flags.to_bytes {
-            true => self.handle.get(key).map(|bytes| own = bytes),
-            false => self.handle.get_into(key, &mut self.target).map(|n| self.read = n),
+            true => self.handle.get(key).map(|bytes| own.insert(bytes).len()),
+            false => self.handle.get_into(key, &mut self.target),
         });
         match outcome {
-            Ok(()) => {
+            Ok(read) => {
                 if recorded {
-                    self.asked += 1;
                     self.gets.record(ns);
                 }
-                let (found, read): (&[u8], _) = match self.flags.to_bytes {
-                    true => (&own, own.len()),
-                    false => (&self.target, self.read),
-                };
+                let found = own.as_deref().unwrap_or(&self.target);
                 // Compared once, before the copy overwrites what was read.
                 if !self.compared || read != self.size {
                     self.compared = true;

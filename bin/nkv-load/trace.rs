@@ -63,10 +63,10 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         handle.close();
         report
     })?;
-    report.facts.push(("ranks", format!("{RANKS}, embedded in the generator's process")));
-    report
-        .facts
-        .push(("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))));
+    report.facts.extend([
+        ("ranks", format!("{RANKS}, embedded in the generator's process")),
+        ("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))),
+    ]);
     Ok(report)
 }
 

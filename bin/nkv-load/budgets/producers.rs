@@ -39,7 +39,8 @@ pub(super) fn rates(
         producer.wait_until_ready()?;
     }
     for producer in &mut started {
-        producer.go()?;
+        let pipe = producer.child.stdin.as_mut().context("a producer without a standard input")?;
+        pipe.write_all(b"go\n").context("a producer ended before it started")?;
     }
     meanwhile();
     let none = |op: &'static str| Rate { op: op.into(), processes, per_s: 0.0 };
@@ -94,11 +95,6 @@ impl Producer {
             );
         }
         Ok(())
-    }
-
-    fn go(&mut self) -> anyhow::Result<()> {
-        let pipe = self.child.stdin.as_mut().context("a producer without a standard input")?;
-        pipe.write_all(b"go\n").context("a producer ended before it started")
     }
 
     fn outcome(mut self) -> anyhow::Result<ProducerOutcome> {

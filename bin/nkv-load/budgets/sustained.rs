@@ -130,7 +130,7 @@ fn get(
         let items = wanted.len() as u64;
         let (outcome, ns) = timed(|| match wanted {
             [(key, dst)] if single => handle.get_into(key, dst).map(|_| ()),
-            _ => handle.get_many_into(wanted).into_iter().map(|read| read.map(|_| ())).collect(),
+            _ => handle.get_many_into(wanted).into_iter().try_for_each(|read| read.map(|_| ())),
         });
         outcome?;
         times.record_batch(ns, items);
