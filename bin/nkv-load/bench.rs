@@ -2,7 +2,7 @@
 //! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes its
 //! objects, and uses at most half of the cluster's smallest heap.
 
-use crate::connection::{Embedded, heap_takes, remote};
+use crate::connection::{heap_takes, remote, with_embedded};
 use crate::content::Stream;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
@@ -10,7 +10,7 @@ use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
-use crate::stopwatch::{Deadline, rest, timed};
+use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use nkv::{Blocking, Bytes, NodeConfig, PutOptions};
 use nkv_programs::sizes::show_bytes;
@@ -45,24 +45,23 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// # Errors
 /// If no node can be started or reached.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    match &flags.connect {
-        Some(address) => measure(&remote(flags, address)?, flags, stop),
-        None => {
-            let config = NodeConfig {
-                heap_bytes: HEAP_BYTES,
-                log_bytes: if flags.device_alloc { LOG_BYTES } else { 0 },
-                device_alloc: flags.device_alloc,
-                data_stripes: usize::from(flags.data_stripes),
-                get_pool_bytes: flags.get_pool_bytes,
-                ..NodeConfig::default()
-            };
-            let cluster = Embedded::start(rt, 1, config)?;
-            let mut report = measure(&cluster.blocking(0)?, flags, stop)?;
-            report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));
-            report.facts.push(("heap of a rank", show_bytes(HEAP_BYTES)));
-            Ok(report)
-        }
+    if flags.connect.is_some() {
+        return measure(&remote(flags)?, flags, stop);
     }
+    let config = NodeConfig {
+        heap_bytes: HEAP_BYTES,
+        log_bytes: if flags.device_alloc { LOG_BYTES } else { 0 },
+        device_alloc: flags.device_alloc,
+        data_stripes: usize::from(flags.data_stripes),
+        get_pool_bytes: flags.get_pool_bytes,
+        ..NodeConfig::default()
+    };
+    let mut report = with_embedded(rt, 1, config, |cluster| {
+        measure(&cluster.client().blocking()?, flags, stop)
+    })?;
+    report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));
+    report.facts.push(("heap of a rank", show_bytes(HEAP_BYTES)));
+    Ok(report)
 }
 
 fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
@@ -79,11 +78,9 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
     let mut rows = (Vec::new(), Vec::new());
     let run_id = nkv_store::random_u64();
     for (size, wanted) in SIZES {
-        let mut bench = OneSize::new(handle, run_id, size, live_bytes);
-        (bench.pause, bench.to_bytes) = (flags.pause(), flags.to_bytes);
+        let mut bench = OneSize::new(handle, flags, run_id, size, live_bytes);
         bench.measure(wanted, settle, stop);
-        report.requests += bench.puts.count() + bench.gets.count();
-        report.blocks += bench.asked;
+        report.blocks += bench.gets.count();
         report.hit_blocks += bench.gets.count();
         report.tally.merge(bench.tally);
         rows.0.push(bench.puts);
@@ -99,45 +96,42 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
 /// The measurement of one size.
 struct OneSize<'a> {
     handle: &'a Blocking,
+    flags: &'a Flags,
     run_id: u64,
     size: usize,
     /// Objects alive at once.
     live: usize,
-    /// Pause before each operation.
-    pause: Duration,
-    /// Gets return bytes of their own.
-    to_bytes: bool,
     source: Buffer,
     target: Buffer,
     baseline: MemcpyBaseline,
     puts: OpTimes,
     gets: OpTimes,
-    asked: u64,
-    /// Bytes that the last get filled.
-    read: usize,
     compared: bool,
     tally: ErrorTally,
 }
 
 impl<'a> OneSize<'a> {
-    fn new(handle: &'a Blocking, run_id: u64, size: usize, live_bytes: u64) -> Self {
+    fn new(
+        handle: &'a Blocking,
+        flags: &'a Flags,
+        run_id: u64,
+        size: usize,
+        live_bytes: u64,
+    ) -> Self {
         let live = (live_bytes / size as u64).clamp(1, LIVE_OBJECTS) as usize;
         let mut source = faulted(size);
         contents(size).fill(&mut source);
         Self {
             handle,
+            flags,
             run_id,
             size,
             live,
-            pause: Duration::ZERO,
-            to_bytes: false,
             source,
             target: faulted(size),
             baseline: MemcpyBaseline::new(size, live),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
-            asked: 0,
-            read: 0,
             compared: false,
             tally: ErrorTally::default(),
         }
@@ -164,7 +158,7 @@ impl<'a> OneSize<'a> {
 
     fn round(&mut self, keys: &[Vec<u8>], recorded: bool) {
         for (index, key) in keys.iter().enumerate() {
-            rest(self.pause);
+            std::thread::sleep(self.flags.pause());
             let (outcome, ns) =
                 timed(|| self.handle.put(key, &self.source, &PutOptions::default()));
             let copy_ns = self.baseline.copy_in(index, &self.source);
@@ -180,31 +174,22 @@ impl<'a> OneSize<'a> {
         for (index, key) in keys.iter().enumerate() {
             self.get(index, key, recorded);
         }
-        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
-            if let Err(error) = outcome {
-                self.tally.failed("remove", key, &error);
-            }
-        }
+        self.tally.remove(self.handle, keys, false);
     }
 
     fn get(&mut self, index: usize, key: &[u8], recorded: bool) {
-        rest(self.pause);
-        let mut own = Bytes::new();
-        let (outcome, ns) = timed(|| match self.to_bytes {
-            true => self.handle.get(key).map(|bytes| own = bytes),
-            false => self.handle.get_into(key, &mut self.target).map(|n| self.read = n),
+        std::thread::sleep(self.flags.pause());
+        let mut own: Option<Bytes> = None;
+        let (outcome, ns) = timed(|| match self.flags.to_bytes {
+            true => self.handle.get(key).map(|bytes| own.insert(bytes).len()),
+            false => self.handle.get_into(key, &mut self.target),
         });
         match outcome {
-            Ok(()) => {
+            Ok(read) => {
                 if recorded {
-                    self.asked += 1;
                     self.gets.record(ns);
                 }
-                let (found, read): (&[u8], _) = match self.to_bytes {
-                    true => (&own, own.len()),
-                    false => (&self.target, self.read),
-                };
+                let found = own.as_deref().unwrap_or(&self.target);
                 // Compared once, before the copy overwrites what was read.
                 if !self.compared || read != self.size {
                     self.compared = true;

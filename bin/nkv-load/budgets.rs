@@ -11,13 +11,12 @@ mod sustained;
 
 use crate::connection::remote;
 use crate::flags::{Flags, LoadTransport};
-use crate::latency::OpTimes;
 use crate::progress;
 use crate::report::Report;
 use crate::status::ended;
 use crate::stop::Stop;
 use anyhow::{Context, bail};
-use nkv::{Blocking, PutOptions};
+use nkv::Blocking;
 use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use ring::RingCopy;
@@ -31,18 +30,12 @@ const LARGE: [usize; 3] = [1 << 20, 4 << 20, 16 << 20];
 /// Where Linux shows the sizes of the first core's caches.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
-/// Options of puts by the log, or by plans.
-fn by_log(log: bool) -> PutOptions {
-    PutOptions::default().device_alloc(log)
-}
-
 /// Measures every row.
 ///
 /// # Errors
 /// If the node cannot be reached, has too little memory for the ring, or no device log.
 pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Result<()> {
-    let address = flags.connect.as_deref().context("--budgets needs --connect HOST:PORT")?;
-    let handle = remote(flags, address)?;
+    let handle = remote(flags)?;
     if flags.transport == LoadTransport::Tcp {
         sustained::measure(&handle, stop, report)?;
         handle.close();
@@ -51,14 +44,14 @@ pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Re
     let ring_bytes = room(&handle, flags.ring())?;
     let mut walk = RingCopy::new(ring_bytes)?;
     let bar = progress::bar(2 * SIZES.len() as u64 + 2, "rows");
-    puts::planned(&handle, &mut walk, stop, report);
+    puts::measure(&handle, &mut walk, (SMALL, false), stop, report);
     bar.inc(1);
     for size in SIZES {
         gets::measure(&handle, &mut walk, size, (flags, stop), report)?;
         bar.inc(1);
     }
     for size in SIZES {
-        puts::measure(&handle, &mut walk, size, stop, report);
+        puts::measure(&handle, &mut walk, (size, true), stop, report);
         bar.inc(1);
     }
     drop(walk);
@@ -111,10 +104,4 @@ fn last_level_cache() -> Option<u64> {
     let size = |index| std::fs::read_to_string(format!("{CACHES}/index{index}/size")).ok();
     let kib = |text: String| text.trim().strip_suffix('K')?.parse::<u64>().ok();
     (0..8).map_while(size).filter_map(kib).max().map(|kib| kib << 10)
-}
-
-/// Adds one row to the report.
-fn row(report: &mut Report, times: OpTimes) {
-    report.requests += times.count();
-    report.measured(times);
 }

@@ -5,58 +5,39 @@ use crate::flags::Flags;
 use crate::status::ended;
 use anyhow::Context;
 use nkv::message::View;
-use nkv::{
-    Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
-};
+use nkv::{Address, Blocking, ClientConfig, Cluster, MemoryChoice, NodeConfig, Secret};
 use nkv_programs::endpoints::{connect, endpoint};
 use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use tokio::runtime::Runtime;
 
-/// A cluster in this process; dropping it stops it.
-pub(crate) struct Embedded<'a> {
-    rt: &'a Runtime,
-    cluster: Option<Cluster>,
+/// Does `work` with a cluster of `ranks` nodes in this process, then stops it. It is a job of its
+/// own, apart from every other cluster of this machine.
+///
+/// # Errors
+/// As [`Cluster::start`], and that of `work`.
+pub(crate) fn with_embedded<T>(
+    rt: &Runtime,
+    ranks: u32,
+    base: NodeConfig,
+    work: impl FnOnce(&Cluster) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let job = format!("nkv-load-{}", std::process::id());
+    // The default of real ranks.
+    let memory = MemoryChoice::Shm;
+    let cluster = rt.block_on(Cluster::start(ranks, NodeConfig { job, memory, ..base }))?;
+    let done = work(&cluster);
+    rt.block_on(cluster.stop());
+    done
 }
 
-impl<'a> Embedded<'a> {
-    /// Starts `ranks` nodes as a job of their own, apart from every other cluster of this machine.
-    ///
-    /// # Errors
-    /// As [`Cluster::start`].
-    pub(crate) fn start(rt: &'a Runtime, ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
-        let job = format!("nkv-load-{}", std::process::id());
-        // The default of real ranks.
-        let memory = MemoryChoice::Shm;
-        let cluster = rt.block_on(Cluster::start(ranks, NodeConfig { job, memory, ..base }))?;
-        Ok(Self { rt, cluster: Some(cluster) })
-    }
-
-    /// A node.
-    pub(crate) fn node(&self, rank: u32) -> anyhow::Result<&Node> {
-        Ok(self.cluster.as_ref().context("the embedded cluster has ended")?.node(rank))
-    }
-
-    /// A handle of a node, for one thread.
-    pub(crate) fn blocking(&self, rank: u32) -> anyhow::Result<Blocking> {
-        Ok(self.node(rank)?.client().blocking()?)
-    }
-}
-
-impl Drop for Embedded<'_> {
-    fn drop(&mut self) {
-        if let Some(cluster) = self.cluster.take() {
-            self.rt.block_on(cluster.stop());
-        }
-    }
-}
-
-/// A handle of a running cluster, for one thread, through the first of the nodes in `address`,
-/// separated by commas, that reaches the master.
+/// A handle of a running cluster, for one thread, through the first of the nodes that `--connect`
+/// names, separated by commas, that reaches the master.
 ///
 /// # Errors
 /// If one of them is no address, or none answers, or they are of another job.
-pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
+pub(crate) fn remote(flags: &Flags) -> anyhow::Result<Blocking> {
+    let address = flags.connect.as_deref().context("--connect HOST:PORT is missing")?;
     let wrong = |e| ended(exit::USAGE, format!("--connect {address}: {e}"));
     let nodes: Vec<Address> =
         address.split(',').map(endpoint).collect::<Result<_, _>>().map_err(wrong)?;
@@ -66,12 +47,10 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
         Some(_) => secret.context("--secret-file"),
         None => secret.map_err(anyhow::Error::from),
     }?;
-    let job = flags.job.clone();
-    let device_alloc = flags.device_alloc;
     let config = ClientConfig {
-        job,
+        job: flags.job.clone(),
         transport: flags.transport.choice(),
-        device_alloc,
+        device_alloc: flags.device_alloc,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,
         fabric: flags.fabric.config(),
@@ -100,12 +79,9 @@ pub(crate) fn heap_takes(
         );
     }
     let largest = view.ranks.iter().max_by_key(|(info, _)| info.layout.arena.len);
-    let Some((info, _)) = largest else {
+    let Some((info, _)) = largest.filter(|(info, _)| info.layout.arena.len < bytes) else {
         return Ok(());
     };
-    if bytes <= info.layout.arena.len {
-        return Ok(());
-    }
     let why = format!(
         "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
          take smaller objects, or start ranks with a larger --heap-bytes",

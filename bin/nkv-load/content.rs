@@ -36,14 +36,14 @@ impl Stream {
     /// Writes the stream's first `dst.len()` bytes.
     pub(crate) fn fill(self, dst: &mut [u8]) {
         let mut start = self.seed;
-        let mut blocks = dst.chunks_exact_mut(BLOCK);
-        for block in &mut blocks {
-            for (lane, word) in block.chunks_exact_mut(8).enumerate() {
-                word.copy_from_slice(&word_at(start, lane as u64).to_le_bytes());
+        let (blocks, tail) = dst.as_chunks_mut::<BLOCK>();
+        for block in blocks {
+            for (lane, word) in block.as_chunks_mut().0.iter_mut().enumerate() {
+                *word = word_at(start, lane as u64).to_le_bytes();
             }
             start = start.wrapping_add(STEP.wrapping_mul(LANES as u64));
         }
-        for (lane, word) in blocks.into_remainder().chunks_mut(8).enumerate() {
+        for (lane, word) in tail.chunks_mut(8).enumerate() {
             let bytes = word_at(start, lane as u64).to_le_bytes();
             word.copy_from_slice(&bytes[..word.len()]);
         }
@@ -65,19 +65,18 @@ impl Stream {
     fn compare(self, got: &[u8]) -> Verdict {
         let mut verdict = Verdict::default();
         let mut start = self.seed;
-        let blocks = got.chunks_exact(BLOCK);
-        let (tail, tail_at) = (blocks.remainder(), got.len() - got.len() % BLOCK);
-        for (index, block) in blocks.enumerate() {
+        let (blocks, tail) = got.as_chunks::<BLOCK>();
+        for (index, block) in blocks.iter().enumerate() {
             let mut difference = 0;
-            for (lane, word) in block.chunks_exact(8).enumerate() {
-                difference |= read_word(word) ^ word_at(start, lane as u64);
+            for (lane, word) in block.as_chunks().0.iter().enumerate() {
+                difference |= u64::from_le_bytes(*word) ^ word_at(start, lane as u64);
             }
             if difference != 0 {
                 verdict.count(start, block, index * BLOCK);
             }
             start = start.wrapping_add(STEP.wrapping_mul(LANES as u64));
         }
-        verdict.count(start, tail, tail_at);
+        verdict.count(start, tail, blocks.len() * BLOCK);
         verdict
     }
 }
@@ -109,12 +108,6 @@ fn word_at(start: u64, lane: u64) -> u64 {
     let x = start.wrapping_add(STEP.wrapping_mul(lane));
     // Mixes the high bits into the low byte, whose own period would be 256 words.
     x ^ (x >> 29)
-}
-
-fn read_word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(bytes);
-    u64::from_le_bytes(word)
 }
 
 #[cfg(test)]

@@ -75,7 +75,6 @@ impl Destination {
         match self.target {
             Target::Beside(mut beside) => {
                 beside.write_all(text.as_bytes()).with_context(about)?;
-                beside.flush().with_context(about)?;
                 beside.persist(&self.path).map_err(|e| e.error).with_context(about)?;
             }
             Target::There(mut file) => file.write_all(text.as_bytes()).with_context(about)?,

@@ -2,12 +2,12 @@
 //! of many sizes into the memory of the rank that will decode them, which reads and compares every
 //! byte. This run does not depend on the transport.
 
-use crate::connection::Embedded;
+use crate::connection::with_embedded;
 use crate::content::Stream;
 use crate::corrupt;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
-use crate::memcpy::{MemcpyBaseline, faulted};
+use crate::memcpy::{MemcpyBaseline, copy_and_operation, faulted};
 use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
@@ -15,7 +15,7 @@ use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use indicatif::MultiProgress;
 use nkv::message::ObjMeta;
-use nkv::{Blocking, Error, NodeConfig, PutOptions};
+use nkv::{Blocking, Cluster, Error, NodeConfig, PutOptions};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::Buffer;
 use tokio::runtime::Runtime;
@@ -49,11 +49,15 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         device_alloc: flags.device_alloc,
         ..NodeConfig::default()
     };
-    let cluster = Embedded::start(rt, RANKS, config)?;
+    with_embedded(rt, RANKS, config, |cluster| load(flags, cluster, stop))
+}
+
+fn load(flags: &Flags, cluster: &Cluster, stop: &Stop) -> anyhow::Result<Report> {
+    let decode_rank = cluster.node(DECODE_RANK);
     let mut run = Run {
-        producer: cluster.blocking(PREFILL_RANK)?,
-        decoder: cluster.blocking(DECODE_RANK)?,
-        segment: cluster.node(DECODE_RANK)?.info().memory.name().unwrap_or_default().to_string(),
+        producer: cluster.node(PREFILL_RANK).client().blocking()?,
+        decoder: decode_rank.client().blocking()?,
+        segment: decode_rank.info().memory.name().unwrap_or_default().to_string(),
         corrupt: flags.inject_corruption,
         tally: ErrorTally::default(),
         buffer: faulted(SIZES.into_iter().max().unwrap_or(0)),
@@ -102,7 +106,6 @@ fn report(sizes: [OneSize; SIZES.len()], tally: ErrorTally) -> Report {
     };
     let (puts, gets): (Vec<_>, Vec<_>) = sizes.into_iter().map(|s| (s.puts, s.gets)).unzip();
     puts.into_iter().chain(gets).for_each(|times| report.measured(times));
-    report.requests = report.ops.iter().map(|row| row.count).sum();
     report
 }
 
@@ -154,12 +157,7 @@ impl OneSize {
         for index in 0..self.keys.len() {
             self.get(index, version, run);
         }
-        let keys: Vec<&[u8]> = self.keys.iter().map(Vec::as_slice).collect();
-        for (key, outcome) in keys.iter().zip(run.producer.remove_many(&keys)) {
-            if let Err(error) = outcome {
-                run.tally.failed("remove", key, &error);
-            }
-        }
+        run.tally.remove(&run.producer, &self.keys, false);
         Ok(())
     }
 
@@ -168,38 +166,36 @@ impl OneSize {
         let value = &mut run.buffer[..self.size];
         Stream::of(key, version).fill(value);
         let opts = PutOptions::default().preferred_rank(DECODE_RANK);
-        let copy_first = copy_goes_first(index);
-        if copy_first {
-            self.puts.record_memcpy(self.baseline.copy_in(index, value));
-        }
-        let (outcome, ns) = timed(|| run.producer.put(key, value, &opts));
-        match outcome {
-            Ok(()) => self.puts.record(ns),
-            Err(error) => run.tally.failed("put", key, &error),
-        }
-        if !copy_first {
-            self.puts.record_memcpy(self.baseline.copy_in(index, value));
+        for copies in copy_and_operation(index) {
+            if copies {
+                self.puts.record_memcpy(self.baseline.copy_in(index, value));
+                continue;
+            }
+            let (outcome, ns) = timed(|| run.producer.put(key, value, &opts));
+            match outcome {
+                Ok(()) => self.puts.record(ns),
+                Err(error) => run.tally.failed("put", key, &error),
+            }
         }
     }
 
     fn get(&mut self, index: usize, version: u64, run: &mut Run) {
         let key = &self.keys[index];
         let dst = &mut run.buffer[..self.size];
-        let copy_first = copy_goes_first(index);
-        if copy_first {
-            self.gets.record_memcpy(self.baseline.copy_out(index, dst));
-        }
-        self.asked += 1;
-        let (outcome, ns) = timed(|| run.decoder.get_into(key, dst));
-        match outcome {
-            Ok(read) => {
-                self.gets.record(ns);
-                run.tally.compared(key, Stream::of(key, version).verify(dst, read, self.size));
+        for copies in copy_and_operation(index) {
+            if copies {
+                self.gets.record_memcpy(self.baseline.copy_out(index, dst));
+                continue;
             }
-            Err(error) => run.tally.failed("get", key, &error),
-        }
-        if !copy_first {
-            self.gets.record_memcpy(self.baseline.copy_out(index, dst));
+            self.asked += 1;
+            let (outcome, ns) = timed(|| run.decoder.get_into(key, dst));
+            match outcome {
+                Ok(read) => {
+                    self.gets.record(ns);
+                    run.tally.compared(key, Stream::of(key, version).verify(dst, read, self.size));
+                }
+                Err(error) => run.tally.failed("get", key, &error),
+            }
         }
     }
 
@@ -215,9 +211,4 @@ impl OneSize {
             Err(error) => run.tally.failed("get_location", key, &error),
         }
     }
-}
-
-/// Operation and copy alternate in going first: the second one finds warmer caches.
-fn copy_goes_first(index: usize) -> bool {
-    index % 2 == 1
 }

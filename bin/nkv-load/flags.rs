@@ -7,9 +7,9 @@ use nkv::TransportChoice;
 use nkv_programs::fabric::FabricFlags;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::packaging::{self, PackagingFlags};
-use nkv_programs::sizes::parse_bytes;
-use nkv_store::PolicyKind;
+use nkv_programs::sizes::{bytes_up_to, parse_bytes};
 use nkv_store::stripes::MAX_STRIPES;
+use nkv_store::{PolicyKind, Watermarks};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -201,9 +201,10 @@ pub(crate) struct Flags {
         value_name = "HI/LO",
         default_value = "95/85",
         requires = "trace",
+        value_parser = watermarks,
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE
     )]
-    pub(crate) watermarks: Marks,
+    pub(crate) watermarks: Watermarks,
 
     /// Milliseconds before retired memory is used again
     #[arg(
@@ -294,15 +295,6 @@ pub(crate) struct Weights {
     pub(crate) exists: u32,
 }
 
-/// Eviction watermarks in percent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Marks {
-    /// Eviction starts above this.
-    pub(crate) hi: u32,
-    /// Eviction ends below this.
-    pub(crate) lo: u32,
-}
-
 impl Flags {
     /// The mode that the flags select.
     ///
@@ -368,13 +360,9 @@ impl std::str::FromStr for Weights {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts: Vec<u32> = text.split(':').map_while(|p| p.parse().ok()).collect();
-        match parts[..] {
-            [put, get, exists]
-                if text.matches(':').count() == 2
-                    && put.max(get).max(exists) > 0
-                    && put.max(get).max(exists) <= 1_000_000 =>
-            {
+        let parts: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
+        match parts.as_deref() {
+            Ok(&[put, get, exists]) if (1..=1_000_000).contains(&put.max(get).max(exists)) => {
                 Ok(Self { put, get, exists })
             }
             _ => Err("write three weights up to 1000000, not all 0, such as 1:4:1".to_string()),
@@ -382,22 +370,9 @@ impl std::str::FromStr for Weights {
     }
 }
 
-impl std::fmt::Display for Weights {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}:{}", self.put, self.get, self.exists)
-    }
-}
-
-impl std::str::FromStr for Marks {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('/').map(|(hi, lo)| (hi.parse(), lo.parse()));
-        match parts {
-            Some((Ok(hi), Ok(lo))) if 0 < lo && lo <= hi && hi <= 100 => Ok(Self { hi, lo }),
-            _ => Err("write two percentages, the higher first, such as 95/85".to_string()),
-        }
-    }
+fn watermarks(text: &str) -> Result<Watermarks, String> {
+    let wanted = "write two percentages, the higher first, such as 95/85";
+    text.parse().map_err(|_| wanted.to_string())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -416,10 +391,7 @@ fn speed(text: &str) -> Result<f64, String> {
 }
 
 fn object_bytes(text: &str) -> Result<u64, String> {
-    match parse_bytes(text)? {
-        bytes @ 1..=MAX_OBJECT_BYTES => Ok(bytes),
-        bytes => Err(format!("{bytes} bytes: 1 to {MAX_OBJECT_BYTES} are taken")),
-    }
+    bytes_up_to(text, MAX_OBJECT_BYTES)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod latency;
 mod throughput;
 
 use crate::report::{OpRow, Report};
+use crate::setting::Setting;
 use latency::Latency;
 use nkv_programs::sizes::show_bytes;
 use serde::Serialize;
@@ -19,17 +20,6 @@ const UPLOT_STYLE: &str = include_str!("html/uplot/uPlot.min.css");
 /// Where the template takes the run.
 const RUN: &str = "__RUN__";
 
-/// Description of a run, for the page's head and its last table.
-#[derive(Debug, Clone)]
-pub(crate) struct Setting {
-    /// What kind of run it was, in one sentence.
-    pub(crate) title: String,
-    /// Name and value of each setting of the run.
-    pub(crate) rows: Vec<(String, String)>,
-    /// How long it took, in nanoseconds, with start and end.
-    pub(crate) wall_ns: u64,
-}
-
 /// What the template shows.
 #[derive(Serialize)]
 struct Run<'a> {
@@ -42,7 +32,7 @@ struct Run<'a> {
     latency: Option<Latency>,
     header: [&'static str; 7],
     rows: Vec<[String; 7]>,
-    settings: Vec<(&'a str, &'a str)>,
+    settings: Vec<&'a (&'static str, String)>,
 }
 
 #[derive(Serialize)]
@@ -52,24 +42,22 @@ struct Problems {
     lines: Vec<String>,
 }
 
-/// The page.
+/// The page of a run that took `wall_ns`, with start and end.
 ///
 /// # Errors
 /// Never in practice: the run is made of numbers and names.
-pub(crate) fn page(report: &Report, setting: &Setting) -> serde_json::Result<String> {
+pub(crate) fn page(report: &Report, setting: &Setting, wall_ns: u64) -> serde_json::Result<String> {
     let (before, after) = TEMPLATE.split_once(RUN).unwrap_or((TEMPLATE, ""));
     let before = before
         .replace("__STYLE__", &[UPLOT_STYLE, STYLE].join("\n"))
         .replace("__UPLOT_LICENSE__", UPLOT_LICENSE)
         .replace("__UPLOT__", UPLOT);
     // In a script element only `</script` and `<!--` mean something: no `<` is left.
-    let run = serde_json::to_string(&run(report, setting))?.replace('<', "\\u003c");
+    let run = serde_json::to_string(&run(report, setting, wall_ns))?.replace('<', "\\u003c");
     Ok([&before, &run, after].concat())
 }
 
-fn run<'a>(report: &'a Report, setting: &'a Setting) -> Run<'a> {
-    let facts = report.facts.iter().map(|(name, value)| (*name, value.as_str()));
-    let settings = setting.rows.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+fn run<'a>(report: &'a Report, setting: &'a Setting, wall_ns: u64) -> Run<'a> {
     let tally = &report.tally;
     let problems = (!tally.is_clean()).then(|| Problems {
         wrong_bytes: tally.wrong_bytes,
@@ -79,16 +67,16 @@ fn run<'a>(report: &'a Report, setting: &'a Setting) -> Run<'a> {
     Run {
         title: &setting.title,
         problems,
-        totals: totals(report, setting),
+        totals: totals(report, wall_ns),
         throughput: Throughput::of(&report.times),
         latency: Latency::of(&report.times),
         header: OpRow::HEADER,
         rows: report.ops.iter().map(OpRow::cells).collect(),
-        settings: settings.chain(facts).collect(),
+        settings: setting.rows.iter().chain(&report.facts).collect(),
     }
 }
 
-fn totals(report: &Report, setting: &Setting) -> Vec<(&'static str, String)> {
+fn totals(report: &Report, wall_ns: u64) -> Vec<(&'static str, String)> {
     let moved: u64 = report.ops.iter().map(|row| row.count.saturating_mul(row.bytes)).sum();
     let mut totals = vec![("requests", report.requests.to_string())];
     if report.blocks > 0 {
@@ -96,7 +84,7 @@ fn totals(report: &Report, setting: &Setting) -> Vec<(&'static str, String)> {
         totals.push(("blocks hit", format!("{} of {}", report.hit_blocks, report.blocks)));
     }
     totals.push(("payload moved", show_bytes(moved)));
-    totals.push(("wall time", format!("{:.1} s", setting.wall_ns as f64 / 1e9)));
+    totals.push(("wall time", format!("{:.1} s", wall_ns as f64 / 1e9)));
     totals
 }
 

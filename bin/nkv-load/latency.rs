@@ -14,12 +14,17 @@ const DIGITS: u8 = 3;
 /// Times of one operation at one size.
 #[derive(Debug)]
 pub(crate) struct OpTimes {
-    op: &'static str,
-    bytes: u64,
-    times: Histogram<u64>,
+    /// What was measured: put, get, ...
+    pub(crate) op: &'static str,
+    /// Payload bytes of one operation; 0 if it moves none.
+    pub(crate) bytes: u64,
+    /// Nanoseconds of each operation.
+    pub(crate) times: Histogram<u64>,
     total_ns: u64,
-    copies: Histogram<u64>,
-    done: Timeline,
+    /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
+    pub(crate) copies: Histogram<u64>,
+    /// When the operations were done.
+    pub(crate) done: Timeline,
 }
 
 impl OpTimes {
@@ -61,31 +66,6 @@ impl OpTimes {
         self.done.merge(&other.done);
     }
 
-    /// What was measured: put, get, ...
-    pub(crate) fn op(&self) -> &'static str {
-        self.op
-    }
-
-    /// Payload bytes of one operation; 0 if it moves none.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Nanoseconds of each operation.
-    pub(crate) fn times(&self) -> &Histogram<u64> {
-        &self.times
-    }
-
-    /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
-    pub(crate) fn copies(&self) -> &Histogram<u64> {
-        &self.copies
-    }
-
-    /// When the operations were done.
-    pub(crate) fn done(&self) -> &Timeline {
-        &self.done
-    }
-
     /// Operations measured.
     pub(crate) fn count(&self) -> u64 {
         self.times.len()
@@ -108,8 +88,8 @@ impl OpTimes {
             op: self.op,
             bytes: self.bytes,
             count: self.count(),
-            p50_us: micros(p50),
-            p99_us: micros(self.times.value_at_quantile(0.99)),
+            p50_us: p50 as f64 / 1000.0,
+            p99_us: self.times.value_at_quantile(0.99) as f64 / 1000.0,
             gb_per_s: if self.bytes == 0 { 0.0 } else { moved / self.total_ns.max(1) as f64 },
             vs_memcpy: (copy > 0).then(|| p50 as f64 / copy as f64),
         })
@@ -125,10 +105,6 @@ fn histogram() -> Histogram<u64> {
 fn record(histogram: &mut Histogram<u64>, ns: u64, items: u64) {
     let recorded = histogram.record_n(ns.clamp(1, LONGEST_NS), items);
     debug_assert!(recorded.is_ok(), "clamped to the bounds");
-}
-
-fn micros(ns: u64) -> f64 {
-    ns as f64 / 1000.0
 }
 
 #[cfg(test)]

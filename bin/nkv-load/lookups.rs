@@ -45,9 +45,8 @@ fn name(run_id: u64, there: bool, index: u32) -> Name {
 /// # Errors
 /// If the node cannot be reached or its log does not hold so many objects.
 pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let address = flags.connect.as_deref().context("--lookups needs --connect HOST:PORT")?;
     let count = flags.lookups.context("--lookups N")?;
-    let handle = remote(flags, address)?;
+    let handle = remote(flags)?;
     if !handle.membership()?.ranks.iter().any(|(info, _)| info.layout.log_slots > 0) {
         let mib = log_mib(count);
         let why =
@@ -115,8 +114,7 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
             report.hit_blocks += look_up_all(handle, &keys, Some(&mut times))? as u64;
             report.blocks += keys.len() as u64;
         }
-        report.requests += times.count();
-        report.rates.push(Rate { op, processes: 1, per_s: times.per_s() });
+        report.rates.push(Rate { op: op.into(), processes: 1, per_s: times.per_s() });
         report.measured(times);
     }
     Ok(report)

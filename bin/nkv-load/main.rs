@@ -31,11 +31,12 @@ use flags::{Flags, Mode};
 use nkv_programs::logging::LogFormat;
 use nkv_programs::{endpoints, exit, logging, open_files, packaging, streams, variables};
 use report::Report;
-use setting::Beginning;
+use setting::Setting;
 use status::ended;
 use std::io::Write;
 use std::process::ExitCode;
 use stop::Stop;
+use stopwatch::now_ns;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
@@ -70,15 +71,13 @@ fn main() -> ExitCode {
     };
     let mut report = Report::default();
     let done = run(&flags, mode, &mut report);
-    let status = match &done {
-        Ok(()) => 0,
-        Err(error) => status::of(error),
-    };
     // Wrong bytes decide the status whatever else failed; failures decide it only if some operation
     // succeeded.
-    let status = match report.tally.is_clean() {
-        false if report.tally.wrong_bytes > 0 || report.did_something() => exit::ABSENT,
-        _ => status,
+    let decided = report.tally.wrong_bytes > 0 || report.did_something();
+    let status = match &done {
+        _ if decided && !report.tally.is_clean() => exit::ABSENT,
+        Ok(()) => exit::DONE,
+        Err(error) => status::of(error),
     };
     match done {
         Ok(()) => ExitCode::from(status),
@@ -125,7 +124,7 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
     let to_stdout = flags.json.as_deref() == Some("-".as_ref());
     let json = flags.json.as_ref().filter(|_| !to_stdout);
     let json = json.map(|path| reserve(path, "--json")).transpose()?;
-    let beginning = Beginning::now();
+    let (setting, start_ns) = (Setting::of(flags, mode), now_ns());
     let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stop = Stop::default();
     rt.block_on(async { stop.on_signals() })?;
@@ -147,7 +146,8 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         json.write(&(report.json()? + "\n"))?;
     }
     if let Some(page) = page {
-        page.write(&html::page(report, &beginning.setting(flags, mode))?)?;
+        let wall_ns = now_ns().saturating_sub(start_ns);
+        page.write(&html::page(report, &setting, wall_ns)?)?;
     }
     if !report.did_something() && !stop.asked() {
         let failed = report.tally.failed;

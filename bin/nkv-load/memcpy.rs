@@ -23,20 +23,26 @@ impl MemcpyBaseline {
     /// nanoseconds.
     pub(crate) fn copy_in(&mut self, index: usize, src: &[u8]) -> u64 {
         let at = index % self.buffers.len();
-        let dst = &mut self.buffers[at][..src.len()];
-        let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
-        black_box(dst);
-        ns
+        copy(src, &mut self.buffers[at][..src.len()])
     }
 
     /// The least work of a get: copies buffer `index` (modulo their number) into `dst`. Returns
     /// nanoseconds.
     pub(crate) fn copy_out(&self, index: usize, dst: &mut [u8]) -> u64 {
-        let src = &self.buffers[index % self.buffers.len()][..dst.len()];
-        let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
-        black_box(dst);
-        ns
+        copy(&self.buffers[index % self.buffers.len()][..dst.len()], dst)
     }
+}
+
+/// Copies; returns nanoseconds.
+pub(crate) fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
+    let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
+    black_box(dst);
+    ns
+}
+
+/// Operation (false) and copy (true) alternate in going first: the second one finds warmer caches.
+pub(crate) fn copy_and_operation(index: usize) -> [bool; 2] {
+    [index % 2 == 1, index.is_multiple_of(2)]
 }
 
 /// A buffer whose pages are faulted in, huge pages if available: like a buffer that a user

@@ -31,19 +31,15 @@ const TICK: Duration = Duration::from_millis(100);
 /// # Errors
 /// If the cluster cannot be reached, or a client's thread cannot be started.
 pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let address = flags.connect.as_deref().context("a mix needs --connect HOST:PORT")?;
-    let handles =
-        (0..flags.clients).map(|_| remote(flags, address)).collect::<anyhow::Result<Vec<_>>>()?;
+    let handles = (0..flags.clients).map(|_| remote(flags)).collect::<anyhow::Result<Vec<_>>>()?;
     let view = handles.first().context("--clients is at least 1")?.membership()?;
     heap_takes(&view, flags, (flags.size, "--size"))?;
     let memory: u64 = view.ranks.iter().map(|(info, _)| info.layout.arena.len).sum();
     let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
     let plan = Plan {
+        flags: flags.clone(),
         run_id: nkv_store::random_u64(),
-        size: usize::try_from(flags.size).context("--size")?,
         objects,
-        weights: flags.mix,
-        pause: flags.pause(),
         deadline: Deadline::after(flags.run_length()),
         stop: stop.clone(),
         done: Arc::new(AtomicU64::new(0)),
@@ -60,7 +56,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     show_progress(&plan, &threads);
     let (ended, panicked): (Vec<_>, Vec<_>) =
         threads.into_iter().map(JoinHandle::join).partition(Result::is_ok);
-    let outcomes = ended.into_iter().flatten().collect();
+    let outcomes = ended.into_iter().flatten();
     let mut report = report(outcomes, now_ns().saturating_sub(start));
     report.tally.failed_elsewhere("clients (their threads panicked)", panicked.len() as u64);
     Ok(report)
@@ -83,20 +79,16 @@ fn show_progress(plan: &Plan, threads: &[JoinHandle<Outcome>]) {
     bar.finish_and_clear();
 }
 
-fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
-    let mut all = Outcome::new(0);
-    for (index, outcome) in outcomes.into_iter().enumerate() {
-        if index == 0 {
-            all = outcome;
-        } else {
-            all.merge(outcome);
-        }
-    }
-    let mut report = Report { blocks: all.asked, hit_blocks: all.found, ..Report::default() };
-    let Outcome { puts, gets, exists, removes, tally, .. } = all;
+fn report(outcomes: impl Iterator<Item = Outcome>, wall_ns: u64) -> Report {
+    let all = outcomes.reduce(|mut all, outcome| {
+        all.merge(outcome);
+        all
+    });
+    let Outcome { puts, gets, exists, removes, asked, tally } =
+        all.unwrap_or_else(|| Outcome::new(0));
+    let hit_blocks = gets.count();
+    let mut report = Report { blocks: asked, hit_blocks, tally, ..Report::default() };
     [puts, gets, exists, removes].into_iter().for_each(|times| report.measured(times));
-    report.tally = tally;
-    report.requests = report.ops.iter().map(|row| row.count).sum();
     let requests = report.requests;
     eprintln!(
         "nkv-load: {requests} operations in {:.1} s ({:.0} a second), {} of {} gets missed",

@@ -24,9 +24,8 @@ const FIRST: u64 = 256;
 /// # Errors
 /// If the node cannot be reached, or standard input ends before a line.
 pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let address = flags.connect.as_deref().context("--pour needs --connect HOST:PORT")?;
     let length = flags.pour.context("--pour SECONDS")?;
-    let handle = remote(flags, address)?;
+    let handle = remote(flags)?;
     let source = faulted(SOURCE);
     let opts = PutOptions::default().device_alloc(true);
     let mut report = Report::default();
@@ -66,7 +65,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let paths =
         [("put log", after.by_log - before.by_log), ("put plan", after.by_plan - before.by_plan)];
     for (op, count) in paths {
-        report.rates.push(Rate { op, processes: 1, per_s: count as f64 / seconds });
+        report.rates.push(Rate { op: op.into(), processes: 1, per_s: count as f64 / seconds });
     }
     handle.close();
     Ok(report)

@@ -7,7 +7,8 @@ use anyhow::Context;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use nkv_programs::sizes::show_bytes;
 use nkv_programs::streams;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// One operation at one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -56,10 +57,10 @@ fn micros(us: f64) -> String {
 }
 
 /// Operations of one kind a second.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rate {
     /// The operation.
-    pub(crate) op: &'static str,
+    pub(crate) op: Cow<'static, str>,
     /// Processes that did it at the same time.
     pub(crate) processes: u32,
     /// Operations per second of all processes together.
@@ -103,8 +104,10 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// Adds the times of one operation at one size, unless nothing was measured.
+    /// Adds the times of one operation at one size, unless nothing was measured. Each operation
+    /// counts as a request.
     pub(crate) fn measured(&mut self, times: OpTimes) {
+        self.requests += times.count();
         if let Some(row) = times.row() {
             self.ops.push(row);
             self.times.push(times);
@@ -240,7 +243,7 @@ mod tests {
 
     #[test]
     fn rates_stand_behind_the_rows_and_only_where_there_are_any() {
-        let rates = vec![Rate { op: "put log", processes: 2, per_s: 1.5e6 }];
+        let rates = vec![Rate { op: "put log".into(), processes: 2, per_s: 1.5e6 }];
         let json = Report { rates, ..report() }.json().unwrap();
         let end =
             r#""vs_memcpy":null}],"rates":[{"op":"put log","processes":2,"per_s":1500000.0}]}"#;

@@ -1,43 +1,31 @@
 //! The settings of a run as text: the flags that apply in its mode, the program and the machine. It
 //! is for people who read a report later; no secret may appear here.
 
-use crate::flags::{Flags, LoadTransport, Mode};
-use crate::html::Setting;
-use crate::stopwatch::now_ns;
+use crate::flags::{Flags, Mode, Weights};
+use clap::ValueEnum;
 use nkv_programs::sizes::show_bytes;
-use std::time::SystemTime;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// A run that begins now.
-pub(crate) struct Beginning {
-    start_ns: u64,
-    started: String,
+/// Description of a run, for the head of its report and the last table there.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    /// What kind of run it was, in one sentence.
+    pub(crate) title: String,
+    /// Name and value of each setting of the run.
+    pub(crate) rows: Vec<(&'static str, String)>,
 }
 
-impl Beginning {
-    /// Takes the time.
-    pub(crate) fn now() -> Self {
-        Self { start_ns: now_ns(), started: utc_now() }
-    }
-
-    /// The run's description; to be called when the run has ended.
-    pub(crate) fn setting(self, flags: &Flags, mode: Mode) -> Setting {
-        let rows = [
-            of_mode(flags, mode),
-            vec![
-                ("started", self.started),
-                ("program", format!("nkv-load {}", env!("CARGO_PKG_VERSION"))),
-                ("machine", machine()),
-            ],
-        ];
-        Setting {
-            title: title(flags, mode),
-            rows: rows
-                .concat()
-                .into_iter()
-                .map(|(name, value)| (name.to_string(), value))
-                .collect(),
-            wall_ns: now_ns().saturating_sub(self.start_ns),
-        }
+impl Setting {
+    /// Of a run that begins now.
+    pub(crate) fn of(flags: &Flags, mode: Mode) -> Self {
+        let mut rows = of_mode(flags, mode);
+        rows.extend([
+            ("started", utc_now()),
+            ("program", format!("nkv-load {}", env!("CARGO_PKG_VERSION"))),
+            ("machine", machine()),
+        ]);
+        Self { title: title(flags, mode), rows }
     }
 }
 
@@ -62,7 +50,8 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
     if let Some(address) = &flags.connect {
         rows.push(("connected to", address.clone()));
         rows.push(("job", flags.job.clone()));
-        rows.push(("transport", transport(flags.transport).to_string()));
+        let name = flags.transport.to_possible_value();
+        rows.extend(name.map(|name| ("transport", name.get_name().to_string())));
     }
     if flags.pause_us > 0 {
         rows.push(("pause", format!("{} us between operations", flags.pause_us)));
@@ -78,7 +67,8 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
             rows.push(("duration", format!("{:?}", flags.run_length())));
             rows.push(("clients", flags.clients.to_string()));
             rows.push(("object size", show_bytes(flags.size)));
-            rows.push(("put : get : exists", flags.mix.to_string()));
+            let Weights { put, get, exists } = flags.mix;
+            rows.push(("put : get : exists", format!("{put}:{get}:{exists}")));
         }
         Mode::Trace => rows.extend(of_trace(flags)),
         Mode::Bench | Mode::Pour => {}
@@ -102,20 +92,10 @@ fn of_trace(flags: &Flags) -> Vec<(&'static str, String)> {
     ];
     if flags.connect.is_none() {
         rows.push(("eviction policy", flags.policy.to_string()));
-        rows.push(("watermarks", format!("{}/{}%", flags.watermarks.hi, flags.watermarks.lo)));
+        rows.push(("watermarks", format!("{}%", flags.watermarks)));
         rows.push(("quarantine", format!("{} ms", flags.quarantine_ms)));
     }
     rows
-}
-
-fn transport(transport: LoadTransport) -> &'static str {
-    match transport {
-        LoadTransport::Auto => "auto",
-        LoadTransport::Embedded => "embedded",
-        LoadTransport::Shm => "shm",
-        LoadTransport::Tcp => "tcp",
-        LoadTransport::Rdma => "rdma",
-    }
 }
 
 fn machine() -> String {
@@ -124,52 +104,32 @@ fn machine() -> String {
     format!("{} {}, {cores} cores", std::env::consts::ARCH, ["Linux", kernel.trim()].join(" "))
 }
 
-#[expect(clippy::disallowed_methods, reason = "a date for people; nothing is computed from it")]
+/// The date and time, to the minute.
 fn utc_now() -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    utc(now.as_secs())
-}
-
-/// Seconds since 1970 as a date and time, by the civil calendar.
-fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // In years that begin in March, and in eras of 400 of them, only the last day is irregular.
-    let since_era_0 = days + 719_468;
-    let (era, day) = (since_era_0 / 146_097, since_era_0 % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day_of_year = day - (365 * year + year / 4 - year / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let date = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute) = (rest / 3_600, rest % 3_600 / 60);
-    format!("{year}-{month:02}-{date:02} {hour:02}:{minute:02} UTC")
+    let mut now = String::new();
+    // As 2026-11-24T05:48:43.123456Z; a string takes all that is written.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut now));
+    now.get(..16).unwrap_or_default().replace('T', " ") + " UTC"
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Beginning, utc};
+    use super::{Setting, utc_now};
     use crate::flags::Flags;
     use clap::Parser;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_782_399, "2000-02-28 23:59 UTC"),
-            (951_782_400, "2000-02-29 00:00 UTC"),
-            (1_735_689_599, "2024-12-31 23:59 UTC"),
-            (4_107_542_400, "2100-03-01 00:00 UTC"),
-        ] {
-            assert_eq!(utc(seconds), text);
-        }
+    fn a_date_has_a_day_and_a_minute() {
+        let now = utc_now();
+        let digits = now.replace(|c: char| c.is_ascii_digit(), "9");
+        assert_eq!(digits, "9999-99-99 99:99 UTC", "{now}");
     }
 
     #[test]
     fn a_setting_names_the_flags_that_count_in_its_mode() {
         let rows = |args: &[&str]| {
             let flags = Flags::parse_from([&["nkv-load"], args].concat());
-            let setting = Beginning::now().setting(&flags, flags.mode().unwrap());
+            let setting = Setting::of(&flags, flags.mode().unwrap());
             setting
                 .rows
                 .into_iter()

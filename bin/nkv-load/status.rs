@@ -22,22 +22,13 @@ pub(crate) fn ended(status: u8, why: impl Into<String>) -> anyhow::Error {
 /// The exit status for this error. An error without a class counts as a wrong command line.
 pub(crate) fn of(error: &anyhow::Error) -> u8 {
     let class = |e: &(dyn std::error::Error + 'static)| {
-        if let Some(e) = e.downcast_ref::<Ended>() {
-            return Some(e.status);
-        }
-        if let Some(e) = e.downcast_ref::<StartError>() {
-            return Some(exit::of_start(e));
-        }
-        if let Some(none) = e.downcast_ref::<NoneServes>() {
-            return Some(none.exit_status());
-        }
-        if let Some(e) = e.downcast_ref::<Error>() {
-            return Some(exit::of(e.kind()));
-        }
-        if e.is::<SecretError>() {
-            return Some(exit::USAGE);
-        }
-        e.is::<io::Error>().then_some(exit::LOCAL)
+        let own = || e.downcast_ref::<Ended>().map(|e| e.status);
+        let start = || e.downcast_ref::<StartError>().map(exit::of_start);
+        let none = || e.downcast_ref::<NoneServes>().map(NoneServes::exit_status);
+        let call = || e.downcast_ref::<Error>().map(|e| exit::of(e.kind()));
+        let secret = || e.is::<SecretError>().then_some(exit::USAGE);
+        let io = || e.is::<io::Error>().then_some(exit::LOCAL);
+        own().or_else(start).or_else(none).or_else(call).or_else(secret).or_else(io)
     };
     error.chain().find_map(class).unwrap_or(exit::USAGE)
 }

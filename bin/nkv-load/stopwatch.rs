@@ -20,13 +20,6 @@ pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (result, now_ns().saturating_sub(start))
 }
 
-/// Sleeps between two operations, at most a second; not at all for no time.
-pub(crate) fn rest(pause: Duration) {
-    if !pause.is_zero() {
-        std::thread::sleep(pause);
-    }
-}
-
 /// A deadline.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {

@@ -2,10 +2,12 @@
 //! run is good if both counts are zero.
 
 use crate::content::Verdict;
-use nkv::Error;
+use nkv::{Blocking, Error, ErrorKind};
 
 /// Problems that are listed; the rest are only counted.
 pub(crate) const LISTED: usize = 10;
+/// Keys removed by one call.
+const REMOVED_AT_ONCE: usize = 256;
 
 /// Counts of problems, and the first [`LISTED`] of them as text.
 #[derive(Debug, Default)]
@@ -42,6 +44,21 @@ impl ErrorTally {
         if failed > 0 {
             self.failed += failed;
             self.list(format!("{failed} {whose} failed"));
+        }
+    }
+
+    /// Removes keys and counts what fails; with `evictable` an absent key does not, since it may
+    /// have been evicted.
+    pub(crate) fn remove(&mut self, handle: &Blocking, keys: &[Vec<u8>], evictable: bool) {
+        for keys in keys.chunks(REMOVED_AT_ONCE) {
+            let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            for (key, outcome) in names.iter().zip(handle.remove_many(&names)) {
+                if let Err(error) = outcome
+                    && !(evictable && error.kind() == ErrorKind::NotFound)
+                {
+                    self.failed("remove", key, &error);
+                }
+            }
         }
     }
 

@@ -2,50 +2,39 @@
 //! time. It has a bounded size: when a run outgrows it, steps are joined in pairs. Steps begin at
 //! multiples of their width, so timelines of several threads add up.
 
+use std::collections::BTreeMap;
+
 /// Width of a step at first, in nanoseconds.
 const FINEST_NS: u64 = 10_000_000;
-/// Most steps kept.
-const MAX_STEPS: usize = 600;
+/// Most steps between the first and the last.
+const MAX_STEPS: u64 = 600;
 
 /// Counts per step.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeline {
-    width_ns: u64,
-    /// Number of the first step: its time divided by the width.
-    first: u64,
-    counts: Vec<u64>,
+    /// Width of a step in nanoseconds: [`FINEST_NS`] times a power of two.
+    pub(crate) width_ns: u64,
+    /// By the number of the step: its time divided by the width.
+    counts: BTreeMap<u64, u64>,
 }
 
 impl Default for Timeline {
     fn default() -> Self {
-        Self { width_ns: FINEST_NS, first: 0, counts: Vec::new() }
+        Self { width_ns: FINEST_NS, counts: BTreeMap::new() }
     }
 }
 
 impl Timeline {
     /// Counts `items` operations done at `at_ns`.
     pub(crate) fn add(&mut self, at_ns: u64, items: u64) {
-        if self.counts.is_empty() {
-            self.first = at_ns / self.width_ns;
-        }
-        let step = loop {
+        while let Some((first, last)) = self.ends() {
             let step = at_ns / self.width_ns;
-            let last = step.max(self.first + self.counts.len() as u64);
-            if last - step.min(self.first) < MAX_STEPS as u64 {
-                break step;
+            if last.max(step) - first.min(step) < MAX_STEPS {
+                break;
             }
             self.coarsen();
-        };
-        if step < self.first {
-            let before = (self.first - step) as usize;
-            self.counts.splice(0..0, std::iter::repeat_n(0, before));
-            self.first = step;
         }
-        let at = (step - self.first) as usize;
-        if at >= self.counts.len() {
-            self.counts.resize(at + 1, 0);
-        }
-        self.counts[at] += items;
+        *self.counts.entry(at_ns / self.width_ns).or_default() += items;
     }
 
     /// Adds another thread's timeline.
@@ -53,31 +42,29 @@ impl Timeline {
         while self.width_ns < other.width_ns {
             self.coarsen();
         }
-        for (index, count) in other.counts.iter().enumerate() {
-            if *count > 0 {
-                self.add((other.first + index as u64) * other.width_ns, *count);
-            }
+        for (step, count) in &other.counts {
+            self.add(step * other.width_ns, *count);
         }
     }
 
-    /// Width of a step in nanoseconds: [`FINEST_NS`] times a power of two.
-    pub(crate) fn width_ns(&self) -> u64 {
-        self.width_ns
+    /// The first and the last step.
+    fn ends(&self) -> Option<(u64, u64)> {
+        Some((*self.counts.first_key_value()?.0, *self.counts.last_key_value()?.0))
     }
 
     /// When the first step begins and the last one ends; None if nothing was done.
     pub(crate) fn span_ns(&self) -> Option<(u64, u64)> {
-        let end = self.first + self.counts.len() as u64;
-        (!self.counts.is_empty()).then_some((self.first * self.width_ns, end * self.width_ns))
+        let (first, last) = self.ends()?;
+        Some((first * self.width_ns, (last + 1) * self.width_ns))
     }
 
     /// Counts of `steps` steps of `width_ns`, which is a multiple of the own width, from
     /// `start_ns`, which is a multiple of `width_ns`.
     pub(crate) fn resampled(&self, start_ns: u64, width_ns: u64, steps: usize) -> Vec<u64> {
         let mut counts = vec![0; steps];
-        for (index, count) in self.counts.iter().enumerate() {
-            let begins = (self.first + index as u64) * self.width_ns;
-            let at = begins.checked_sub(start_ns).map(|since| (since / width_ns) as usize);
+        for (step, count) in &self.counts {
+            let since = (step * self.width_ns).checked_sub(start_ns);
+            let at = since.map(|since| (since / width_ns) as usize);
             if let Some(slot) = at.and_then(|at| counts.get_mut(at)) {
                 *slot += count;
             }
@@ -86,14 +73,10 @@ impl Timeline {
     }
 
     fn coarsen(&mut self) {
-        let odd = self.first % 2;
-        let mut joined = vec![0; (self.counts.len() + odd as usize).div_ceil(2)];
-        for (index, count) in self.counts.iter().enumerate() {
-            joined[(index + odd as usize) / 2] += count;
-        }
-        self.first /= 2;
         self.width_ns = self.width_ns.saturating_mul(2);
-        self.counts = joined;
+        for (step, count) in std::mem::take(&mut self.counts) {
+            *self.counts.entry(step / 2).or_default() += count;
+        }
     }
 }
 
@@ -102,7 +85,7 @@ mod tests {
     use super::{FINEST_NS, MAX_STEPS, Timeline};
 
     fn sum(t: &Timeline) -> u64 {
-        t.counts.iter().sum()
+        t.counts.values().sum()
     }
 
     #[test]
@@ -121,12 +104,12 @@ mod tests {
         let mut t = Timeline::default();
         for second in 0..100_000 {
             t.add(3 + second * 1_000_000_000, 1);
-            assert!(t.counts.len() <= MAX_STEPS);
+            assert!(t.counts.len() as u64 <= MAX_STEPS);
         }
         assert_eq!(sum(&t), 100_000);
-        assert!(t.counts.len() > MAX_STEPS / 3, "{} steps", t.counts.len());
+        assert!(t.counts.len() as u64 > MAX_STEPS / 3, "{} steps", t.counts.len());
         t.add(0, 5);
-        assert_eq!((sum(&t), t.counts[0] > 5), (100_005, true));
+        assert_eq!((sum(&t), t.counts[&0] > 5), (100_005, true));
     }
 
     #[test]
@@ -138,10 +121,10 @@ mod tests {
         for step in 0..2_000 {
             long.add(step * FINEST_NS, 1);
         }
-        let width = long.width_ns();
+        let width = long.width_ns;
         for (mut a, b) in [(short.clone(), &long), (long.clone(), &short)] {
             a.merge(b);
-            assert_eq!((sum(&a), a.width_ns()), (2_010, width));
+            assert_eq!((sum(&a), a.width_ns), (2_010, width));
             let at = (1_000 * FINEST_NS) / width * width;
             assert!(a.resampled(at, width, 1)[0] > long.resampled(at, width, 1)[0]);
         }

@@ -6,7 +6,7 @@ mod file;
 mod replay;
 mod room;
 
-use crate::connection::{Embedded, heap_takes, remote};
+use crate::connection::{heap_takes, remote, with_embedded};
 use crate::flags::Flags;
 use crate::progress;
 use crate::report::Report;
@@ -38,8 +38,8 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     if requests.is_empty() {
         bail!("{} holds no request", path.display());
     }
-    if let Some(address) = &flags.connect {
-        return replay(flags, &requests, &remote(flags, address)?, stop);
+    if flags.connect.is_some() {
+        return replay(flags, &requests, &remote(flags)?, stop);
     }
     let heap_bytes = match flags.heap_bytes {
         Some(bytes) => bytes,
@@ -57,15 +57,16 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         policy: flags.policy,
         ..NodeConfig::default()
     };
-    let cluster = Embedded::start(rt, RANKS, config)?;
-    let handle = cluster.blocking(0)?;
-    let report = replay(flags, &requests, &handle, stop);
-    handle.close();
-    let mut report = report?;
-    report.facts.push(("ranks", format!("{RANKS}, embedded in the generator's process")));
-    report
-        .facts
-        .push(("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))));
+    let mut report = with_embedded(rt, RANKS, config, |cluster| {
+        let handle = cluster.client().blocking()?;
+        let report = replay(flags, &requests, &handle, stop);
+        handle.close();
+        report
+    })?;
+    report.facts.extend([
+        ("ranks", format!("{RANKS}, embedded in the generator's process")),
+        ("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))),
+    ]);
     Ok(report)
 }
 
@@ -90,7 +91,7 @@ fn replay(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let reads = replay.blocks_read();
+    let reads = replay.gets.count();
     let report = replay.into_report();
     match nodes_after(handle, &before, reads) {
         Ok(after) => print_ranks(&before, &after),

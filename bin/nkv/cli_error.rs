@@ -1,33 +1,12 @@
 //! What can go wrong and what the user should do about it: one sentence, or one JSON object, and an
 //! exit status each.
 
+use crate::keys::shown;
 use nkv::{Error, ErrorKind};
 use nkv_programs::endpoints::NoneServes;
 use nkv_programs::exit;
 use serde_json::json;
 use std::io;
-
-/// How a command that did not fail ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CommandOutcome {
-    /// Done, and everything asked for is there.
-    Found,
-    /// Done, but a key is not there.
-    Absent,
-    /// Done, but a key cannot be read now.
-    Unreached,
-}
-
-impl CommandOutcome {
-    /// The process's exit status.
-    pub(crate) fn exit_code(self) -> u8 {
-        match self {
-            Self::Found => 0,
-            Self::Absent => exit::ABSENT,
-            Self::Unreached => exit::UNREACHED,
-        }
-    }
-}
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -68,26 +47,32 @@ pub(crate) enum CliError {
         /// The system's error.
         error: io::Error,
     },
-    /// A segment that is not there, or cannot be.
-    #[error("{}", .0.message())]
-    Segment(Error),
     /// Some ranks were not reached; the text names what the others did.
     #[error("{0}; nkv status shows which ranks are there")]
     NotReached(String),
     /// A limit of this process.
     #[error("{0}")]
     Limit(String),
-    /// A value that is too large for every rank.
-    #[error("{0}")]
-    TooLarge(String),
-    /// A wrong command line that the parser accepts.
-    #[error("{0}")]
-    Usage(String),
+    /// A wrong command line that the parser accepts, a value that is too large for every rank, or a
+    /// segment that is not there or cannot be: the message has it all.
+    #[error("{}", .0.message())]
+    Plain(Error),
 }
 
 impl CliError {
+    /// A wrong command line that the parser accepts.
+    pub(crate) fn usage(why: impl Into<String>) -> Self {
+        Self::Plain(Error::invalid(why))
+    }
+
+    /// A value that is too large for every rank.
+    pub(crate) fn too_large(why: impl Into<String>) -> Self {
+        Self::Plain(Error::out_of_memory(why))
+    }
+
     /// A call about one key failed; `place` returns the rank that has it, if that is known.
-    pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
+    pub(crate) fn about(key: &[u8], error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
+        let key = shown(key);
         match error.kind() {
             ErrorKind::NotFound => Self::Absent(key),
             ErrorKind::AlreadyExists => {
@@ -96,7 +81,7 @@ impl CliError {
             }
             // The message names the heap and the setting to raise.
             ErrorKind::InvalidArgument if error.message().contains("--heap-bytes") => {
-                Self::TooLarge(error.message().to_string())
+                Self::too_large(error.message())
             }
             _ => Self::OfKey { key, error },
         }
@@ -106,7 +91,7 @@ impl CliError {
     pub(crate) fn segment(error: Error) -> Self {
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::OutOfMemory => {
-                Self::Segment(error)
+                Self::Plain(error)
             }
             _ => Self::Call(error),
         }
@@ -115,7 +100,7 @@ impl CliError {
     /// A call with a pattern failed; for a wrong pattern the message says what is wrong.
     pub(crate) fn pattern(error: Error) -> Self {
         match error.kind() {
-            ErrorKind::InvalidArgument => Self::Usage(error.message().to_string()),
+            ErrorKind::InvalidArgument => Self::Plain(error),
             _ => Self::Call(error),
         }
     }
@@ -128,12 +113,10 @@ impl CliError {
     /// The library's error kind, which tells the caller what to do.
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Call(e) | Self::OfKey { error: e, .. } | Self::Segment(e) => e.kind(),
+            Self::Call(e) | Self::OfKey { error: e, .. } | Self::Plain(e) => e.kind(),
             Self::Connect(none) => none.kind(),
             Self::Absent(_) => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::AlreadyExists,
-            Self::TooLarge(_) => ErrorKind::OutOfMemory,
-            Self::Usage(_) => ErrorKind::InvalidArgument,
             Self::NotReached(_) | Self::NoMaster(_) => ErrorKind::Disconnected,
             Self::Io { .. } | Self::Limit(_) => ErrorKind::Unsupported,
         }
@@ -220,9 +203,9 @@ mod tests {
             (CliError::Absent("x".into()), 1),
             (CliError::segment(Error::not_found("x")), 1),
             (CliError::from(Error::invalid("x")), 2),
-            (CliError::Usage("x".into()), 2),
+            (CliError::usage("x"), 2),
             (CliError::segment(Error::invalid("x")), 2),
-            (CliError::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
+            (CliError::about(b"x", Error::already_exists("x"), || Some(1)), 3),
             (CliError::from(Error::timeout("x")), 4),
             (CliError::from(Error::disconnected("x")), 4),
             (CliError::from(Error::not_ready("x")), 4),
@@ -230,7 +213,7 @@ mod tests {
             (CliError::NoMaster(2), 4),
             (connecting(Error::disconnected("x")), 4),
             (connecting(Error::invalid("x")), 5),
-            (CliError::TooLarge("x".into()), 6),
+            (CliError::too_large("x"), 6),
             (CliError::segment(Error::out_of_memory("x")), 6),
             (CliError::io("f", io::Error::from(io::ErrorKind::NotFound)), 7),
             (CliError::from(Error::unsupported("x")), 7),
@@ -245,7 +228,7 @@ mod tests {
 
     #[test]
     fn as_json_an_error_names_its_kind_and_its_key() {
-        let absent = CliError::about("k".into(), Error::not_found("x"), || None);
+        let absent = CliError::about(b"k", Error::not_found("x"), || None);
         let text = absent.to_string();
         let error = json!({ "error": { "kind": "NotFound", "message": text, "key": "k" } });
         assert_eq!(absent.json(), error);
@@ -253,7 +236,7 @@ mod tests {
         assert_eq!(refused, json!({ "error": { "kind": "Refused", "message": "no" } }));
         let io = CliError::io("f", io::Error::from(io::ErrorKind::NotFound)).json();
         assert_eq!(io["error"]["kind"], "Io");
-        let busy = CliError::about("k".into(), Error::not_ready("x"), || None).json();
+        let busy = CliError::about(b"k", Error::not_ready("x"), || None).json();
         assert_eq!(
             (&busy["error"]["kind"], &busy["error"]["key"]),
             (&json!("NotReady"), &json!("k"))
@@ -274,7 +257,7 @@ mod tests {
 
     #[test]
     fn an_error_about_a_key_is_printed_once() {
-        let message = |error, at| CliError::about("k".to_string(), error, || at).to_string();
+        let message = |error, at| CliError::about(b"k", error, || at).to_string();
         assert_eq!(
             message(Error::already_exists("x"), Some(2)),
             "k exists on rank 2; values never change: nkv rm it first"
@@ -288,7 +271,7 @@ mod tests {
             "no key k (never put, evicted, removed, or lost with its rank)"
         );
         let large = Error::invalid("larger than the heap; raise --heap-bytes");
-        assert_eq!(CliError::about("k".into(), large.clone(), || None).exit_code(), 6);
+        assert_eq!(CliError::about(b"k", large.clone(), || None).exit_code(), 6);
         assert_eq!(message(large, None), "larger than the heap; raise --heap-bytes");
     }
 

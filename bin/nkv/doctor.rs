@@ -1,7 +1,8 @@
 //! `nkv doctor`: what this host offers for nkv, and whether it works. It connects to no cluster.
 
-use crate::cli_error::{CliError, CommandOutcome};
+use crate::cli_error::CliError;
 use crate::output;
+use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
 use nkv_store::shm;
 use nkv_transport::fabric::FabricConfig;
@@ -53,41 +54,33 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Inspects the host, tries each wanted device, and prints the results. `Absent` if a device does
+/// Inspects the host, tries each wanted device, and prints the results. Status 1 if a device does
 /// not work, or none is there although one is wanted.
-pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<CommandOutcome, CliError> {
+pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
-        rdma: rdma(wanted),
+        rdma: rdma(wanted).unwrap_or_else(|why| Rdma { none: Some(why), ..Rdma::default() }),
     };
-    if json {
-        output::json(&findings)?;
-    } else {
-        output::write(text(&findings).as_bytes())?;
-    }
+    output::show(json, &findings, || text(&findings))?;
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
     let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
-    Ok(if broken { CommandOutcome::Absent } else { CommandOutcome::Found })
+    Ok(if broken { exit::ABSENT } else { exit::DONE })
 }
 
 #[cfg(not(feature = "rdma"))]
-fn rdma(_: &FabricConfig) -> Rdma {
-    let none = "this program was built without the feature rdma (cargo build --features rdma)";
-    Rdma { none: Some(none.to_string()), ..Rdma::default() }
+fn rdma(_: &FabricConfig) -> Result<Rdma, String> {
+    Err("this program was built without the feature rdma (cargo build --features rdma)".to_string())
 }
 
 #[cfg(feature = "rdma")]
-fn rdma(wanted: &FabricConfig) -> Rdma {
+fn rdma(wanted: &FabricConfig) -> Result<Rdma, String> {
     use nkv_transport::rdma;
-    let devices = match rdma::devices() {
-        Ok(devices) if devices.is_empty() => {
-            let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";
-            return Rdma { none: Some(none.to_string()), ..Rdma::default() };
-        }
-        Ok(devices) => devices,
-        Err(e) => return Rdma { none: Some(e.to_string()), ..Rdma::default() },
-    };
+    let devices = rdma::devices().map_err(|e| e.to_string())?;
+    if devices.is_empty() {
+        let none = "the kernel lists no RDMA device (rdma link; is the driver loaded?)";
+        return Err(none.to_string());
+    }
     let port = |p: rdma::Port| Port {
         number: p.number,
         active: p.active,
@@ -110,7 +103,7 @@ fn rdma(wanted: &FabricConfig) -> Rdma {
     };
     let loop_back = to_try.into_iter().map(loop_back).collect();
     let devices = devices.into_iter().map(device).collect();
-    Rdma { none: None, devices, loop_back }
+    Ok(Rdma { none: None, devices, loop_back })
 }
 
 fn text(f: &Findings) -> String {

@@ -1,6 +1,12 @@
 //! The command line: the commands, and the options that all of them share.
 
+use crate::evict::Evict;
 use crate::keys;
+use crate::listing::Ls;
+use crate::objects::{Get, Put};
+use crate::remove::Rm;
+use crate::segments::{Mount, Unmount};
+use crate::top::Top;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -8,25 +14,11 @@ use nkv::{Address, TransportChoice};
 use nkv_programs::endpoints::{endpoint, here};
 use nkv_programs::fabric::FabricFlags;
 use nkv_programs::packaging;
-use nkv_programs::sizes::parse_bytes;
 use std::ffi::OsString;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Largest `--timeout-ms`: an hour.
 const MAX_TIMEOUT_MS: u64 = 3_600_000;
-
-/// Longest wait of an unmount for open plans: ten minutes.
-const MAX_UNMOUNT_MS: u64 = 600_000;
-
-/// Seconds between two samples of the cluster that `nkv top` takes.
-const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
-
-const RM_USAGE: &str = "\
-nkv rm [OPTIONS] <KEY>...
-       nkv rm [OPTIONS] --matching <RE>
-       nkv rm [OPTIONS] --all [--yes]";
 
 /// Heading of the options that every command takes.
 const SHARED: &str = "Options of every command";
@@ -144,119 +136,15 @@ pub(crate) enum Command {
     Status,
     /// The counters of the master and of every rank; a rank's are those of its last heartbeat
     Stats,
-    /// A live view of ranks, heaps, traffic and actors; without a terminal, one picture as text
-    ///
-    /// It goes on while the master is down. It ends with q, with SIGINT, SIGTERM or SIGHUP, and
-    /// when its terminal is gone, and gives the terminal back as it was.
-    #[command(verbatim_doc_comment)]
-    Top {
-        /// Time between two samples, 0.2 to 60
-        #[arg(short, long, value_name = "SECONDS", default_value = "1",
-            allow_negative_numbers = true, value_parser = interval)]
-        interval: Duration,
-        /// Print one picture and end (so does --json)
-        #[arg(long)]
-        once: bool,
-    },
-    /// Stores a value; a key that is there already keeps its value
-    Put {
-        /// 1 to 1024 bytes of anything
-        key: OsString,
-        /// File to store; - is stdin
-        #[arg(default_value = "-")]
-        file: Option<PathBuf>,
-        /// Rank that should own the value [default: by hash of the key]
-        #[arg(long, value_name = "N", allow_negative_numbers = true)]
-        rank: Option<u32>,
-        /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
-        #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = page_bytes)]
-        page_bytes: Option<u32>,
-    },
-    /// Reads a value
-    ///
-    /// To a terminal only text is written; with --force, or -o -, any bytes.
-    #[command(verbatim_doc_comment)]
-    Get {
-        /// The key
-        key: OsString,
-        /// File to write; - is stdout. It appears whole or not at all
-        #[arg(short, long, value_name = "FILE")]
-        output: Option<PathBuf>,
-        /// Write to a terminal also what is no text (so does -o -)
-        #[arg(short, long)]
-        force: bool,
-    },
-    /// Removes keys and their values
-    #[command(override_usage = RM_USAGE)]
-    Rm {
-        /// The keys
-        #[arg(value_name = "KEY", required_unless_present_any = ["matching", "all"])]
-        keys: Vec<OsString>,
-        /// Every key in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
-        /// there is none
-        #[arg(long, value_name = "RE", conflicts_with_all = ["keys", "all"])]
-        matching: Option<String>,
-        /// Every key of the cluster
-        #[arg(long, conflicts_with = "keys")]
-        all: bool,
-        /// Do not ask before --all
-        #[arg(long, requires = "all", conflicts_with_all = ["keys", "matching"])]
-        yes: bool,
-    },
-    /// Lists the keys in the order of their bytes
-    Ls {
-        /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
-        /// there is none
-        pattern: Option<String>,
-        /// Bytes, rank and state of each, too
-        #[arg(short, long)]
-        long: bool,
-        /// At most so many
-        #[arg(long, value_name = "N", allow_negative_numbers = true,
-            value_parser = clap::value_parser!(u64).range(1..))]
-        limit: Option<u64>,
-    },
-    /// Makes ranks evict until at most this share of each heap is used; prints what was evicted
-    ///
-    ///   nkv evict --until-below 50%             every rank, every segment
-    ///   nkv evict --until-below 50% --rank 1    one rank
-    ///
-    /// Each rank evicts by its own policy. The command prints what was evicted, and waits a
-    /// quarantine or two until that is free. Open puts are never evicted, and what is still viewed
-    /// stays used, so more may be in use than was asked for: the output says so. Device logs make
-    /// room by themselves and are left alone. Exit status 4 if a rank was not reached.
-    #[command(verbatim_doc_comment)]
-    Evict {
-        /// Share of a heap that may stay in use, such as 50%
-        #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, value_parser = percent)]
-        until_below: f64,
-        /// Which rank [default: all]
-        #[arg(long, value_name = "N", allow_negative_numbers = true)]
-        rank: Option<u32>,
-    },
-    /// Makes a rank contribute one more segment of memory; prints its number
-    Mount {
-        /// Payload bytes (MiB, GiB)
-        #[arg(value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_bytes)]
-        bytes: u64,
-        /// Which rank
-        #[arg(long, value_name = "N", allow_negative_numbers = true)]
-        rank: u32,
-    },
-    /// Removes a mounted segment, with the objects on it
-    Unmount {
-        /// Its number, as mount and status print it
-        #[arg(allow_negative_numbers = true)]
-        segment: u32,
-        /// Which rank
-        #[arg(long, value_name = "N", allow_negative_numbers = true)]
-        rank: u32,
-        /// How long puts that write there may take to finish
-        #[arg(long, value_name = "MS", default_value_t = 5_000,
-            allow_negative_numbers = true,
-            value_parser = clap::value_parser!(u64).range(0..=MAX_UNMOUNT_MS))]
-        wait_ms: u64,
-    },
+    // The texts of these are with their options.
+    Top(Top),
+    Put(Put),
+    Get(Get),
+    Rm(Rm),
+    Ls(Ls),
+    Evict(Evict),
+    Mount(Mount),
+    Unmount(Unmount),
     /// Prints which keys are there; exit status 1 if one is not, 4 if one cannot be read now
     Exists {
         /// The keys
@@ -293,37 +181,10 @@ impl Flags {
     }
 }
 
-/// A ratio from a percentage. 0.5 is refused: it could mean half a percent or a half.
-fn percent(text: &str) -> Result<f64, String> {
-    let (number, sign) = text.strip_suffix('%').map_or((text, false), |n| (n, true));
-    match number.trim().parse::<f64>() {
-        Ok(value) if (0.0..=100.0).contains(&value) && (sign || value.fract() == 0.0) => {
-            Ok(value / 100.0)
-        }
-        _ => Err("a percentage is wanted, 0% to 100%, such as 50%".to_string()),
-    }
-}
-
-fn interval(text: &str) -> Result<Duration, String> {
-    match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
-        Ok(seconds) if INTERVAL_S.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("give {} to {} seconds", INTERVAL_S.start(), INTERVAL_S.end())),
-    }
-}
-
-fn page_bytes(text: &str) -> Result<u32, String> {
-    let bytes = parse_bytes(text)?;
-    match u32::try_from(bytes) {
-        Ok(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(format!("{bytes} bytes: 1 to {} are taken", u32::MAX)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Command, Flags, percent};
+    use super::Flags;
     use clap::{CommandFactory, Parser};
-    use std::path::Path;
 
     fn flags(text: &str) -> Result<Flags, clap::Error> {
         Flags::try_parse_from(["nkv"].into_iter().chain(text.split_whitespace()))
@@ -369,24 +230,6 @@ mod tests {
             assert!(!text.contains("unexpected argument"), "{text}: {text}");
             assert!(text.contains("invalid value '-1"), "{text}: {text}");
         }
-    }
-
-    #[test]
-    fn a_share_is_a_percentage() {
-        for (text, ratio) in [("50%", 0.5), ("50", 0.5), ("12.5%", 0.125), ("0%", 0.0)] {
-            assert_eq!(percent(text), Ok(ratio), "{text}");
-        }
-        for text in ["0.5", "101%", "-1%", "half", "", "nan%"] {
-            assert!(percent(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn stdin_is_the_default_of_put_and_stdout_of_get() {
-        let Command::Put { file, .. } = flags("put k").unwrap().command else { panic!() };
-        assert_eq!(file.as_deref(), Some(Path::new("-")));
-        let Command::Get { output, .. } = flags("get k").unwrap().command else { panic!() };
-        assert_eq!(output, None);
     }
 
     #[test]

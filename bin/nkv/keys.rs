@@ -2,7 +2,7 @@
 //! escapes, as redis-cli writes them. A printed key can be given as an argument again.
 
 use nkv_store::Key;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 /// For `--help`.
@@ -38,24 +38,24 @@ fn is_plain(text: &str) -> bool {
     !marked && !text.is_empty() && rest.escape_debug().eq(rest.chars())
 }
 
+/// Bytes with an escape of one letter, and that letter.
+const ESCAPES: [(u8, u8); 7] = [
+    (b'"', b'"'),
+    (b'\\', b'\\'),
+    (b'\n', b'n'),
+    (b'\r', b'r'),
+    (b'\t', b't'),
+    (0x07, b'a'),
+    (0x08, b'b'),
+];
+
 fn quoted(key: &[u8]) -> String {
-    let mut text = String::with_capacity(key.len() + 2);
-    text.push('"');
-    for byte in key {
-        match byte {
-            b'"' => text.push_str("\\\""),
-            b'\\' => text.push_str("\\\\"),
-            b'\n' => text.push_str("\\n"),
-            b'\r' => text.push_str("\\r"),
-            b'\t' => text.push_str("\\t"),
-            0x07 => text.push_str("\\a"),
-            0x08 => text.push_str("\\b"),
-            b' '..=b'~' => text.push(char::from(*byte)),
-            other => text.push_str(&format!("\\x{other:02x}")),
-        }
-    }
-    text.push('"');
-    text
+    let escaped = |byte: &u8| match ESCAPES.iter().find(|(escaped, _)| escaped == byte) {
+        Some((_, letter)) => format!("\\{}", char::from(*letter)),
+        None if matches!(byte, b' '..=b'~') => char::from(*byte).to_string(),
+        None => format!("\\x{byte:02x}"),
+    };
+    format!("\"{}\"", key.iter().map(escaped).collect::<String>())
 }
 
 /// The key that an argument names.
@@ -78,14 +78,6 @@ pub(crate) fn parse(argument: &OsStr, literal: bool) -> Result<Vec<u8>, String> 
     Ok(key)
 }
 
-/// The keys that arguments name.
-///
-/// # Errors
-/// As [`parse`], for the first that is wrong.
-pub(crate) fn parse_all(arguments: &[OsString], literal: bool) -> Result<Vec<Vec<u8>>, String> {
-    arguments.iter().map(|argument| parse(argument, literal)).collect()
-}
-
 /// The bytes of what follows the first quote.
 fn unquoted(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut key = Vec::with_capacity(text.len());
@@ -104,22 +96,15 @@ fn unquoted(text: &[u8]) -> Result<Vec<u8>, String> {
 /// The byte that an escape stands for.
 fn escape(rest: &mut impl Iterator<Item = u8>) -> Result<u8, String> {
     let kind = rest.next().ok_or("a backslash ends it")?;
-    Ok(match kind {
-        b'n' => b'\n',
-        b'r' => b'\r',
-        b't' => b'\t',
-        b'a' => 0x07,
-        b'b' => 0x08,
-        b'\\' | b'"' => kind,
-        b'x' => {
-            let mut digit = || {
-                let digit = rest.next().and_then(|d| char::from(d).to_digit(16));
-                digit.ok_or("\\x wants two hexadecimal digits")
-            };
-            (digit()? * 16 + digit()?) as u8
-        }
-        other => return Err(format!("\\{} is no escape", char::from(other).escape_default())),
-    })
+    if kind == b'x' {
+        let mut digit = || {
+            let digit = rest.next().and_then(|d| char::from(d).to_digit(16));
+            digit.ok_or("\\x wants two hexadecimal digits")
+        };
+        return Ok((digit()? * 16 + digit()?) as u8);
+    }
+    let byte = ESCAPES.iter().find(|(_, letter)| *letter == kind).map(|(byte, _)| *byte);
+    byte.ok_or_else(|| format!("\\{} is no escape", char::from(kind).escape_default()))
 }
 
 #[cfg(test)]

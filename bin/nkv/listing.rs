@@ -1,47 +1,48 @@
 //! `nkv ls`: lists keys page by page, so that any number of them can be printed. It holds one page
 //! at a time and reads no values.
 
-use crate::cli_error::{CliError, CommandOutcome};
+use crate::cli_error::CliError;
 use crate::keys::shown;
-use crate::output;
-use crate::retry_policy::RetryPolicy;
-use nkv::Blocking;
+use crate::{Cluster, output};
+use clap::Args;
 use nkv::message::Listed;
+use nkv_programs::exit;
 use serde_json::json;
 use std::io::Write;
 
 /// Keys asked for at once. Every page costs the master a pass over all keys, so pages are large.
 const PAGE_KEYS: usize = 1 << 18;
 
-/// `nkv ls`.
-pub(crate) struct Ls<'a> {
-    /// A regular expression; every key without one.
-    pub(crate) pattern: Option<&'a str>,
-    /// Bytes, rank and state, too.
-    pub(crate) long: bool,
-    /// Most keys to print.
-    pub(crate) limit: Option<usize>,
-    /// Print one JSON object.
-    pub(crate) json: bool,
+/// Lists the keys in the order of their bytes
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
+    /// there is none
+    pattern: Option<String>,
+    /// Bytes, rank and state of each, too
+    #[arg(short, long)]
+    long: bool,
+    /// At most so many
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
 }
 
-impl Ls<'_> {
+impl Ls {
     /// Prints the keys.
-    pub(crate) fn run(
-        &self,
-        handle: &Blocking,
-        retry: &RetryPolicy,
-    ) -> Result<CommandOutcome, CliError> {
+    pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
+        let (handle, json) = (cluster.connect()?, cluster.flags.json);
+        let pattern = self.pattern.as_deref();
         let fetch = |after: Option<&[u8]>, n: usize| {
-            retry.call(|| handle.list(self.pattern, after, n)).map_err(CliError::pattern)
+            cluster.retry.call(|| handle.list(pattern, after, n)).map_err(CliError::pattern)
         };
         let mut printed = 0;
-        let more = pages(self.limit, PAGE_KEYS, fetch, |page| {
-            output::write(self.text(printed == 0, page).as_bytes())?;
+        let more = pages(self.limit.map(|n| n as usize), PAGE_KEYS, fetch, |page| {
+            output::write(self.text(json, printed == 0, page).as_bytes())?;
             printed += page.len();
             Ok(())
         })?;
-        if self.json {
+        if json {
             let head = if printed == 0 { "{\"keys\":[" } else { "" };
             output::write(format!("{head}],\"more\":{more}}}\n").as_bytes())?;
         } else if more {
@@ -50,40 +51,29 @@ impl Ls<'_> {
                 writeln!(std::io::stderr(), "nkv: only the first {printed} shown; there are more");
         }
         let none = printed == 0 && self.pattern.is_some();
-        Ok(if none { CommandOutcome::Absent } else { CommandOutcome::Found })
+        Ok(if none { exit::ABSENT } else { exit::DONE })
     }
 
-    fn text(&self, first: bool, page: &[Listed]) -> String {
+    fn text(&self, json: bool, first: bool, page: &[Listed]) -> String {
         let mut text = String::new();
-        if self.json {
-            for (i, row) in page.iter().enumerate() {
-                text += if first && i == 0 { "{\"keys\":[" } else { "," };
-                text += &object(row);
-            }
-            return text;
-        }
-        if self.long && first && !page.is_empty() {
+        if self.long && !json && first && !page.is_empty() {
             text += &format!("{:>12}  {:>4}  {:<11}  key\n", "bytes", "rank", "state");
         }
-        for row in page {
-            if self.long {
-                text += &format!("{:>12}  {:>4}  {:<11}  ", row.bytes_total, row.rank, row.state);
-            }
-            text += &name(row);
-            text.push('\n');
+        for (i, row) in page.iter().enumerate() {
+            let (key, bytes, rank) = (shown(&row.key), row.bytes_total, row.rank);
+            text += &if json {
+                let head = if first && i == 0 { "{\"keys\":[" } else { "," };
+                let state = row.state.to_string();
+                let row = json!({ "key": key, "bytes": bytes, "rank": rank, "state": state });
+                format!("{head}{row}")
+            } else if self.long {
+                format!("{bytes:>12}  {rank:>4}  {:<11}  {key}\n", row.state)
+            } else {
+                key + "\n"
+            };
         }
         text
     }
-}
-
-fn name(row: &Listed) -> String {
-    shown(&row.key)
-}
-
-fn object(row: &Listed) -> String {
-    let state = row.state.to_string();
-    json!({ "key": name(row), "bytes": row.bytes_total, "rank": row.rank, "state": state })
-        .to_string()
 }
 
 /// Fetches keys, at most `step` at once and `limit` in all, and shows each page; true if there are
@@ -153,17 +143,19 @@ mod tests {
 
     #[test]
     fn keys_are_lines_or_a_table_or_json() {
-        let ls = |long, json| Ls { pattern: None, long, limit: None, json };
+        let text = |long, json, first, page: &[Listed]| {
+            Ls { pattern: None, long, limit: None }.text(json, first, page)
+        };
         let page = [row(b"a"), row(b"\xff\n")];
-        assert_eq!(ls(false, false).text(true, &page), "a\n\"\\xff\\n\"\n");
-        let table = ls(true, false).text(true, &page[..1]);
+        assert_eq!(text(false, false, true, &page), "a\n\"\\xff\\n\"\n");
+        let table = text(true, false, true, &page[..1]);
         assert_eq!(
             table,
             "       bytes  rank  state        key\n           5     1  ready        a\n"
         );
-        assert_eq!(ls(true, false).text(false, &page[..1]).lines().count(), 1);
-        let json = ls(false, true);
-        let text = format!("{}{}]}}", json.text(true, &page), json.text(false, &page[..1]));
+        assert_eq!(text(true, false, false, &page[..1]).lines().count(), 1);
+        let (one, two) = (text(false, true, true, &page), text(false, true, false, &page[..1]));
+        let text = format!("{one}{two}]}}");
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["keys"][1]["key"], "\"\\xff\\n\"");
         assert_eq!(value["keys"][2]["state"], "ready");

@@ -13,20 +13,21 @@ mod output;
 mod remove;
 mod retry_policy;
 mod segments;
+mod signals;
 mod stats;
 mod status;
 mod top;
 mod transfer;
 
 use clap::{CommandFactory, FromArgMatches};
-use cli_error::{CliError, CommandOutcome};
+use cli_error::CliError;
 use flags::{Command, Flags};
-use nkv::message::SegmentId;
-use nkv::{Address, Blocking, ClientConfig, Secret};
+use nkv::{Address, Blocking, Client, ClientConfig, Secret};
 use nkv_programs::endpoints::NoneServes;
 use nkv_programs::{endpoints, exit, open_files, packaging, streams, variables};
 use retry_policy::RetryPolicy;
-use serde_json::json;
+use serde::Serialize;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
         }
     }
     match run(&flags) {
-        Ok(answer) => ExitCode::from(answer.exit_code()),
+        Ok(status) => ExitCode::from(status),
         // The reader of the output closed the pipe: no failure.
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
         Err(error) => {
@@ -63,15 +64,14 @@ fn misread(printed: &clap::Error) -> ExitCode {
     let args = std::env::args_os().skip(1).take_while(|arg| arg != "--");
     if printed.use_stderr() && args.into_iter().any(|arg| arg == "--json") {
         let text = printed.render().to_string();
-        let message = text.trim_end().trim_start_matches("error: ");
-        let error = json!({ "error": { "kind": "InvalidArgument", "message": message } });
+        let error = CliError::usage(text.trim_end().trim_start_matches("error: ")).json();
         let _ = writeln!(std::io::stderr(), "{error}");
         return ExitCode::from(u8::try_from(printed.exit_code()).unwrap_or(exit::USAGE));
     }
     ExitCode::from(streams::print("nkv", printed))
 }
 
-/// How to reach the cluster that the command line names.
+/// The cluster that the command line names, how to reach it, and how to print.
 struct Cluster<'a> {
     flags: &'a Flags,
     nodes: Vec<Address>,
@@ -80,18 +80,35 @@ struct Cluster<'a> {
     runtime: Runtime,
 }
 
+/// A command's handle; it is closed at the end, so that owners need not detect that it is gone.
+struct Handle(Blocking);
+
+impl std::ops::Deref for Handle {
+    type Target = Blocking;
+
+    fn deref(&self) -> &Blocking {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 impl<'a> Cluster<'a> {
     fn of(flags: &'a Flags) -> Result<Self, CliError> {
-        endpoints::check_port().map_err(CliError::Usage)?;
+        endpoints::check_port().map_err(CliError::usage)?;
         let secret = Secret::find(flags.secret_file.as_deref());
         let option = if flags.secret_file.is_some() { "--secret-file: " } else { "" };
-        flags.fabric.check(flags.transport).map_err(CliError::Usage)?;
+        flags.fabric.check(flags.transport).map_err(CliError::usage)?;
         let config = ClientConfig {
             job: flags.job.clone(),
             transport: flags.transport,
             call_timeout_ms: flags.timeout_ms,
             fabric: flags.fabric.config(),
-            secret: secret.map_err(|e| CliError::Usage(format!("{option}{e}")))?,
+            secret: secret.map_err(|e| CliError::usage(format!("{option}{e}")))?,
             // For one or two calls: faulting in every page would take longer than the calls.
             prefault: false,
             ..ClientConfig::default()
@@ -108,121 +125,67 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    fn connect(&self) -> Result<Blocking, CliError> {
-        self.flags.fabric.find().map_err(CliError::Usage)?;
+    fn client(&self) -> Result<Client, NoneServes> {
         let starting = |none: &NoneServes| none.all(retry_policy::is_starting);
         let connecting = || self.runtime.block_on(endpoints::connect(&self.nodes, &self.config));
-        Ok(self.retry.retry(starting, connecting)?.blocking()?)
+        self.retry.retry(starting, connecting)
     }
 
-    /// Runs a command and closes its handle, so that owners need not detect that it is gone.
-    fn with(
-        &self,
-        work: impl FnOnce(&Blocking) -> Result<CommandOutcome, CliError>,
-    ) -> Result<CommandOutcome, CliError> {
-        let handle = self.connect()?;
-        let outcome = work(&handle);
-        handle.close();
-        outcome
+    fn connect(&self) -> Result<Handle, CliError> {
+        self.flags.fabric.find().map_err(CliError::usage)?;
+        Ok(Handle(self.client()?.blocking()?))
     }
 
-    /// Prints the master's answer, or else each node's own report: within the limit of one call,
-    /// however many nodes are asked.
-    fn status(&self) -> Result<CommandOutcome, CliError> {
-        self.flags.fabric.find().map_err(CliError::Usage)?;
-        let json = self.flags.json;
-        let starting = |failed: &node_reports::NoMaster| failed.is_starting();
-        let asking = || self.runtime.block_on(node_reports::ask(&self.nodes, &self.config));
-        match self.retry.retry(starting, asking) {
-            Ok((view, stats)) => status::show(&view, &stats, json),
-            Err(failed) => node_reports::show(failed, json),
-        }
+    /// The key that an argument names.
+    fn key(&self, argument: &OsStr) -> Result<Vec<u8>, CliError> {
+        keys::parse(argument, self.flags.literal_keys).map_err(CliError::usage)
+    }
+
+    /// The keys that arguments name.
+    fn keys(&self, arguments: &[OsString]) -> Result<Vec<Vec<u8>>, CliError> {
+        arguments.iter().map(|argument| self.key(argument)).collect()
+    }
+
+    /// Prints what a command found or did.
+    fn show(&self, object: &impl Serialize, text: impl FnOnce() -> String) -> Result<u8, CliError> {
+        output::show(self.flags.json, object, text)
     }
 }
 
 /// Files that one command has open at once, at most.
 const FILES: u64 = 32;
 
-fn run(flags: &Flags) -> Result<CommandOutcome, CliError> {
+/// Runs the command; returns the process's exit status.
+fn run(flags: &Flags) -> Result<u8, CliError> {
     streams::check_stdout().map_err(|e| CliError::io("stdout", e))?;
     open_files::raise(FILES).map_err(CliError::Limit)?;
+    let cluster = || Cluster::of(flags);
     match &flags.command {
         Command::Doctor => doctor::run(&flags.fabric.config(), flags.json),
-        Command::Completions { shell } => {
-            packaging::completions(Flags::command(), *shell)
-                .map_err(|e| CliError::io("stdout", e))?;
-            Ok(CommandOutcome::Found)
-        }
+        Command::Completions { shell } => packaging::completions(Flags::command(), *shell)
+            .map(|()| exit::DONE)
+            .map_err(|e| CliError::io("stdout", e)),
         Command::Man { folder } => man(folder.as_deref()),
-        _ => ask(flags, Cluster::of(flags)?),
-    }
-}
-
-/// Runs the commands that need the cluster; [`run`] has done the others.
-fn ask(flags: &Flags, cluster: Cluster<'_>) -> Result<CommandOutcome, CliError> {
-    let (retry, json) = (&cluster.retry, flags.json);
-    let key = |key| keys::parse(key, flags.literal_keys).map_err(CliError::Usage);
-    let keys = |keys| keys::parse_all(keys, flags.literal_keys).map_err(CliError::Usage);
-    match &flags.command {
-        Command::Status => cluster.status(),
-        Command::Stats => stats::show(&cluster.connect()?, json),
-        Command::Top { interval, once } => {
-            let top = top::Top { interval: *interval, once: *once, json };
-            let Cluster { nodes, config, retry, runtime, .. } = cluster;
-            top.run(runtime, nodes, config, &retry)
-        }
-        Command::Put { key: named, file, rank, page_bytes } => {
-            let key = &key(named)?;
-            let put =
-                objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
-            cluster.with(|handle| put.run(handle, retry, json))
-        }
-        Command::Get { key: named, output, force } => {
-            let key = key(named)?;
-            let to = objects::Output { file: output.as_deref(), force: *force };
-            cluster.with(|handle| objects::get(handle, retry, &key, to, json))
-        }
-        Command::Rm { all: true, yes, .. } => {
-            remove::all(&cluster.connect()?, retry, &flags.job, (*yes, json))
-        }
-        Command::Rm { matching: Some(pattern), .. } => {
-            remove::matching(&cluster.connect()?, retry, pattern, json)
-        }
-        Command::Rm { keys: named, .. } => {
-            let keys = keys(named)?;
-            cluster.with(|handle| objects::rm(handle, &keys, json))
-        }
-        Command::Exists { keys: named } => {
-            let keys = keys(named)?;
-            cluster.with(|handle| objects::exists(handle, &keys, json))
-        }
-        Command::Ls { pattern, long, limit } => {
-            let (pattern, limit) = (pattern.as_deref(), limit.map(|n| n as usize));
-            let ls = listing::Ls { pattern, long: *long, limit, json };
-            ls.run(&cluster.connect()?, retry)
-        }
-        Command::Evict { until_below, rank } => {
-            evict::evict(&cluster.connect()?, retry, (*rank, *until_below), json)
-        }
-        Command::Mount { bytes, rank } => {
-            segments::mount(&cluster.connect()?, retry, (*rank, *bytes), json)
-        }
-        Command::Unmount { segment, rank, wait_ms } => {
-            let segment_id = SegmentId { rank: *rank, segment: *segment };
-            segments::unmount(&cluster.connect()?, segment_id, *wait_ms, json)
-        }
-        Command::Doctor | Command::Completions { .. } | Command::Man { .. } => {
-            Ok(CommandOutcome::Found)
-        }
+        Command::Status => node_reports::status(&cluster()?),
+        Command::Stats => stats::show(&cluster()?),
+        Command::Top(top) => top.run(cluster()?),
+        Command::Put(put) => put.run(&cluster()?),
+        Command::Get(get) => get.run(&cluster()?),
+        Command::Rm(rm) => rm.run(&cluster()?),
+        Command::Exists { keys } => objects::exists(keys, &cluster()?),
+        Command::Ls(ls) => ls.run(&cluster()?),
+        Command::Evict(evict) => evict.run(&cluster()?),
+        Command::Mount(mount) => mount.run(&cluster()?),
+        Command::Unmount(unmount) => unmount.run(&cluster()?),
     }
 }
 
 /// One page to stdout, or one page per command into a folder.
-fn man(folder: Option<&Path>) -> Result<CommandOutcome, CliError> {
+fn man(folder: Option<&Path>) -> Result<u8, CliError> {
     let keys: [(&str, &str); 1] = [("KEYS", keys::SYNTAX)];
     let Some(folder) = folder else {
         packaging::man(Flags::command(), &keys).map_err(|e| CliError::io("stdout", e))?;
-        return Ok(CommandOutcome::Found);
+        return Ok(exit::DONE);
     };
     let mut all = Flags::command().disable_help_subcommand(true);
     all.build();
@@ -235,5 +198,5 @@ fn man(folder: Option<&Path>) -> Result<CommandOutcome, CliError> {
         Ok(())
     };
     pages().map_err(|e| CliError::io(folder.display().to_string(), e))?;
-    Ok(CommandOutcome::Found)
+    Ok(exit::DONE)
 }

@@ -2,34 +2,46 @@
 //! user named, for its own state. It prints what the nodes report and concludes nothing from it.
 
 use crate::cli_error::CliError;
-use crate::output;
 use crate::retry_policy::is_starting;
-use nkv::message::{ClusterStats, NodeReport, RankInfo, RankState, View};
+use crate::{Cluster, output, status};
+use nkv::message::{ClusterStats, NodeReport, View};
 use nkv::{Address, Client, ClientConfig, Error};
-use nkv_programs::endpoints;
-use nkv_programs::exit;
 use nkv_programs::sizes::show_bytes;
+use nkv_programs::{endpoints, exit};
 use nkv_store::clock::{BootClock, Clock};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// A node's answer.
-type CommandOutcome = (Address, Result<NodeReport, Error>);
+type Answer = (Address, Result<NodeReport, Error>);
 
 /// Why the master did not answer, and the nodes' own reports.
-pub(crate) struct NoMaster {
-    why: CliError,
-    starting: bool,
-    answers: Vec<CommandOutcome>,
+type NoMaster = (CliError, Vec<Answer>);
+
+/// `nkv status`: prints the master's answer. If there is none, prints the nodes' reports, and fails
+/// with the error of the master's call.
+pub(crate) fn status(cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    cluster.flags.fabric.find().map_err(CliError::usage)?;
+    let asking = || cluster.runtime.block_on(ask(&cluster.nodes, &cluster.config));
+    let (why, answers) = match cluster.retry.retry(|(why, _)| nobody_listens(why), asking) {
+        Ok((view, stats)) => return status::show(&view, &stats, cluster),
+        Err(failed) => failed,
+    };
+    // If no node answered, the error alone is printed.
+    if answers.iter().any(|(_, answer)| answer.is_ok()) {
+        cluster.show(&object(&answers, &why), || text(&answers))?;
+        if matches!(why, CliError::Connect(_)) && answers.len() > 1 {
+            return Err(CliError::NoMaster(answers.len()));
+        }
+    }
+    Err(why)
 }
 
-impl NoMaster {
-    /// True if nothing listens at any of the nodes yet.
-    pub(crate) fn is_starting(&self) -> bool {
-        self.starting
-    }
+/// True if nothing listens at any of the nodes yet.
+fn nobody_listens(why: &CliError) -> bool {
+    matches!(why, CliError::Connect(none) if none.all(is_starting))
 }
 
 /// The master's answer. If there is none, each node's report: all within the limit of one call. The
@@ -38,57 +50,59 @@ impl NoMaster {
 ///
 /// # Errors
 /// With the nodes' reports, if the master was not reached.
-pub(crate) async fn ask(
-    nodes: &[Address],
-    config: &ClientConfig,
-) -> Result<(View, ClusterStats), NoMaster> {
+async fn ask(nodes: &[Address], config: &ClientConfig) -> Result<(View, ClusterStats), NoMaster> {
     let limit = Duration::from_millis(config.call_timeout_ms);
     let begun_ms = BootClock.now_ms();
-    let failed = Arc::new(Notify::new());
-    let late = tokio::spawn({
-        let (nodes, failed, config) = (nodes.to_vec(), failed.clone(), config.clone());
-        async move {
-            let _ = tokio::time::timeout(limit / 2, failed.notified()).await;
-            let spent = BootClock.now_ms().saturating_sub(begun_ms);
-            let left = config.call_timeout_ms.saturating_sub(spent).max(1);
-            reports(nodes, ClientConfig { call_timeout_ms: left, ..config }).await
-        }
-    });
+    // Dropping the set ends what it does.
+    let mut late = JoinSet::new();
+    let ask_nodes = |late: &mut JoinSet<_>| {
+        let spent = BootClock.now_ms().saturating_sub(begun_ms);
+        let left = config.call_timeout_ms.saturating_sub(spent).max(1);
+        late.spawn(reports(
+            nodes.to_vec(),
+            ClientConfig { call_timeout_ms: left, ..config.clone() },
+        ));
+    };
     let master = async {
         let client = endpoints::connect(nodes, config).await?;
-        let (view, stats) = (client.membership().await?, client.stats().await?);
-        Ok((view, stats))
+        Ok((client.membership().await?, client.stats().await?))
     };
-    let printed = tokio::time::timeout(limit, master).await.unwrap_or_else(|_| {
-        let ms = limit.as_millis();
-        Err(CliError::Call(Error::timeout(format!("the master did not answer within {ms} ms"))))
-    });
-    let why: CliError = match printed {
-        Ok(printed) => {
-            late.abort();
-            return Ok(printed);
+    let mut master = std::pin::pin!(master);
+    let answer = match timeout(limit / 2, &mut master).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            ask_nodes(&mut late);
+            timeout(limit / 2, master).await.unwrap_or_else(|_| {
+                let ms = limit.as_millis();
+                let why = format!("the master did not answer within {ms} ms");
+                Err(CliError::Call(Error::timeout(why)))
+            })
         }
+    };
+    let why = match answer {
+        Ok(answer) => return Ok(answer),
         Err(why) => why,
     };
-    let starting = matches!(&why, CliError::Connect(none) if none.all(is_starting));
-    if starting || why.exit_code() != exit::UNREACHED {
-        late.abort();
-        return Err(NoMaster { why, starting, answers: Vec::new() });
+    if nobody_listens(&why) || why.exit_code() != exit::UNREACHED {
+        return Err((why, Vec::new()));
     }
-    failed.notify_one();
-    Err(NoMaster { why, starting, answers: late.await.unwrap_or_default() })
+    if late.is_empty() {
+        ask_nodes(&mut late);
+    }
+    let answers = late.join_next().await.and_then(Result::ok);
+    Err((why, answers.unwrap_or_default()))
 }
 
 /// Asks every node at the same time.
-async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<CommandOutcome> {
-    let mut asked = Vec::new();
-    for node in nodes {
+async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<Answer> {
+    let ask = |node: Address| {
         let config = config.clone();
-        asked.push(tokio::spawn(async move {
+        tokio::spawn(async move {
             let answer = Client::report_of(&node, &config).await;
             (node, answer)
-        }));
-    }
+        })
+    };
+    let asked: Vec<_> = nodes.into_iter().map(ask).collect();
     let mut answers = Vec::new();
     for one in asked {
         answers.extend(one.await);
@@ -96,28 +110,8 @@ async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<CommandOutcom
     answers
 }
 
-/// Prints the nodes' reports; then the command fails with the error of the master's call.
-pub(crate) fn show(
-    failed: NoMaster,
-    json: bool,
-) -> Result<crate::cli_error::CommandOutcome, CliError> {
-    let NoMaster { why, answers, .. } = failed;
-    // If no node answered, the error alone is printed.
-    if answers.iter().any(|(_, answer)| answer.is_ok()) {
-        if json {
-            output::json(&object(&answers, &why))?;
-        } else {
-            output::write(text(&answers).as_bytes())?;
-        }
-        if matches!(why, CliError::Connect(_)) && answers.len() > 1 {
-            return Err(CliError::NoMaster(answers.len()));
-        }
-    }
-    Err(why)
-}
-
-fn object(answers: &[CommandOutcome], why: &CliError) -> Value {
-    let one = |(node, answer): &CommandOutcome| match answer {
+fn object(answers: &[Answer], why: &CliError) -> Value {
+    let one = |(node, answer): &Answer| match answer {
         Ok(report) => json!({ "address": node.to_string(), "rank": rank(report) }),
         Err(error) => json!({
             "address": node.to_string(),
@@ -137,7 +131,7 @@ fn rank(report: &NodeReport) -> Value {
     rank
 }
 
-fn text(answers: &[CommandOutcome]) -> String {
+fn text(answers: &[Answer]) -> String {
     let mut text = "the master is not reached; what these nodes know by themselves:\n".to_string();
     let mut shown: Option<&NodeReport> = None;
     for (node, answer) in answers {
@@ -204,20 +198,16 @@ fn last_members(report: &NodeReport) -> String {
     let header = ["  last view", "segment", "state then", "control", "incarnation", "pid"];
     let mut table = output::table(&header, header.len());
     for (info, state) in &report.view.ranks {
-        table.add_row(member(info, *state));
+        table.add_row(vec![
+            format!("  rank {}", info.rank),
+            info.segment_id.to_string(),
+            state.to_string(),
+            info.control.bare(),
+            format!("{:016x}", info.incarnation),
+            info.pid.to_string(),
+        ]);
     }
     output::lines(&table)
-}
-
-fn member(info: &RankInfo, state: RankState) -> Vec<String> {
-    vec![
-        format!("  rank {}", info.rank),
-        info.segment_id.to_string(),
-        state.to_string(),
-        info.control.bare(),
-        format!("{:016x}", info.incarnation),
-        info.pid.to_string(),
-    ]
 }
 
 /// A length of time with its unit, rounded down.

@@ -1,58 +1,58 @@
-//! `nkv put`, `get`, `rm`, `exists`: single values. `transfer` reads and writes the bytes; this
+//! `nkv put`, `get`, `exists`: single values. `transfer` reads and writes the bytes; this
 //! module sends the requests and prints the answers.
 
-use crate::cli_error::{CliError, CommandOutcome};
+use crate::Cluster;
+use crate::cli_error::CliError;
 use crate::keys::shown;
-use crate::output;
-use crate::retry_policy::RetryPolicy;
-use crate::transfer;
+use crate::{output, transfer};
+use clap::Args;
 use nkv::message::Existence;
-use nkv::{Blocking, Error, ErrorKind, PutOptions};
-use nkv_programs::sizes::show_bytes;
+use nkv::{Blocking, Error, PutOptions};
+use nkv_programs::exit;
+use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
+use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// `nkv put`.
-pub(crate) struct Put<'a> {
-    /// The key.
-    pub(crate) key: &'a [u8],
-    /// The file; `-` or none is stdin.
-    pub(crate) file: Option<&'a Path>,
-    /// The rank that should own it.
-    pub(crate) rank: Option<u32>,
-    /// Bytes per page.
-    pub(crate) page_bytes: Option<u32>,
+/// Stores a value; a key that is there already keeps its value
+#[derive(Debug, Args)]
+pub(crate) struct Put {
+    /// 1 to 1024 bytes of anything
+    key: OsString,
+    /// File to store; - is stdin
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// Rank that should own the value [default: by hash of the key]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    rank: Option<u32>,
+    /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true,
+        value_parser = |text: &str| bytes_up_to(text, u32::MAX.into()).map(|bytes| bytes as u32))]
+    page_bytes: Option<u32>,
 }
 
-impl Put<'_> {
+impl Put {
     /// Stores the value.
-    pub(crate) fn run(
-        &self,
-        handle: &Blocking,
-        retry: &RetryPolicy,
-        json: bool,
-    ) -> Result<CommandOutcome, CliError> {
-        let (largest, ranks) = retry.call(|| largest_heap(handle))?;
+    pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
+        let key = &cluster.key(&self.key)?;
+        let handle = cluster.connect()?;
+        let (largest, ranks) = cluster.retry.call(|| largest_heap(&handle))?;
         if let Some(rank) = self.rank.filter(|rank| *rank >= ranks) {
             let last = ranks.saturating_sub(1);
             let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
-            return Err(CliError::Usage(why));
+            return Err(CliError::usage(why));
         }
-        let value = transfer::read(self.file, largest)?;
+        let value = transfer::read(&self.file, largest)?;
         let opts = PutOptions::default()
             .preferred_rank(self.rank)
             .page_bytes(self.page_bytes.unwrap_or(0));
-        let key = self.key;
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
-        retry
-            .call(|| handle.put(key, &value, &opts))
-            .map_err(|e| CliError::about(shown(self.key), e, place))?;
-        let (rank, bytes) = (place(), value.len());
-        if json {
-            output::json(&json!({ "key": shown(self.key), "bytes": bytes, "rank": rank }))?;
-        } else {
+        let put = cluster.retry.call(|| handle.put(key, &value, &opts));
+        put.map_err(|e| CliError::about(key, e, place))?;
+        let (key, rank, bytes) = (shown(key), place(), value.len());
+        cluster.show(&json!({ "key": key, "bytes": bytes, "rank": rank }), || {
             let at = match (rank, self.rank) {
                 (Some(rank), Some(asked)) if rank != asked => {
                     format!(" on rank {rank}: rank {asked} is down or has no room")
@@ -60,10 +60,8 @@ impl Put<'_> {
                 (Some(rank), _) => format!(" on rank {rank}"),
                 (None, _) => String::new(),
             };
-            let size = show_bytes(bytes as u64);
-            output::write(format!("{}: {size} stored{at}\n", shown(self.key)).as_bytes())?;
-        }
-        Ok(CommandOutcome::Found)
+            format!("{key}: {} stored{at}\n", show_bytes(bytes as u64))
+        })
     }
 }
 
@@ -77,54 +75,54 @@ fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
     Ok((largest.ok_or_else(early)?, view.world_size))
 }
 
-/// Where `nkv get` writes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Output<'a> {
-    /// The file; `-` or none is stdout.
-    pub(crate) file: Option<&'a Path>,
-    /// Write any bytes also to a terminal.
-    pub(crate) force: bool,
+/// Reads a value
+///
+/// To a terminal only text is written; with --force, or -o -, any bytes.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Get {
+    /// The key
+    key: OsString,
+    /// File to write; - is stdout. It appears whole or not at all
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write to a terminal also what is no text (so does -o -)
+    #[arg(short, long)]
+    force: bool,
 }
 
-/// `nkv get`.
-pub(crate) fn get(
-    handle: &Blocking,
-    retry: &RetryPolicy,
-    key: &[u8],
-    to: Output<'_>,
-    json: bool,
-) -> Result<CommandOutcome, CliError> {
-    // `-o -` names stdout, so any bytes are written to it.
-    let force = to.force || to.file.is_some();
-    let to = to.file.filter(|path| *path != Path::new("-"));
-    if json && to.is_none() {
-        return Err(CliError::Usage(
-            "get --json would mix JSON with the value: give -o FILE for the value".to_string(),
-        ));
-    }
-    let value =
-        retry.call(|| handle.get(key)).map_err(|e| CliError::about(shown(key), e, || None))?;
-    let Some(path) = to else {
-        if !force && std::io::stdout().is_terminal() && !is_text(&value) {
-            return Err(CliError::Usage(format!(
-                "the {} of key {} are no text and could upset the terminal: give -o FILE, pipe \
-                 them on, or write them all the same with --force",
-                show_bytes(value.len() as u64),
-                shown(key)
-            )));
+impl Get {
+    /// Reads the value and writes it.
+    pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
+        let key = &cluster.key(&self.key)?;
+        let handle = cluster.connect()?;
+        let to = self.output.as_deref().filter(|path| *path != Path::new("-"));
+        if cluster.flags.json && to.is_none() {
+            return Err(CliError::usage(
+                "get --json would mix JSON with the value: give -o FILE for the value",
+            ));
         }
-        output::write(&value)?;
-        return Ok(CommandOutcome::Found);
-    };
-    transfer::write(path, &value)?;
-    if json {
+        let value = cluster.retry.call(|| handle.get(key));
+        let value = value.map_err(|e| CliError::about(key, e, || None))?;
+        let (key, size) = (shown(key), show_bytes(value.len() as u64));
+        let Some(path) = to else {
+            // `-o -` names stdout, so any bytes are written to it.
+            let force = self.force || self.output.is_some();
+            if !force && std::io::stdout().is_terminal() && !is_text(&value) {
+                return Err(CliError::usage(format!(
+                    "the {size} of key {key} are no text and could upset the terminal: give -o \
+                     FILE, pipe them on, or write them all the same with --force"
+                )));
+            }
+            output::write(&value)?;
+            return Ok(exit::DONE);
+        };
+        transfer::write(path, &value)?;
         let file = path.display().to_string();
-        output::json(&json!({ "key": shown(key), "bytes": value.len(), "file": file }))?;
-    } else {
-        let size = show_bytes(value.len() as u64);
-        output::write(format!("{}: {size} to {}\n", shown(key), path.display()).as_bytes())?;
+        cluster.show(&json!({ "key": key, "bytes": value.len(), "file": file }), || {
+            format!("{key}: {size} to {file}\n")
+        })
     }
-    Ok(CommandOutcome::Found)
 }
 
 /// True if it is UTF-8 without control characters but line feeds, carriage returns and tabs.
@@ -133,71 +131,51 @@ fn is_text(value: &[u8]) -> bool {
     std::str::from_utf8(value).is_ok_and(|text| text.chars().all(harmless))
 }
 
-/// `nkv rm`: one line per key; the command fails with the first error that is not "absent".
-pub(crate) fn rm(
-    handle: &Blocking,
-    keys: &[Vec<u8>],
-    json: bool,
-) -> Result<CommandOutcome, CliError> {
-    let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let (mut rows, mut answer, mut failed) = (Vec::new(), CommandOutcome::Found, None);
-    for (key, result) in keys.iter().zip(handle.remove_many(&bytes)) {
-        let state = match result {
-            Ok(()) => "removed",
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                answer = CommandOutcome::Absent;
-                "absent"
-            }
-            Err(e) => {
-                failed.get_or_insert((key, e));
-                "failed"
-            }
-        };
-        rows.push((key, state));
-    }
-    report(&rows, json)?;
-    failed.map_or(Ok(answer), |(key, e)| Err(CliError::about(shown(key), e, || None)))
-}
-
 /// `nkv exists`: one line per key.
-pub(crate) fn exists(
-    handle: &Blocking,
-    keys: &[Vec<u8>],
-    json: bool,
-) -> Result<CommandOutcome, CliError> {
+pub(crate) fn exists(keys: &[OsString], cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    let keys = cluster.keys(keys)?;
     let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let found = handle.exists(&bytes)?;
+    let found = cluster.connect()?.exists(&bytes)?;
     let state = |existence: &Existence| match existence {
         Existence::Absent => "absent",
         Existence::Writing => "writing",
         Existence::Ready => "ready",
         Existence::Unreachable => "unreachable",
     };
-    let rows: Vec<_> = keys.iter().zip(found.iter().map(state)).collect();
-    report(&rows, json)?;
+    let states = found.iter().map(state);
+    report(&keys.iter().zip(states).collect::<Vec<_>>(), cluster)?;
     Ok(match &found {
-        all if all.iter().all(|e| *e == Existence::Ready) => CommandOutcome::Found,
-        some if some.contains(&Existence::Absent) => CommandOutcome::Absent,
+        all if all.iter().all(|e| *e == Existence::Ready) => exit::DONE,
+        some if some.contains(&Existence::Absent) => exit::ABSENT,
         // It is being written, or its rank is down.
-        _ => CommandOutcome::Unreached,
+        _ => exit::UNREACHED,
     })
 }
 
 /// What happened to each key.
-fn report(rows: &[(&Vec<u8>, &str)], json: bool) -> Result<(), CliError> {
-    if json {
-        let keys: Vec<_> =
-            rows.iter().map(|(key, state)| json!({ "key": shown(key), "state": state })).collect();
-        return output::json(&json!({ "keys": keys }));
-    }
-    let text: String =
-        rows.iter().map(|(key, state)| format!("{}: {state}\n", shown(key))).collect();
-    output::write(text.as_bytes())
+pub(crate) fn report(rows: &[(&Vec<u8>, &str)], cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    let object = |(key, state): &(&Vec<u8>, &str)| json!({ "key": shown(key), "state": state });
+    let keys: Vec<_> = rows.iter().map(object).collect();
+    cluster.show(&json!({ "keys": keys }), || {
+        rows.iter().map(|(key, state)| format!("{}: {state}\n", shown(key))).collect()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::is_text;
+    use crate::flags::{Command, Flags};
+    use clap::Parser;
+    use std::path::Path;
+
+    #[test]
+    fn stdin_is_the_default_of_put_and_stdout_of_get() {
+        let command = |name| Flags::parse_from(["nkv", name, "k"]).command;
+        let Command::Put(put) = command("put") else { panic!() };
+        assert_eq!(put.file, Path::new("-"));
+        let Command::Get(get) = command("get") else { panic!() };
+        assert_eq!(get.output, None);
+    }
 
     #[test]
     fn text_is_what_leaves_a_terminal_as_it_is() {

@@ -3,7 +3,7 @@
 
 use crate::cli_error::CliError;
 use comfy_table::{CellAlignment, Table, presets};
-use nkv_programs::streams;
+use nkv_programs::{exit, streams};
 use serde::Serialize;
 
 /// Writes to stdout, all of it.
@@ -11,12 +11,18 @@ pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     streams::write(bytes).map_err(|e| CliError::io("stdout", e))
 }
 
-/// Writes one JSON object.
-pub(crate) fn json(value: &impl Serialize) -> Result<(), CliError> {
-    let mut text =
-        serde_json::to_vec(value).map_err(|e| CliError::io("stdout", std::io::Error::other(e)))?;
-    text.push(b'\n');
-    write(&text)
+/// Writes what a command found or did: one JSON object, or text.
+pub(crate) fn show(
+    json: bool,
+    object: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<u8, CliError> {
+    let printed = match json {
+        true => serde_json::to_string(object).map_err(|e| CliError::io("stdout", e.into()))? + "\n",
+        false => text(),
+    };
+    write(printed.as_bytes())?;
+    Ok(exit::DONE)
 }
 
 /// A table without frames; columns from `right_from` on hold numbers.

@@ -1,44 +1,92 @@
-//! `nkv rm --matching` and `--all`: removes many keys with one command and prints only their
-//! number. `--all` needs a confirmation.
+//! `nkv rm`: removes the keys that are named, those that a pattern matches, or all. `--all` needs a
+//! confirmation.
 
-use crate::cli_error::{CliError, CommandOutcome};
-use crate::output;
-use crate::retry_policy::RetryPolicy;
-use nkv::Blocking;
+use crate::Cluster;
+use crate::cli_error::CliError;
+use crate::objects::report;
+use clap::Args;
+use nkv::{Blocking, ErrorKind};
+use nkv_programs::exit;
 use serde_json::json;
+use std::ffi::OsString;
 use std::io::{BufRead, IsTerminal, Write};
 
-/// `nkv rm --matching RE`: exit status 1 if nothing matched, as for a key that is not there.
-pub(crate) fn matching(
-    handle: &Blocking,
-    retry: &RetryPolicy,
-    pattern: &str,
-    json: bool,
-) -> Result<CommandOutcome, CliError> {
-    let removed = retry.call(|| handle.remove_matching(pattern)).map_err(CliError::pattern)?;
-    report(removed, json)?;
-    Ok(if removed == 0 { CommandOutcome::Absent } else { CommandOutcome::Found })
+const RM_USAGE: &str = "\
+nkv rm [OPTIONS] <KEY>...
+       nkv rm [OPTIONS] --matching <RE>
+       nkv rm [OPTIONS] --all [--yes]";
+
+/// Removes keys and their values
+#[derive(Debug, Args)]
+#[command(override_usage = RM_USAGE)]
+pub(crate) struct Rm {
+    /// The keys
+    #[arg(value_name = "KEY", required_unless_present_any = ["matching", "all"])]
+    keys: Vec<OsString>,
+    /// Every key in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
+    /// there is none
+    #[arg(long, value_name = "RE", conflicts_with_all = ["keys", "all"])]
+    matching: Option<String>,
+    /// Every key of the cluster
+    #[arg(long, conflicts_with = "keys")]
+    all: bool,
+    /// Do not ask before --all
+    #[arg(long, requires = "all", conflicts_with_all = ["keys", "matching"])]
+    yes: bool,
 }
 
-/// `nkv rm --all`: asks for a confirmation unless `--yes` is given.
-pub(crate) fn all(
-    handle: &Blocking,
-    retry: &RetryPolicy,
-    job: &str,
-    (yes, json): (bool, bool),
-) -> Result<CommandOutcome, CliError> {
-    if !yes && !asked(handle, job)? {
-        return Err(CliError::Usage("nothing was removed".to_string()));
+impl Rm {
+    /// Removes; of many keys it prints only their number.
+    pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
+        let keys = cluster.keys(&self.keys)?;
+        let handle = cluster.connect()?;
+        let retry = &cluster.retry;
+        let removed = match &self.matching {
+            Some(pattern) => {
+                retry.call(|| handle.remove_matching(pattern)).map_err(CliError::pattern)?
+            }
+            None if self.all => {
+                if !self.yes && !asked(&handle, &cluster.flags.job)? {
+                    return Err(CliError::usage("nothing was removed"));
+                }
+                retry.call(|| handle.remove_all())?
+            }
+            None => return named(&keys, &handle, cluster),
+        };
+        let what = if removed == 1 { "key" } else { "keys" };
+        cluster.show(&json!({ "removed": removed }), || format!("{removed} {what} removed\n"))?;
+        // As for a key that is not there.
+        Ok(if removed == 0 && !self.all { exit::ABSENT } else { exit::DONE })
     }
-    report(retry.call(|| handle.remove_all())?, json)?;
-    Ok(CommandOutcome::Found)
+}
+
+/// One line per key; the command fails with the first error that is not "absent".
+fn named(keys: &[Vec<u8>], handle: &Blocking, cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let (mut rows, mut status, mut failed) = (Vec::new(), exit::DONE, None);
+    for (key, result) in keys.iter().zip(handle.remove_many(&bytes)) {
+        let state = match result {
+            Ok(()) => "removed",
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                status = exit::ABSENT;
+                "absent"
+            }
+            Err(e) => {
+                failed.get_or_insert((key, e));
+                "failed"
+            }
+        };
+        rows.push((key, state));
+    }
+    report(&rows, cluster)?;
+    failed.map_or(Ok(status), |(key, e)| Err(CliError::about(key, e, || None)))
 }
 
 fn asked(handle: &Blocking, job: &str) -> Result<bool, CliError> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
         let text = "rm --all removes every key of the cluster: give --yes to confirm";
-        return Err(CliError::Usage(text.to_string()));
+        return Err(CliError::usage(text));
     }
     let objects = handle.stats()?.objects;
     let mut prompt = std::io::stderr();
@@ -48,12 +96,4 @@ fn asked(handle: &Blocking, job: &str) -> Result<bool, CliError> {
     let mut line = String::new();
     stdin.lock().read_line(&mut line).map_err(|e| CliError::io("stdin", e))?;
     Ok(matches!(line.trim(), "y" | "Y" | "yes"))
-}
-
-fn report(removed: u64, json: bool) -> Result<(), CliError> {
-    if json {
-        return output::json(&json!({ "removed": removed }));
-    }
-    let keys = if removed == 1 { "key" } else { "keys" };
-    output::write(format!("{removed} {keys} removed\n").as_bytes())
 }

@@ -1,31 +1,23 @@
 //! `nkv stats`: every counter of the master and of the ranks, one line each. Names come from the
 //! structures themselves, so a new counter shows up without being listed here again.
 
-use crate::cli_error::{CliError, CommandOutcome};
-use crate::output;
-use nkv::Blocking;
+use crate::cli_error::CliError;
+use crate::{Cluster, output};
 use nkv::message::ClusterStats;
 use serde_json::{Map, Value};
 
 /// Prints them.
-pub(crate) fn show(handle: &Blocking, json: bool) -> Result<CommandOutcome, CliError> {
-    let stats = handle.stats()?;
-    if json {
-        output::json(&stats)?;
-    } else {
-        output::write(text(&stats).as_bytes())?;
-    }
-    Ok(CommandOutcome::Found)
+pub(crate) fn show(cluster: &Cluster<'_>) -> Result<u8, CliError> {
+    let stats = cluster.connect()?.stats()?;
+    cluster.show(&stats, || text(&stats))
 }
 
 fn text(stats: &ClusterStats) -> String {
     let mut master = output::table(&["master", ""], 1);
-    for (name, value) in
-        [("objects", stats.objects), ("plans_open", stats.plans_open), ("waiting", stats.waiting)]
-    {
-        master.add_row(vec![name.to_string(), value.to_string()]);
-    }
-    for (name, value) in fields(&stats.master) {
+    let totals =
+        [("objects", stats.objects), ("plans_open", stats.plans_open), ("waiting", stats.waiting)];
+    let totals = totals.map(|(name, value)| (name.to_string(), value.into()));
+    for (name, value) in totals.into_iter().chain(fields(&stats.master)) {
         master.add_row(vec![name, value.to_string()]);
     }
     let number = |r: &nkv::message::RankStats| match r.segment {

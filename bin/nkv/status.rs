@@ -1,9 +1,9 @@
 //! `nkv status`: the members, their addresses, and how full they are.
 
-use crate::cli_error::{CliError, CommandOutcome};
-use crate::output;
+use crate::cli_error::CliError;
+use crate::{Cluster, output};
 use nkv::Address;
-use nkv::message::{ClusterStats, RankState, RefusedRank, View};
+use nkv::message::{ClusterStats, OwnerGauges, RankState, RefusedRank, View};
 use nkv_programs::sizes::show_bytes;
 use serde::Serialize;
 
@@ -49,15 +49,10 @@ struct Rank {
 pub(crate) fn show(
     view: &View,
     stats: &ClusterStats,
-    json: bool,
-) -> Result<CommandOutcome, CliError> {
+    cluster: &Cluster<'_>,
+) -> Result<u8, CliError> {
     let status = status(view, stats);
-    if json {
-        output::json(&status)?;
-    } else {
-        output::write(text(&status).as_bytes())?;
-    }
-    Ok(CommandOutcome::Found)
+    cluster.show(&status, || text(&status))
 }
 
 fn status(view: &View, stats: &ClusterStats) -> Status {
@@ -65,6 +60,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
     for (info, state) in &view.ranks {
         // The two answers were given at different times: a rank may be in only one of them.
         let figures = stats.ranks.iter().find(|r| r.incarnation == info.incarnation);
+        let unknown = OwnerGauges { heap_total: info.layout.arena.len, ..OwnerGauges::default() };
+        let owner = figures.map_or(unknown, |f| f.owner);
         ranks.push(Rank {
             rank: info.rank,
             segment_id: info.segment_id,
@@ -76,12 +73,12 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             data: info.data.clone(),
             fabric: info.fabric.clone(),
             segment: info.memory.name().unwrap_or_default().to_string(),
-            heap_used: figures.map_or(0, |f| f.owner.heap_used),
-            heap_total: figures.map_or(info.layout.arena.len, |f| f.owner.heap_total),
-            log_live: figures.map_or(0, |f| f.owner.log_live_bytes),
-            log_total: figures.map_or(0, |f| f.owner.log_total),
-            objects: figures.map_or(0, |f| f.owner.objects),
-            log_objects: figures.map_or(0, |f| f.owner.log_objects),
+            heap_used: owner.heap_used,
+            heap_total: owner.heap_total,
+            log_live: owner.log_live_bytes,
+            log_total: owner.log_total,
+            objects: owner.objects,
+            log_objects: owner.log_objects,
             heard_ms: figures.map(|f| f.heard_ms),
         });
     }

@@ -8,70 +8,61 @@ mod draw;
 mod model;
 mod status_page;
 mod terminal;
-mod text;
 
-use crate::cli_error::{CliError, CommandOutcome};
-use crate::output;
-use crate::retry_policy::{RetryPolicy, is_starting};
+use crate::cli_error::CliError;
+use crate::{Cluster, output};
+use clap::Args;
 use collect::Collector;
-use model::{Model, Screen};
-use nkv::{Address, ClientConfig};
-use nkv_programs::endpoints::{self, NoneServes};
+use model::Model;
+use nkv_programs::exit;
 use std::io::IsTerminal;
+use std::ops::RangeInclusive;
 use std::time::Duration;
-use tokio::runtime::Runtime;
 
-/// The options of `nkv top`.
-#[derive(Debug, Clone, Copy)]
+/// Seconds between two samples of the cluster.
+const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
+
+/// A live view of ranks, heaps, traffic and actors; without a terminal, one picture as text
+///
+/// It goes on while the master is down. It ends with q, with SIGINT, SIGTERM or SIGHUP, and
+/// when its terminal is gone, and gives the terminal back as it was.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
 pub(crate) struct Top {
-    /// Time between two samples.
-    pub(crate) interval: Duration,
-    /// Print one screen, then end.
-    pub(crate) once: bool,
-    /// Print that screen as JSON.
-    pub(crate) json: bool,
+    /// Time between two samples, 0.2 to 60
+    #[arg(short, long, value_name = "SECONDS", default_value = "1",
+        allow_negative_numbers = true, value_parser = interval)]
+    interval: Duration,
+    /// Print one picture and end (so does --json)
+    #[arg(long)]
+    once: bool,
 }
 
 impl Top {
-    /// Shows the cluster of `nodes` until the user or a signal ends it.
-    pub(crate) fn run(
-        self,
-        runtime: Runtime,
-        nodes: Vec<Address>,
-        config: ClientConfig,
-        retry: &RetryPolicy,
-    ) -> Result<CommandOutcome, CliError> {
-        let job = config.job.clone();
-        let starting = |none: &NoneServes| none.all(is_starting);
-        let client =
-            retry.retry(starting, || runtime.block_on(endpoints::connect(&nodes, &config)))?;
-        let collector = Collector::new(client, nodes, config);
-        let model = Model::new(job);
+    /// Shows the cluster until the user or a signal ends it, or once: then from two samples, an
+    /// interval apart, so that rates can be shown.
+    pub(crate) fn run(&self, cluster: Cluster<'_>) -> Result<u8, CliError> {
+        let client = cluster.client()?;
+        let Cluster { flags, nodes, config, runtime, .. } = cluster;
+        let mut model = Model::new(flags.job.clone());
+        let mut collector = Collector::new(client, nodes, config);
         let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
-        if self.once || self.json || !live {
-            return self.print(&runtime, collector, model);
+        if live && !self.once && !flags.json {
+            terminal::show(runtime, collector, model, self.interval)?;
+            return Ok(exit::DONE);
         }
-        terminal::show(runtime, collector, model, self.interval)?;
-        Ok(CommandOutcome::Found)
-    }
-
-    /// Takes two samples, an interval apart, so that rates can be shown.
-    fn print(
-        self,
-        runtime: &Runtime,
-        mut collector: Collector,
-        mut model: Model,
-    ) -> Result<CommandOutcome, CliError> {
-        let screen: Screen = runtime.block_on(async {
+        let screen = runtime.block_on(async {
             model.update(collector.sample().await);
             tokio::time::sleep(self.interval).await;
             model.update(collector.sample().await)
         });
-        if self.json {
-            output::json(&screen)?;
-        } else {
-            output::write(text::plain(&screen).as_bytes())?;
-        }
-        Ok(CommandOutcome::Found)
+        output::show(flags.json, &screen, || draw::plain(&screen))
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
+        Ok(seconds) if INTERVAL_S.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("give {} to {} seconds", INTERVAL_S.start(), INTERVAL_S.end())),
     }
 }

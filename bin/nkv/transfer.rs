@@ -3,12 +3,13 @@
 //! signal that ends the program removes the temporary file.
 
 use crate::cli_error::CliError;
+use crate::signals::Signals;
 use nkv_programs::sizes::show_bytes;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,23 +20,19 @@ const NEW_FILE_MODE: u32 = 0o666;
 /// Most symbolic links followed to a file that is not there yet: as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// Reads a file, or stdin for `-` and for none. At most `limit` bytes: the cluster's largest heap.
-pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, CliError> {
-    match file.filter(|path| *path != Path::new("-")) {
-        Some(path) => {
-            let named = |e| CliError::io(path.display().to_string(), e);
-            let file = File::open(path).map_err(named)?;
-            let metadata = file.metadata().map_err(named)?;
-            if metadata.is_file() && metadata.len() > limit {
-                return Err(too_large(path, limit));
-            }
-            read_up_to(file, path, limit)
-        }
-        None => {
-            nkv_programs::streams::check_stdin().map_err(|e| CliError::io("stdin", e))?;
-            read_up_to(io::stdin().lock(), Path::new("stdin"), limit)
-        }
+/// Reads a file, or stdin for `-`. At most `limit` bytes: the cluster's largest heap.
+pub(crate) fn read(file: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
+    if file == Path::new("-") {
+        nkv_programs::streams::check_stdin().map_err(|e| CliError::io("stdin", e))?;
+        return read_up_to(io::stdin().lock(), Path::new("stdin"), limit);
     }
+    let named = |e| CliError::io(file.display().to_string(), e);
+    let opened = File::open(file).map_err(named)?;
+    let metadata = opened.metadata().map_err(named)?;
+    if metadata.is_file() && metadata.len() > limit {
+        return Err(too_large(file, limit));
+    }
+    read_up_to(opened, file, limit)
 }
 
 fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
@@ -50,7 +47,7 @@ fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, CliEr
 }
 
 fn too_large(name: &Path, limit: u64) -> CliError {
-    CliError::TooLarge(format!(
+    CliError::too_large(format!(
         "{} is larger than the largest heap of the cluster, {limit} bytes ({}): split it, or start \
          ranks with a larger --heap-bytes",
         name.display(),
@@ -122,26 +119,12 @@ fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result
 /// From here on a signal that ends this process removes the temporary file first.
 fn leave_nothing_at_a_signal() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let caught = {
+    let signals = {
         let _inside = runtime.enter();
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
-        kinds.into_iter().map(listen).collect::<io::Result<Vec<_>>>()?
+        Signals::new()?
     };
     let wait = move || {
-        let number = runtime.block_on(async move {
-            let (first, ended) = tokio::sync::oneshot::channel();
-            let first = Arc::new(Mutex::new(Some(first)));
-            for (number, mut signal) in caught {
-                let first = first.clone();
-                tokio::spawn(async move {
-                    signal.recv().await;
-                    let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let _ = first.map(|first| first.send(number));
-                });
-            }
-            ended.await.unwrap_or_default()
-        });
+        let number = runtime.block_on(signals.any());
         if let Some(name) = beside().as_ref() {
             let _ = std::fs::remove_file(name);
         }
@@ -176,13 +159,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("f");
         std::fs::write(&file, [7; 100]).unwrap();
-        assert_eq!(read(Some(&file), 100).unwrap(), [7; 100]);
-        let error = read(Some(&file), 99).unwrap_err().to_string();
+        assert_eq!(read(&file, 100).unwrap(), [7; 100]);
+        let error = read(&file, 99).unwrap_err().to_string();
         assert!(error.contains("--heap-bytes") && error.contains("99 bytes"), "{error}");
         // A stream's size is known only by reading it.
         assert_eq!(read_up_to(&[7; 100][..], Path::new("stdin"), 100).unwrap().len(), 100);
         assert!(read_up_to(&[7; 101][..], Path::new("stdin"), 100).is_err());
-        assert!(read(Some(&folder.path().join("none")), 1).is_err());
+        assert!(read(&folder.path().join("none"), 1).is_err());
     }
 
     #[test]

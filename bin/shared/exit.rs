@@ -2,6 +2,8 @@
 
 use nkv::{ErrorKind, StartError};
 
+/// Done, and everything that was asked for is there.
+pub const DONE: u8 = 0;
 /// A key is not there, nothing matched, or a check failed.
 pub const ABSENT: u8 = 1;
 /// The command line or the configuration is wrong, or a key or value is invalid.

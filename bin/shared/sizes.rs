@@ -28,6 +28,17 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     })
 }
 
+/// The same, from 1 to `most`.
+///
+/// # Errors
+/// The same, and one sentence that names the range.
+pub fn bytes_up_to(text: &str, most: u64) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes if (1..=most).contains(&bytes) => Ok(bytes),
+        bytes => Err(format!("{bytes} bytes: 1 to {most} are taken")),
+    }
+}
+
 fn factor_of(suffix: &str) -> Option<u64> {
     if suffix.is_empty() || suffix.eq_ignore_ascii_case("B") {
         return Some(1);

@@ -3,21 +3,22 @@
 //! it.
 
 use super::ring::{RingCopy, stride};
-use super::{SMALL, by_log, producers, row};
+use super::{SMALL, producers};
 use crate::content::Verdict;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
+use crate::memcpy::copy_and_operation;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
-use nkv::{Blocking, ErrorKind};
+use nkv::{Blocking, PutOptions};
 use std::time::Duration;
 
 /// Time for one row, and the fewest gets of a row.
 const ROW: Duration = Duration::from_millis(600);
 const FEWEST: u64 = 60;
-/// Objects of one put or remove of many.
+/// Objects of one put of many.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 64 << 20;
 
@@ -36,30 +37,21 @@ pub(super) fn measure(
     let n = keys.len();
     let mut gets = Gets { handle, walk, size, keys: &keys, tally: ErrorTally::default() };
     gets.compare_all();
-    row(report, gets.run("get warm", |_| 0, stop));
-    row(report, gets.run("get cold", |step| step % n, stop));
+    report.measured(gets.run("get warm", |_| 0, stop));
+    report.measured(gets.run("get cold", |step| step % n, stop));
     if size == SMALL {
         let stride = stride(n);
-        row(report, gets.run("get jumping", |step| step % n * stride % n, stop));
+        report.measured(gets.run("get jumping", |step| step % n * stride % n, stop));
         let mut loaded = None;
         let work = || loaded = Some(gets.run("get under load", |_| 0, stop));
         let beside = producers::rates(flags, 1, stop, work, report);
         report.tally.merge(std::mem::take(&mut gets.tally));
         beside?;
-        loaded.into_iter().for_each(|times| row(report, times));
+        loaded.into_iter().for_each(|times| report.measured(times));
     }
     report.tally.merge(gets.tally);
-    let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    for names in names.chunks(BATCH) {
-        for (key, outcome) in names.iter().zip(handle.remove_many(names)) {
-            // An absent key was evicted: a producer that finds the log full fills the heap.
-            if let Err(error) = outcome
-                && error.kind() != ErrorKind::NotFound
-            {
-                report.tally.failed("remove", key, &error);
-            }
-        }
-    }
+    // A producer that finds the log full fills the heap.
+    report.tally.remove(handle, &keys, true);
     Ok(())
 }
 
@@ -68,26 +60,16 @@ fn put_ring(handle: &Blocking, walk: &RingCopy, size: usize) -> anyhow::Result<V
     let run_id = nkv_store::random_u64();
     let name = |i| format!("budgets/{run_id:016x}/{size}/{i}").into_bytes();
     let keys: Vec<Vec<u8>> = (0..walk.objects(size)).map(name).collect();
-    for first in (0..keys.len()).step_by(batch(size)) {
-        let keys = &keys[first..keys.len().min(first + batch(size))];
-        let items: Vec<(&[u8], &[u8])> = keys
-            .iter()
-            .enumerate()
-            .map(|(i, key)| (key.as_slice(), walk.value(size, first + i)))
-            .collect();
-        if let Some(error) =
-            handle.put_many(&items, &by_log(false)).into_iter().find_map(Result::err)
-        {
-            let n = walk.objects(size);
-            let why = format!("a ring of {n} objects of {size} bytes cannot be put");
+    let values = (0..keys.len()).map(|i| walk.value(size, i));
+    let items: Vec<(&[u8], &[u8])> = keys.iter().map(Vec::as_slice).zip(values).collect();
+    for items in items.chunks((BATCH_BYTES / size).clamp(1, BATCH)) {
+        let opts = PutOptions::default().device_alloc(false);
+        if let Some(error) = handle.put_many(items, &opts).into_iter().find_map(Result::err) {
+            let why = format!("a ring of {} objects of {size} bytes cannot be put", keys.len());
             return Err(anyhow::Error::new(error).context(why));
         }
     }
     Ok(keys)
-}
-
-fn batch(size: usize) -> usize {
-    (BATCH_BYTES / size).clamp(1, BATCH)
 }
 
 struct Gets<'a> {
@@ -130,16 +112,14 @@ impl Gets<'_> {
         let mut step = 0;
         while !stop.asked() && (times.count() < FEWEST || !deadline.passed()) {
             let index = place(step);
-            let copy_first = step % 2 == 1;
-            if copy_first {
-                times.record_memcpy(self.walk.copy_out(self.size, index));
-            }
-            match self.get(index) {
-                Some(ns) => times.record(ns),
-                None => break,
-            }
-            if !copy_first {
-                times.record_memcpy(self.walk.copy_out(self.size, index));
+            for copies in copy_and_operation(step) {
+                if copies {
+                    times.record_memcpy(self.walk.copy_out(self.size, index));
+                } else if let Some(ns) = self.get(index) {
+                    times.record(ns);
+                } else {
+                    return times;
+                }
             }
             step += 1;
         }

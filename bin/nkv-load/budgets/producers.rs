@@ -16,13 +16,7 @@ pub(super) const LENGTH: Duration = Duration::from_millis(1500);
 #[derive(Deserialize)]
 struct ProducerOutcome {
     failed: u64,
-    rates: Vec<ProducerRate>,
-}
-
-#[derive(Deserialize)]
-struct ProducerRate {
-    op: String,
-    per_s: f64,
+    rates: Vec<Rate>,
 }
 
 /// Starts the producers, runs `meanwhile` at the same time, and adds up the rates that they print.
@@ -42,16 +36,15 @@ pub(super) fn rates(
     let mut started =
         (0..processes).map(|_| Producer::start(flags)).collect::<Result<Vec<_>, _>>()?;
     for producer in &mut started {
-        producer.wait_for_line("ready")?;
+        producer.wait_until_ready()?;
     }
     for producer in &mut started {
-        producer.go()?;
+        let pipe = producer.child.stdin.as_mut().context("a producer without a standard input")?;
+        pipe.write_all(b"go\n").context("a producer ended before it started")?;
     }
     meanwhile();
-    let mut rates = Vec::new();
-    for op in ["put log", "put plan"] {
-        rates.push(Rate { op, processes, per_s: 0.0 });
-    }
+    let none = |op: &'static str| Rate { op: op.into(), processes, per_s: 0.0 };
+    let mut rates = ["put log", "put plan"].map(none);
     for producer in started {
         let outcome = producer.outcome()?;
         report.tally.failed_elsewhere(
@@ -67,7 +60,7 @@ pub(super) fn rates(
             rate.per_s += same.map(|outcome| outcome.per_s).sum::<f64>();
         }
     }
-    Ok(rates)
+    Ok(rates.into())
 }
 
 /// A producer process; dropping it ends the process.
@@ -91,22 +84,17 @@ impl Producer {
         Ok(Self { child, stdout: BufReader::new(stdout) })
     }
 
-    /// Waits for the line `wanted`; an error if another line comes or the process ends.
-    fn wait_for_line(&mut self, wanted: &str) -> anyhow::Result<()> {
+    /// Waits for its line "ready"; an error if another line comes or the process ends.
+    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let mut line = String::new();
         self.stdout.read_line(&mut line)?;
-        if line.trim() != wanted {
+        let line = line.trim();
+        if line != "ready" {
             bail!(
-                "a producer printed {:?} instead of {wanted:?}: run nkv-load --pour 1 by hand",
-                line.trim()
+                "a producer printed {line:?} instead of \"ready\": run nkv-load --pour 1 by hand"
             );
         }
         Ok(())
-    }
-
-    fn go(&mut self) -> anyhow::Result<()> {
-        let pipe = self.child.stdin.as_mut().context("a producer without a standard input")?;
-        pipe.write_all(b"go\n").context("a producer ended before it started")
     }
 
     fn outcome(mut self) -> anyhow::Result<ProducerOutcome> {

@@ -2,13 +2,13 @@
 //! to cold pages; of 4 KiB also with a pause between, and by plans. A row contains only puts that
 //! took the path that it names.
 
+use super::SMALL;
 use super::ring::RingCopy;
-use super::{SMALL, by_log, row};
 use crate::latency::OpTimes;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use nkv::{Blocking, ErrorKind};
+use nkv::{Blocking, PutOptions};
 use std::time::Duration;
 
 /// Time for one row, and the fewest puts of a row.
@@ -26,57 +26,54 @@ const APART: u64 = 200;
 /// Puts by plans, removed afterwards.
 const PLANNED: u64 = 4000;
 
-/// Rows of one size.
+/// Rows of one size, by the log or by plans. Those by plans are measured first: after puts through
+/// the log, their keys are still sent to the owner and the master for seconds.
 pub(super) fn measure(
     handle: &Blocking,
     walk: &mut RingCopy,
-    size: usize,
+    (size, log): (usize, bool),
     stop: &Stop,
     report: &mut Report,
 ) {
     let run_id = nkv_store::random_u64();
-    let mut puts = Puts { handle, walk, size, run_id, step: 0, report, removed: Vec::new() };
+    let mut puts = Puts { handle, walk, size, log, run_id, step: 0, report, removed: Vec::new() };
     // Attaches, and touches pages.
-    (0..2 * BLOCK).for_each(|_| _ = puts.put(true));
-    let times = puts.blocks("put log busy", true, u64::MAX, stop);
-    row(puts.report, times);
+    (0..2 * BLOCK).for_each(|_| _ = puts.put());
+    let (busy, most, apart, pause) = match log {
+        true => ("put log busy", u64::MAX, "put log isolated", ISOLATED),
+        false => ("put plan busy", PLANNED, "put plan idle", IDLE),
+    };
+    let times = puts.blocks(busy, most, stop);
+    puts.report.measured(times);
     if size == SMALL {
-        let times = puts.apart("put log isolated", true, ISOLATED, stop);
-        row(puts.report, times);
+        let times = puts.apart(apart, pause, stop);
+        puts.report.measured(times);
     }
-    puts.remove_planned();
-}
-
-/// Rows of puts by plans. Measured first: after puts through the log, their keys are still sent to
-/// the owner and the master for seconds.
-pub(super) fn planned(handle: &Blocking, walk: &mut RingCopy, stop: &Stop, report: &mut Report) {
-    let run_id = nkv_store::random_u64();
-    let mut puts = Puts { handle, walk, size: SMALL, run_id, step: 0, report, removed: Vec::new() };
-    (0..2 * BLOCK).for_each(|_| _ = puts.put(false));
-    let times = puts.blocks("put plan busy", false, PLANNED, stop);
-    row(puts.report, times);
-    let times = puts.apart("put plan idle", false, IDLE, stop);
-    row(puts.report, times);
-    puts.remove_planned();
+    // Puts that found the log full may fill the heap.
+    puts.report.tally.remove(handle, &puts.removed, true);
 }
 
 struct Puts<'a> {
     handle: &'a Blocking,
     walk: &'a mut RingCopy,
     size: usize,
+    /// The wanted path.
+    log: bool,
     run_id: u64,
     step: usize,
     report: &'a mut Report,
+    /// Those to remove in the end: only they took a plan.
     removed: Vec<Vec<u8>>,
 }
 
 impl Puts<'_> {
     /// Puts once; returns nanoseconds if the put took the wanted path.
-    fn put(&mut self, log: bool) -> Option<u64> {
+    fn put(&mut self) -> Option<u64> {
         let key = format!("budgets/{:016x}/{}", self.run_id, self.step).into_bytes();
         let value = self.walk.value(self.size, self.step);
         self.step += 1;
-        let (opts, before) = (by_log(log), self.handle.client().write_counters().by_log);
+        let opts = PutOptions::default().device_alloc(self.log);
+        let before = self.handle.client().write_counters().by_log;
         let (outcome, ns) = timed(|| self.handle.put(&key, value, &opts));
         let went = self.handle.client().write_counters().by_log > before;
         if let Err(error) = outcome {
@@ -86,7 +83,7 @@ impl Puts<'_> {
         if !went {
             self.removed.push(key);
         }
-        (went == log).then_some(ns)
+        (went == self.log).then_some(ns)
     }
 
     fn copy(&mut self) -> u64 {
@@ -96,7 +93,7 @@ impl Puts<'_> {
     }
 
     /// Times puts back to back, in blocks.
-    fn blocks(&mut self, op: &'static str, log: bool, most: u64, stop: &Stop) -> OpTimes {
+    fn blocks(&mut self, op: &'static str, most: u64, stop: &Stop) -> OpTimes {
         let mut times = OpTimes::new(op, self.size as u64);
         let block = (BLOCK_BYTES / self.size).clamp(1, BLOCK);
         let deadline = Deadline::after(ROW);
@@ -104,7 +101,7 @@ impl Puts<'_> {
             && times.count() < most
             && (!deadline.passed() || times.count() < FEWEST)
         {
-            let done: Vec<u64> = (0..block).filter_map(|_| self.put(log)).collect();
+            let done: Vec<u64> = (0..block).filter_map(|_| self.put()).collect();
             if done.is_empty() && deadline.passed() {
                 break;
             }
@@ -115,31 +112,17 @@ impl Puts<'_> {
     }
 
     /// Times puts with a pause before each.
-    fn apart(&mut self, op: &'static str, log: bool, pause: Duration, stop: &Stop) -> OpTimes {
+    fn apart(&mut self, op: &'static str, pause: Duration, stop: &Stop) -> OpTimes {
         let mut times = OpTimes::new(op, self.size as u64);
         for _ in 0..APART {
             if stop.asked() {
                 break;
             }
             Deadline::after(pause).sleep(stop);
-            self.put(log).into_iter().for_each(|ns| times.record(ns));
+            self.put().into_iter().for_each(|ns| times.record(ns));
             Deadline::after(pause).sleep(stop);
             times.record_memcpy(self.copy());
         }
         times
-    }
-
-    fn remove_planned(&mut self) {
-        for keys in self.removed.chunks(256) {
-            let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-            for (key, outcome) in names.iter().zip(self.handle.remove_many(&names)) {
-                // An absent key was evicted: puts that found the log full may fill the heap.
-                if let Err(error) = outcome
-                    && error.kind() != ErrorKind::NotFound
-                {
-                    self.report.tally.failed("remove", key, &error);
-                }
-            }
-        }
     }
 }

@@ -2,11 +2,9 @@
 //! Objects lie in the node's memory; this is as much again, of the same kind.
 
 use crate::content::Stream;
-use crate::memcpy::faulted;
-use crate::stopwatch::timed;
+use crate::memcpy::{copy, faulted};
 use nkv_store::Buffer;
 use nkv_store::shm::AnonPages;
-use std::hint::black_box;
 
 /// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the
 /// caller.
@@ -36,30 +34,27 @@ impl RingCopy {
         (self.source.len() / size).max(1)
     }
 
+    /// Where object `index` lies.
+    fn range(&self, size: usize, index: usize) -> std::ops::Range<usize> {
+        let at = index % self.objects(size) * size;
+        at..at + size
+    }
+
     /// The value of object `index`: cold, if the ring is walked in order.
     pub(super) fn value(&self, size: usize, index: usize) -> &[u8] {
-        let at = index % self.objects(size) * size;
-        &self.source[at..at + size]
+        &self.source[self.range(size, index)]
     }
 
     /// Copies object `index` of the ring into the caller's buffer; returns nanoseconds.
     pub(super) fn copy_out(&mut self, size: usize, index: usize) -> u64 {
-        let at = index % self.objects(size) * size;
-        let (src, dst) = (&self.segment[at..at + size], &mut self.target[..size]);
-        copy(src, dst)
+        copy(&self.segment[self.range(size, index)], &mut self.target[..size])
     }
 
     /// Copies value `index` to its place in the ring; returns nanoseconds.
     pub(super) fn copy_in(&mut self, size: usize, index: usize) -> u64 {
-        let at = index % self.objects(size) * size;
-        copy(&self.source[at..at + size], &mut self.segment[at..at + size])
+        let at = self.range(size, index);
+        copy(&self.source[at.clone()], &mut self.segment[at])
     }
-}
-
-fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
-    let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
-    black_box(dst);
-    ns
 }
 
 /// A stride for `n` places: `n` steps from any start, modulo `n`, visit each place once.

@@ -1,7 +1,7 @@
 //! Puts and gets of 1 MiB and more over sockets: one at a time, and several in one call, for a
 //! comparison with the stream of bytes of iperf3. The rate that counts is bytes per time spent.
 
-use super::{LARGE, row};
+use super::LARGE;
 use crate::content::Verdict;
 use crate::latency::OpTimes;
 use crate::memcpy::faulted;
@@ -66,7 +66,7 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
                     return Ok(());
                 }
             }
-            rows.into_iter().for_each(|times| row(report, times));
+            rows.into_iter().for_each(|times| report.measured(times));
             if let Some(error) = handle.remove_many(&names).into_iter().find_map(Result::err) {
                 return Err(anyhow::Error::new(error).context("remove"));
             }
@@ -105,17 +105,14 @@ fn put(
     let opts = PutOptions::default();
     let values = source.chunks_exact(source.len() / keys.len());
     let items: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(values).collect();
-    if single {
-        for (key, value) in items {
-            let (outcome, ns) = timed(|| handle.put(key, value, &opts));
-            outcome?;
-            times.iter_mut().for_each(|t| t.record(ns));
-        }
-        return Ok(());
+    for items in items.chunks(if single { 1 } else { keys.len() }) {
+        let (outcome, ns) = timed(|| match items {
+            [(key, value)] if single => handle.put(key, value, &opts),
+            _ => handle.put_many(items, &opts).into_iter().collect(),
+        });
+        outcome?;
+        times.iter_mut().for_each(|t| t.record_batch(ns, items.len() as u64));
     }
-    let (outcome, ns) = timed(|| handle.put_many(&items, &opts));
-    outcome.into_iter().collect::<Result<Vec<_>, _>>()?;
-    times.iter_mut().for_each(|t| t.record_batch(ns, keys.len() as u64));
     Ok(())
 }
 
@@ -129,16 +126,14 @@ fn get(
     let size = target.len() / keys.len();
     let mut wanted: Vec<(&[u8], &mut [u8])> =
         keys.iter().copied().zip(target.chunks_exact_mut(size)).collect();
-    if single {
-        for (key, dst) in wanted {
-            let (outcome, ns) = timed(|| handle.get_into(key, dst));
-            outcome?;
-            times.record(ns);
-        }
-        return Ok(());
+    for wanted in wanted.chunks_mut(if single { 1 } else { keys.len() }) {
+        let items = wanted.len() as u64;
+        let (outcome, ns) = timed(|| match wanted {
+            [(key, dst)] if single => handle.get_into(key, dst).map(|_| ()),
+            _ => handle.get_many_into(wanted).into_iter().try_for_each(|read| read.map(|_| ())),
+        });
+        outcome?;
+        times.record_batch(ns, items);
     }
-    let (outcome, ns) = timed(|| handle.get_many_into(&mut wanted));
-    outcome.into_iter().collect::<Result<Vec<_>, _>>()?;
-    times.record_batch(ns, keys.len() as u64);
     Ok(())
 }

@@ -43,7 +43,7 @@ struct Curve {
 impl Latency {
     /// None if nothing was measured.
     pub(super) fn of(times: &[OpTimes]) -> Option<Latency> {
-        let all = || times.iter().flat_map(|t| [t.times(), t.copies()]).filter(|h| !h.is_empty());
+        let all = || times.iter().flat_map(|t| [&t.times, &t.copies]).filter(|h| !h.is_empty());
         let least = all().map(Histogram::min).min()?.max(1) as f64;
         let most = all().map(Histogram::max).max()?.max(1) as f64;
         let bars = Bars { lo: (least.log10() * BARS_PER_DECADE).floor(), most: most.log10() };
@@ -55,10 +55,10 @@ impl Latency {
             at_nines_us: nines.iter().map(|n| at_nines_us(h, *n)).collect(),
         };
         let curves = times.iter().map(|t| Curves {
-            op: t.op(),
+            op: t.op,
             name: name(t),
-            times: curve(t.times()),
-            copies: (!t.copies().is_empty()).then(|| curve(t.copies())),
+            times: curve(&t.times),
+            copies: (!t.copies.is_empty()).then(|| curve(&t.copies)),
         });
         let curves = curves.collect();
         Some(Latency { bars_us: bars.middles_us(), nines, curves })
@@ -66,9 +66,9 @@ impl Latency {
 }
 
 fn name(times: &OpTimes) -> String {
-    match times.bytes() {
-        0 => times.op().to_string(),
-        bytes => format!("{} {}", times.op(), show_bytes(bytes)),
+    match times.bytes {
+        0 => times.op.to_string(),
+        bytes => format!("{} {}", times.op, show_bytes(bytes)),
     }
 }
 
@@ -129,8 +129,8 @@ mod tests {
             .max_by(|a, b| curves.times.shares[*a].total_cmp(&curves.times.shares[*b]));
         let at = found.bars_us[tallest.unwrap()];
         assert!((at / 30.0 - 1.0).abs() < 0.13, "{at}: within one bar");
-        assert!(at_nines_us(times.times(), 1.0).is_some());
-        assert!(at_nines_us(times.times(), 1.1).is_none());
+        assert!(at_nines_us(&times.times, 1.0).is_some());
+        assert!(at_nines_us(&times.times, 1.1).is_none());
         assert_eq!(curves.name, "get 4 KiB");
         assert!(Latency::of(&[]).is_none());
     }

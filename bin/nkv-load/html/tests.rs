@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// The page, and the run that it contains.
 fn page_of(report: &Report) -> (String, Value) {
-    let page = page(report, &setting()).unwrap();
+    let page = page(report, &setting(), 1_500_000_000).unwrap();
     let (_, rest) = page.split_once("id=\"run\">").expect("the run");
     let (run, _) = rest.split_once("</script>").expect("its end");
     let run = serde_json::from_str(run).expect("JSON");
@@ -16,11 +16,7 @@ fn page_of(report: &Report) -> (String, Value) {
 }
 
 fn setting() -> Setting {
-    Setting {
-        title: "a <test>".to_string(),
-        rows: vec![("trace".to_string(), "a&b.jsonl".to_string())],
-        wall_ns: 1_500_000_000,
-    }
+    Setting { title: "a <test>".to_string(), rows: vec![("trace", "a&b.jsonl".to_string())] }
 }
 
 fn measured(op: &'static str, bytes: u64) -> OpTimes {

@@ -40,19 +40,19 @@ struct Grid {
 impl Throughput {
     /// None if nothing was done.
     pub(super) fn of(times: &[OpTimes]) -> Option<Throughput> {
-        let grid = Grid::over(times.iter().map(OpTimes::done))?;
+        let grid = Grid::over(times.iter().map(|t| &t.done))?;
         let mut ops: Vec<Rates> = Vec::new();
         for t in times {
-            let counts = t.done().resampled(grid.start_ns, grid.width_ns, grid.steps);
-            let at = ops.iter().position(|r| r.op == t.op()).unwrap_or_else(|| {
+            let counts = t.done.resampled(grid.start_ns, grid.width_ns, grid.steps);
+            let at = ops.iter().position(|r| r.op == t.op).unwrap_or_else(|| {
                 let nothing = vec![0.0; grid.shown().len()];
-                ops.push(Rates { op: t.op(), per_s: nothing.clone(), gb_per_s: nothing });
+                ops.push(Rates { op: t.op, per_s: nothing.clone(), gb_per_s: nothing });
                 ops.len() - 1
             });
             for (point, step) in grid.shown().enumerate() {
                 let per_s = counts[step] as f64 * 1e9 / grid.width_ns as f64;
                 ops[at].per_s[point] += per_s;
-                ops[at].gb_per_s[point] += per_s * t.bytes() as f64 / 1e9;
+                ops[at].gb_per_s[point] += per_s * t.bytes as f64 / 1e9;
             }
         }
         Some(Throughput { seconds: grid.shown().map(|step| grid.seconds(step)).collect(), ops })
@@ -63,7 +63,7 @@ impl Grid {
     fn over<'a>(timelines: impl Iterator<Item = &'a Timeline> + Clone) -> Option<Self> {
         let spans = timelines.clone().filter_map(Timeline::span_ns);
         let (start, end) = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
-        let mut width_ns = timelines.map(Timeline::width_ns).max()?;
+        let mut width_ns = timelines.map(|t| t.width_ns).max()?;
         while (end.div_ceil(width_ns) - start / width_ns) as usize > MAX_POINTS {
             width_ns *= 2;
         }

@@ -3,11 +3,11 @@
 //! value that became readable again would show as wrong bytes.
 
 use crate::content::Stream;
-use crate::flags::Weights;
+use crate::flags::{Flags, Weights};
 use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::stop::Stop;
-use crate::stopwatch::{Deadline, rest, timed};
+use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
 use nkv::message::Existence;
 use nkv::{Blocking, Error, ErrorKind, PutOptions};
@@ -15,6 +15,7 @@ use nkv_store::Buffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Pause after a failure, so that a cluster that is down is not flooded with calls.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
@@ -22,16 +23,12 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 /// What all clients of a run share.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
+    /// Sizes, frequencies and pauses.
+    pub(super) flags: Flags,
     /// Random, so that two runs never use the same keys.
     pub(super) run_id: u64,
-    /// Bytes of an object.
-    pub(super) size: usize,
     /// Objects that each client keeps alive.
     pub(super) objects: usize,
-    /// Relative frequencies of the operations.
-    pub(super) weights: Weights,
-    /// Pause before each operation.
-    pub(super) pause: Duration,
     /// Time at which the run ends.
     pub(super) deadline: Deadline,
     /// Flag that ends the run sooner.
@@ -49,23 +46,19 @@ pub(super) struct Outcome {
     pub(super) removes: OpTimes,
     /// Gets that were answered, with the value or with NotFound.
     pub(super) asked: u64,
-    /// Gets that found the value.
-    pub(super) found: u64,
     /// Wrong bytes and failures.
     pub(super) tally: ErrorTally,
 }
 
 impl Outcome {
-    /// An empty outcome, for objects of `size` bytes.
-    pub(super) fn new(size: usize) -> Self {
-        let bytes = size as u64;
+    /// An empty outcome, for objects of so many bytes.
+    pub(super) fn new(bytes: u64) -> Self {
         Self {
             puts: OpTimes::new("put", bytes),
             gets: OpTimes::new("get", bytes),
             exists: OpTimes::new("exists", 0),
             removes: OpTimes::new("remove", 0),
             asked: 0,
-            found: 0,
             tally: ErrorTally::default(),
         }
     }
@@ -77,7 +70,6 @@ impl Outcome {
         self.exists.merge(&other.exists);
         self.removes.merge(&other.removes);
         self.asked += other.asked;
-        self.found += other.found;
         self.tally.merge(other.tally);
     }
 }
@@ -99,7 +91,9 @@ pub(super) struct Client {
     index: usize,
     handle: Blocking,
     slots: Vec<Slot>,
-    random: u64,
+    /// Of this client's random numbers.
+    seed: u64,
+    draws: u64,
     buffer: Buffer,
     baseline: MemcpyBaseline,
     outcome: Outcome,
@@ -112,10 +106,11 @@ impl Client {
             index,
             handle,
             slots: vec![Slot::default(); plan.objects],
-            random: plan.run_id ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-            buffer: faulted(plan.size),
-            baseline: MemcpyBaseline::new(plan.size, plan.objects),
-            outcome: Outcome::new(plan.size),
+            seed: plan.run_id.wrapping_add(index as u64),
+            draws: 0,
+            buffer: faulted(plan.flags.size as usize),
+            baseline: MemcpyBaseline::new(plan.flags.size as usize, plan.objects),
+            outcome: Outcome::new(plan.flags.size),
             plan,
         }
     }
@@ -129,7 +124,7 @@ impl Client {
             self.put(slot);
         }
         while !self.over() {
-            rest(self.plan.pause);
+            std::thread::sleep(self.plan.flags.pause());
             self.step();
         }
         self.remove_all();
@@ -142,7 +137,7 @@ impl Client {
     }
 
     fn step(&mut self) {
-        let Weights { put, get, exists } = self.plan.weights;
+        let Weights { put, get, exists } = self.plan.flags.mix;
         let draw = self.draw(u64::from(put) + u64::from(get) + u64::from(exists));
         let slot = self.draw(self.slots.len() as u64) as usize;
         if draw < u64::from(put) {
@@ -154,23 +149,16 @@ impl Client {
         }
     }
 
-    /// A number below `limit`, which is at least 1 (splitmix64).
+    /// A number below `limit`, which is at least 1.
     fn draw(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit.max(1)
+        self.draws += 1;
+        xxh3_64_with_seed(&self.draws.to_le_bytes(), self.seed) % limit.max(1)
     }
 
     fn key(&self, slot: usize) -> Vec<u8> {
         let Self { plan, index, slots, .. } = self;
         let generation = slots[slot].generation;
         format!("mix/{:016x}/{index}/{slot}/{generation}", plan.run_id).into_bytes()
-    }
-
-    fn counted(&self) {
-        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Stores the next version, after removing the present one.
@@ -195,9 +183,8 @@ impl Client {
                 let _ = self.handle.remove(&key);
             }
         }
-        let copy_ns = self.baseline.copy_in(slot, &self.buffer);
-        self.outcome.puts.record_memcpy(copy_ns);
-        self.counted();
+        self.outcome.puts.record_memcpy(self.baseline.copy_in(slot, &self.buffer));
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Reads and compares. A stored object that is not found was evicted, or its rank is gone.
@@ -210,10 +197,9 @@ impl Client {
         match outcome {
             Ok(read) => {
                 self.outcome.asked += 1;
-                self.outcome.found += 1;
                 self.outcome.gets.record(ns);
                 let stream = Stream::of(&key, version);
-                let verdict = stream.verify(&self.buffer, read, self.plan.size);
+                let verdict = stream.verify(&self.buffer, read, self.buffer.len());
                 self.outcome.tally.compared(&key, verdict);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -222,9 +208,8 @@ impl Client {
             }
             Err(error) => self.failed("get", slot, &key, &error),
         }
-        let copy_ns = self.baseline.copy_out(slot, &mut self.buffer);
-        self.outcome.gets.record_memcpy(copy_ns);
-        self.counted();
+        self.outcome.gets.record_memcpy(self.baseline.copy_out(slot, &mut self.buffer));
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Calls `exists` for a stored key, or for one that was never put.
@@ -232,7 +217,7 @@ impl Client {
         let stored = self.slots[slot].stored.is_some();
         let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
         let (outcome, ns) = timed(|| self.handle.exists(&[&key]));
-        match outcome.as_deref() {
+        match outcome.as_deref().map_err(Clone::clone) {
             Ok([Existence::Absent]) => {
                 self.slots[slot].stored = None;
                 self.outcome.exists.record(ns);
@@ -249,12 +234,9 @@ impl Client {
                 let text = format!("answered {other:?} for a key that is there, or was never put");
                 self.failed("exists", slot, &key, &Error::internal(text));
             }
-            Err(error) => {
-                let error = error.clone();
-                self.failed("exists", slot, &key, &error);
-            }
+            Err(error) => self.failed("exists", slot, &key, &error),
         }
-        self.counted();
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
     }
 
     /// True if the key is absent now. `NotFound` is no failure: it may have been evicted.
@@ -276,17 +258,7 @@ impl Client {
     fn remove_all(&mut self) {
         let stored = (0..self.slots.len()).filter(|slot| self.slots[*slot].stored.is_some());
         let keys: Vec<Vec<u8>> = stored.map(|slot| self.key(slot)).collect();
-        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        if names.is_empty() {
-            return;
-        }
-        for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
-            match outcome {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => self.outcome.tally.failed("remove", key, &error),
-            }
-        }
+        self.outcome.tally.remove(&self.handle, &keys, true);
     }
 
     /// Counts a failure and stops using the key: its stored version is unknown from now on.

@@ -67,8 +67,10 @@ pub(super) struct Replay<'a, B> {
     baseline: MemcpyBaseline,
     copies: usize,
     matches: OpTimes,
-    gets: OpTimes,
+    /// Of the blocks read so far, whether they count as hits or come after a lost one.
+    pub(super) gets: OpTimes,
     puts: OpTimes,
+    requests: u64,
     report: Report,
 }
 
@@ -87,6 +89,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
             matches: OpTimes::new("match_prefix", 0),
             gets: OpTimes::new("get", bytes),
             puts: OpTimes::new("put", bytes),
+            requests: 0,
             report: Report::default(),
         }
     }
@@ -95,7 +98,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
     pub(super) fn request(&mut self, ids: &[u64]) {
         let keys: Vec<Vec<u8>> = ids.iter().map(|id| block_key(self.block_bytes, *id)).collect();
         let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        self.report.requests += 1;
+        self.requests += 1;
         self.report.blocks += ids.len() as u64;
         if names.is_empty() {
             return;
@@ -113,16 +116,11 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.put_missing(&missing);
     }
 
-    /// Blocks read so far, whether they count as hits or come after a lost one.
-    pub(super) fn blocks_read(&self) -> u64 {
-        self.gets.count()
-    }
-
     /// Ends the replay and returns its report.
     pub(super) fn into_report(mut self) -> Report {
         let all = [self.matches, self.gets, self.puts];
         all.into_iter().for_each(|times| self.report.measured(times));
-        self.report
+        Report { requests: self.requests, ..self.report }
     }
 
     fn matched(&mut self, names: &[&[u8]]) -> Vec<ObjMeta> {
@@ -145,10 +143,9 @@ impl<'a, B: Blocks> Replay<'a, B> {
     fn read_prefix(&mut self, names: &[&[u8]], metas: &[ObjMeta]) -> Vec<Fate> {
         let mut fates = vec![Fate::Failed; metas.len()];
         self.grow_buffer(metas.len());
-        for call in (0..metas.len().div_ceil(self.per_call)).rev() {
-            let start = call * self.per_call;
-            let end = metas.len().min(start + self.per_call);
-            self.read_call(&names[start..end], &metas[start..end], &mut fates[start..end]);
+        let calls = names.chunks(self.per_call).zip(metas.chunks(self.per_call));
+        for ((names, metas), fates) in calls.zip(fates.chunks_mut(self.per_call)).rev() {
+            self.read_call(names, metas, fates);
         }
         fates
     }
@@ -186,10 +183,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
     /// Puts blocks; `AlreadyExists` is no failure, since another client may have put them.
     fn put_missing(&mut self, names: &[&[u8]]) {
         self.grow_buffer(names.len());
-        for call in (0..names.len().div_ceil(self.per_call)).rev() {
-            let start = call * self.per_call;
-            self.put_call(&names[start..names.len().min(start + self.per_call)]);
-        }
+        names.chunks(self.per_call).rev().for_each(|names| self.put_call(names));
     }
 
     fn put_call(&mut self, names: &[&[u8]]) {

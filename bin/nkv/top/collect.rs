@@ -36,8 +36,6 @@ pub(super) struct Collector {
     config: ClientConfig,
     /// The nodes that the user named.
     given: Vec<Address>,
-    /// Nodes to connect through, in turn: those that the user named, then all members.
-    entry_nodes: Vec<Address>,
     next_entry_node: usize,
     client: Option<Client>,
     /// The last known members.
@@ -47,8 +45,7 @@ pub(super) struct Collector {
 impl Collector {
     /// Asks through `client` first; once that fails it connects through other nodes.
     pub(super) fn new(client: Client, given: Vec<Address>, config: ClientConfig) -> Self {
-        let (entry_nodes, known) = (given.clone(), BTreeMap::new());
-        Self { config, given, entry_nodes, next_entry_node: 0, client: Some(client), known }
+        Self { config, given, next_entry_node: 0, client: Some(client), known: BTreeMap::new() }
     }
 
     /// Asks everybody once.
@@ -57,8 +54,6 @@ impl Collector {
         let (mut nodes, master) = tokio::join!(ask_nodes(asked.values()), self.ask_master());
         if let Ok((view, _)) = &master {
             self.known = view.nodes().map(|(info, _)| (info.rank, info.clone())).collect();
-            let entry_nodes = self.known.values().map(|info| info.control.clone());
-            self.entry_nodes = self.given.iter().cloned().chain(entry_nodes).collect();
             // Ranks that are new, or have a new incarnation, were not asked yet.
             let new = |info: &&RankInfo| {
                 asked.get(&info.rank).is_none_or(|was| was.incarnation != info.incarnation)
@@ -85,8 +80,11 @@ impl Collector {
         let client = match &self.client {
             Some(client) => client,
             None => {
-                let entry_node = &self.entry_nodes[self.next_entry_node % self.entry_nodes.len()];
-                self.client.insert(Client::connect(entry_node, self.config.clone()).await?)
+                // Through the nodes that the user named, then all members, in turn.
+                let members = self.known.values().map(|info| &info.control);
+                let nodes: Vec<&Address> = self.given.iter().chain(members).collect();
+                let node = nodes[self.next_entry_node % nodes.len()];
+                self.client.insert(Client::connect(node, self.config.clone()).await?)
             }
         };
         Ok((client.membership().await?, client.stats().await?))

@@ -24,17 +24,6 @@ const FIXED_ROWS: u16 = 11;
 const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// The parts of a screen, each some lines.
-#[derive(Debug)]
-pub(super) struct Parts {
-    /// What the cluster is and does.
-    pub(super) head: Vec<Line<'static>>,
-    /// Heaps, traffic and actors: each a title and a line per rank.
-    pub(super) tables: [Vec<Line<'static>>; 3],
-    /// Faults.
-    pub(super) troubles: Vec<Line<'static>>,
-}
-
 /// Puts a screen on the frame; `scroll` is the first rank that is wanted. Returns the first rank
 /// shown.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every: &str) -> usize {
@@ -43,13 +32,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every:
     let room = usize::from(area.height.saturating_sub(FIXED_ROWS + troubles) / 3).max(1);
     let shown = room.min(screen.ranks.len());
     let first = scroll.min(screen.ranks.len() - shown);
-    let parts = parts(screen, first..first + shown);
-    let mut lines = parts.head;
-    for table in parts.tables {
-        lines.push(Line::default());
-        lines.extend(table);
-    }
-    lines.extend(parts.troubles);
+    let lines = lines(screen, first..first + shown);
     let used = lines.len() as u16;
     let [top, foot] = Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(area);
     frame.render_widget(Paragraph::new(lines), top);
@@ -62,8 +45,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every:
     first
 }
 
-/// All lines for the ranks of a range.
-pub(super) fn parts(screen: &Screen, ranks: std::ops::Range<usize>) -> Parts {
+/// A screen as plain text, for pipes and logs: the same lines as on a terminal, every rank, without
+/// colours.
+pub(super) fn plain(screen: &Screen) -> String {
+    let lines = lines(screen, 0..screen.ranks.len());
+    lines.iter().map(|line| line.to_string().trim_end().to_string() + "\n").collect()
+}
+
+/// All lines for the ranks of a range: the head, a table each of heaps, traffic and actors, and
+/// faults.
+fn lines(screen: &Screen, ranks: std::ops::Range<usize>) -> Vec<Line<'static>> {
     let rows = &screen.ranks[ranks];
     // Columns for device logs, where there are any.
     let logs = screen.ranks.iter().filter_map(|r| r.heap.as_ref()).any(|h| h.log_total > 0);
@@ -74,23 +65,18 @@ pub(super) fn parts(screen: &Screen, ranks: std::ops::Range<usize>) -> Parts {
         }
         _ => String::new(),
     };
-    let mut traffic = vec![title(&format!("{TRAFFIC}{}", if logs { LOGS } else { "" }))];
-    traffic.extend(
-        rows.iter()
-            .map(|r| traffic_line(&r.rank.to_string(), r.rates.as_ref(), &log(r.heap.as_ref()))),
-    );
-    traffic.push(traffic_line("all", Some(&screen.total), ""));
-    Parts {
-        head: head(screen),
-        tables: [
-            std::iter::once(title(HEAPS)).chain(rows.iter().map(heap_line)).collect(),
-            traffic,
-            std::iter::once(title(&actor_titles(rows)))
-                .chain(rows.iter().map(actors_line))
-                .collect(),
-        ],
-        troubles: troubles(screen).into_iter().take(MAX_TROUBLES).collect(),
-    }
+    let traffic =
+        |r: &RankRow| traffic_line(&r.rank.to_string(), r.rates.as_ref(), &log(r.heap.as_ref()));
+    let mut lines = head(screen);
+    lines.extend([Line::default(), title(HEAPS)]);
+    lines.extend(rows.iter().map(heap_line));
+    lines.extend([Line::default(), title(&format!("{TRAFFIC}{}", if logs { LOGS } else { "" }))]);
+    lines.extend(rows.iter().map(traffic));
+    lines.push(traffic_line("all", Some(&screen.total), ""));
+    lines.extend([Line::default(), title(&actor_titles(rows))]);
+    lines.extend(rows.iter().map(actors_line));
+    lines.extend(troubles(screen).into_iter().take(MAX_TROUBLES));
+    lines
 }
 
 const HEAPS: &str =
@@ -175,12 +161,11 @@ fn traffic_line(name: &str, rates: Option<&Rates>, more: &str) -> Line<'static> 
 fn actor_titles(rows: &[RankRow]) -> String {
     let most = rows.iter().max_by_key(|r| (r.actors.len(), std::cmp::Reverse(r.rank)));
     let names = most.map(|r| r.actors.as_slice()).unwrap_or_default();
-    let names = if names.is_empty() { "ACTORS".to_string() } else { joined(names) };
-    format!("RANK {names}")
-}
-
-fn joined(actors: &[ActorRow]) -> String {
-    actors.iter().map(|a| format!("{:<ACTOR$}", a.name.to_uppercase())).collect()
+    if names.is_empty() {
+        return "RANK ACTORS".to_string();
+    }
+    let title = |a: &ActorRow| format!("{:<ACTOR$}", a.name.to_uppercase());
+    "RANK ".to_string() + &names.iter().map(title).collect::<String>()
 }
 
 fn actors_line(row: &RankRow) -> Line<'static> {

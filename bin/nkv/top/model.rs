@@ -4,7 +4,7 @@
 
 use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};
-use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, View};
+use nkv::message::{ClusterStats, OwnerGauges, RankState, View};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -120,46 +120,50 @@ pub(super) struct ActorRow {
 }
 
 /// State kept between samples.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Model {
     job: String,
     /// Time of the previous sample, and each rank's counters then, by incarnation.
     before: Option<(u64, BTreeMap<u64, OwnerGauges>)>,
     /// Keys found and not found by then, and the master's term.
     lookups: Option<(u64, u64, u64)>,
-    /// The master's last answer, and its time in nanoseconds.
-    last_view: Option<(View, u64)>,
-    /// Time of the first sample, in nanoseconds.
-    began_ns: Option<u64>,
+    /// The members by the master's last answer.
+    view: View,
+    /// Time of that answer, in nanoseconds; until there is one, of the first sample.
+    answered_ns: Option<u64>,
     /// Ranks that were members at some time.
     seen: BTreeSet<u32>,
     history: VecDeque<u64>,
 }
 
 impl Model {
-    /// An empty model.
+    /// A model without samples.
     pub(super) fn new(job: String) -> Self {
-        let (seen, history) = (BTreeSet::new(), VecDeque::new());
-        Self { job, before: None, lookups: None, last_view: None, began_ns: None, seen, history }
+        Self { job, ..Self::default() }
     }
 
     /// Adds a sample; returns what to show now.
     pub(super) fn update(&mut self, sample: Sample) -> Screen {
-        let began_ns = *self.began_ns.get_or_insert(sample.at_ns);
         let seconds = self.before.as_ref().map(|(then, _)| (sample.at_ns - then) as f64 / 1e9);
         let master =
             sample.master.as_ref().ok().map(|(view, stats)| self.master_row(view, stats, seconds));
-        if let Ok((view, _)) = &sample.master {
-            self.seen.extend(view.nodes().map(|(info, _)| info.rank));
-            self.last_view = Some((view.clone(), sample.at_ns));
-        }
-        let last_view_ns = self.last_view.as_ref().map_or(began_ns, |(_, at)| *at);
-        let lost = sample.master.as_ref().err();
-        let master_lost = lost.map(|why| (why.clone(), (sample.at_ns - last_view_ns) / 1_000_000));
-        let view = self.last_view.as_ref().map(|(view, _)| view.clone()).unwrap_or_default();
+        let answered_ns = self.answered_ns.get_or_insert(sample.at_ns);
+        let master_lost = match &sample.master {
+            Ok((view, _)) => {
+                self.seen.extend(view.nodes().map(|(info, _)| info.rank));
+                self.view = view.clone();
+                *answered_ns = sample.at_ns;
+                None
+            }
+            Err(why) => Some((why.clone(), (sample.at_ns - *answered_ns) / 1_000_000)),
+        };
         let ranks: Vec<RankRow> =
-            (0..view.world_size).map(|rank| self.rank_row(rank, &view, &sample, seconds)).collect();
-        self.remember(&sample, &view);
+            (0..self.view.world_size).map(|rank| self.rank_row(rank, &sample, seconds)).collect();
+        let counters = self.view.nodes().filter_map(|(info, _)| {
+            let row: &RankRow = ranks.get(info.rank as usize)?;
+            Some((info.incarnation, row.heap?))
+        });
+        self.before = Some((sample.at_ns, counters.collect()));
         let total = ranks.iter().filter_map(|r| r.rates).fold(Rates::default(), Rates::plus);
         if seconds.is_some() {
             self.history.push_back((total.bytes_read + total.bytes_written) as u64);
@@ -167,8 +171,8 @@ impl Model {
         }
         Screen {
             job: self.job.clone(),
-            world_size: view.world_size,
-            members: view.nodes().count(),
+            world_size: self.view.world_size,
+            members: self.view.nodes().count(),
             master_lost,
             master,
             ranks,
@@ -197,15 +201,17 @@ impl Model {
         }
     }
 
-    fn rank_row(&self, rank: u32, view: &View, sample: &Sample, seconds: Option<f64>) -> RankRow {
-        let member = view.nodes().find(|(info, _)| info.rank == rank);
+    fn rank_row(&self, rank: u32, sample: &Sample, seconds: Option<f64>) -> RankRow {
+        let member = self.view.nodes().find(|(info, _)| info.rank == rank);
         let page = sample.nodes.get(&rank);
         let fresh = sample.master.is_ok();
         let (state, health) = self.state(rank, member.map(|(_, state)| *state), page, fresh);
         let stats = sample.master.as_ref().ok().and_then(|(_, stats)| {
             stats.ranks.iter().find(|r| member.is_some_and(|(i, _)| i.incarnation == r.incarnation))
         });
-        let heap = member.and_then(|(info, _)| gauges(info, sample));
+        // From its own status, else from its last heartbeat to the master.
+        let own = page.and_then(|page| page.as_ref().ok()?.owner);
+        let heap = member.and(own.or(stats.map(|s| s.owner)));
         let rates = heap.zip(seconds).zip(member).and_then(|((now, seconds), (info, _))| {
             let then = self.before.as_ref()?.1.get(&info.incarnation)?;
             Some(Rates::between(then, &now, seconds))
@@ -258,23 +264,6 @@ impl Model {
         };
         (state.to_string(), health)
     }
-
-    fn remember(&mut self, sample: &Sample, view: &View) {
-        let counters = view
-            .nodes()
-            .filter_map(|(info, _)| gauges(info, sample).map(|gauges| (info.incarnation, gauges)));
-        self.before = Some((sample.at_ns, counters.collect()));
-    }
-}
-
-/// A rank's figures: from its own status, else from its last heartbeat to the master.
-fn gauges(info: &RankInfo, sample: &Sample) -> Option<OwnerGauges> {
-    let own = sample.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
-    own.or_else(|| {
-        let (_, stats) = sample.master.as_ref().ok()?;
-        let heard = stats.ranks.iter().find(|r| r.incarnation == info.incarnation)?;
-        Some(heard.owner)
-    })
 }
 
 impl Rates {

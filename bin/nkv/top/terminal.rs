@@ -7,6 +7,7 @@ use super::collect::{Collector, Sample};
 use super::draw::draw;
 use super::model::{Model, Screen};
 use crate::cli_error::CliError;
+use crate::signals::Signals;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
 use ratatui::DefaultTerminal;
@@ -15,30 +16,27 @@ use ratatui::crossterm::terminal::disable_raw_mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::ControlFlow;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Longest wait for a key before the loop checks for a new sample.
 const TICK: Duration = Duration::from_millis(100);
 /// Ranks that a page key moves by.
 const PAGE: usize = 10;
-/// Keys that were read and not handled yet.
-const MAX_KEYS: usize = 64;
+/// Events that are not handled yet.
+const MAX_EVENTS: usize = 64;
 /// How long after a signal the view may take to end by itself: writing to a blocked terminal may
 /// not return.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What the two threads share.
-#[derive(Debug, Default)]
-struct Shared {
-    /// The latest sample, until it is drawn.
-    latest: Mutex<Option<Sample>>,
-    /// A signal asked the program to end.
-    ended: AtomicBool,
+/// What the other threads send to the one that draws.
+enum TopEvent {
+    Sample(Box<Sample>),
+    Terminal(Event),
+    /// A signal asked the program to end, or no more keys can be read.
+    End,
 }
 
 /// Restores the terminal when dropped.
@@ -60,14 +58,6 @@ impl Drop for TerminalGuard {
     }
 }
 
-/// What a key asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum KeyAction {
-    Quit,
-    /// Show the ranks from here on.
-    From(usize),
-}
-
 /// Shows the cluster until a key, a signal or the end of the terminal ends it.
 pub(super) fn show(
     runtime: Runtime,
@@ -75,8 +65,8 @@ pub(super) fn show(
     mut model: Model,
     interval: Duration,
 ) -> Result<(), CliError> {
-    let shared = Arc::new(Shared::default());
-    let theirs = shared.clone();
+    let (keys, events) = sync_channel(MAX_EVENTS);
+    let samples = keys.clone();
     // Before the terminal is taken: a signal after that must not end the program without restoring
     // it.
     let signals = {
@@ -84,22 +74,23 @@ pub(super) fn show(
         Signals::new().map_err(|e| CliError::io("signals", e))?
     };
     // The threads end with the process: they hold nothing that needs a clean close.
-    let thread = |e: std::io::Error| CliError::io("a thread", e);
-    spawn_named("nkv-top", move || {
-        runtime.block_on(ask(collector, signals, &theirs, interval));
-    })
-    .map_err(|e| thread(io::Error::other(e.to_string())))?;
+    let thread = |e| CliError::io("a thread", io::Error::other(e));
+    spawn_named("nkv-top", move || runtime.block_on(ask(collector, signals, &samples, interval)))
+        .map_err(thread)?;
     let mut terminal = TerminalGuard::take().map_err(|e| CliError::io("the terminal", e))?;
-    let keys = read_keys().map_err(thread)?;
+    spawn_named("nkv-top-keys", move || {
+        // The library that reads keys never returns once the terminal is gone.
+        while let Ok(event) = event::read() {
+            let _ = keys.send(TopEvent::Terminal(event));
+        }
+        // Without keys the user could not end it.
+        let _ = keys.send(TopEvent::End);
+    })
+    .map_err(thread)?;
     let every = format!("{} s", interval.as_secs_f64());
     let failed = |e| CliError::io("the terminal", e);
     let (mut screen, mut scroll, mut stale) = (None::<Screen>, 0, false);
-    while !shared.ended.load(Ordering::Acquire) && !is_gone() {
-        let latest = shared.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(sample) = latest {
-            screen = Some(model.update(sample));
-            stale = true;
-        }
+    while !is_gone() {
         if let (Some(screen), true) = (&screen, stale) {
             let draws =
                 |frame: &mut ratatui::Frame<'_>| scroll = draw(frame, screen, scroll, &every);
@@ -109,34 +100,21 @@ pub(super) fn show(
                 Err(e) => return Err(failed(e)),
             }
         }
-        match keys.recv_timeout(TICK) {
-            Ok(Event::Key(key)) => match key_action(key, scroll) {
-                Some(KeyAction::Quit) => return Ok(()),
-                Some(KeyAction::From(rank)) => (scroll, stale) = (rank, true),
-                None => {}
+        match events.recv_timeout(TICK) {
+            Ok(TopEvent::Sample(sample)) => (screen, stale) = (Some(model.update(*sample)), true),
+            Ok(TopEvent::Terminal(Event::Key(key))) => match key_action(key, scroll) {
+                ControlFlow::Break(()) => return Ok(()),
+                ControlFlow::Continue(rank) => {
+                    stale |= rank != scroll;
+                    scroll = rank;
+                }
             },
-            Ok(Event::Resize(..)) => stale = true,
-            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
-            // Without keys the user could not end it.
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(TopEvent::Terminal(Event::Resize(..))) => stale = true,
+            Ok(TopEvent::Terminal(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(TopEvent::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
     Ok(())
-}
-
-/// Starts the thread that reads keys. The library that reads them never returns once the terminal
-/// is gone; that thread then ends with the process.
-fn read_keys() -> io::Result<Receiver<Event>> {
-    let (tx, rx) = sync_channel(MAX_KEYS);
-    spawn_named("nkv-top-keys", move || {
-        while let Ok(event) = event::read() {
-            if tx.send(event).is_err() {
-                return;
-            }
-        }
-    })
-    .map_err(|e| io::Error::other(e.to_string()))?;
-    Ok(rx)
 }
 
 /// True once the other end of the terminal is closed.
@@ -151,85 +129,74 @@ fn is_gone() -> bool {
 
 /// Samples the cluster at every interval; a sample that takes longer is followed by the next at
 /// once.
-async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
+async fn ask(
+    mut collector: Collector,
+    signals: Signals,
+    events: &SyncSender<TopEvent>,
+    interval: Duration,
+) {
     let samples = async {
         loop {
             let begun_ns = BootClock.now_ns();
-            let sample = collector.sample().await;
-            *shared.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample);
+            let sample = Box::new(collector.sample().await);
+            // Nobody draws while the terminal is blocked: then the sample is dropped.
+            let _ = events.try_send(TopEvent::Sample(sample));
             let took = Duration::from_nanos(BootClock.now_ns().saturating_sub(begun_ns));
             tokio::time::sleep(interval.saturating_sub(took)).await;
         }
     };
     tokio::select! {
         () = samples => {}
-        () = signals.any() => {}
+        _ = signals.any() => {}
     }
-    shared.ended.store(true, Ordering::Release);
-    tokio::time::sleep(GRACE).await;
+    // Again and again, since the channel is full while the terminal is blocked.
+    for _ in 0..GRACE.as_millis() / TICK.as_millis() {
+        let _ = events.try_send(TopEvent::End);
+        tokio::time::sleep(TICK).await;
+    }
     // The process still runs: the terminal takes no output, so the screen cannot be cleared. Its
     // mode can still be restored.
     let _ = disable_raw_mode();
     std::process::exit(0);
 }
 
-/// The signals that ask the program to end.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-        Ok(Self([terminate?, interrupt?, hangup?]))
-    }
-
-    /// Waits for one of them.
-    async fn any(&mut self) {
-        let [terminate, interrupt, hangup] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
-}
-
-fn key_action(key: KeyEvent, scroll: usize) -> Option<KeyAction> {
+/// Whether the view goes on after a key, and with the ranks from which one on.
+fn key_action(key: KeyEvent, scroll: usize) -> ControlFlow<(), usize> {
     if key.kind == KeyEventKind::Release {
-        return None;
+        return ControlFlow::Continue(scroll);
     }
-    match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-            Some(KeyAction::Quit)
-        }
-        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(KeyAction::Quit),
-        KeyCode::Down | KeyCode::Char('j') => Some(KeyAction::From(scroll.saturating_add(1))),
-        KeyCode::Up | KeyCode::Char('k') => Some(KeyAction::From(scroll.saturating_sub(1))),
-        KeyCode::PageDown => Some(KeyAction::From(scroll.saturating_add(PAGE))),
-        KeyCode::PageUp => Some(KeyAction::From(scroll.saturating_sub(PAGE))),
-        KeyCode::Home => Some(KeyAction::From(0)),
-        KeyCode::End => Some(KeyAction::From(usize::MAX)),
-        _ => None,
-    }
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    ControlFlow::Continue(match key.code {
+        KeyCode::Char('c') if control => return ControlFlow::Break(()),
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => return ControlFlow::Break(()),
+        KeyCode::Down | KeyCode::Char('j') => scroll.saturating_add(1),
+        KeyCode::Up | KeyCode::Char('k') => scroll.saturating_sub(1),
+        KeyCode::PageDown => scroll.saturating_add(PAGE),
+        KeyCode::PageUp => scroll.saturating_sub(PAGE),
+        KeyCode::Home => 0,
+        KeyCode::End => usize::MAX,
+        _ => scroll,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KeyAction, PAGE, key_action};
+    use super::{PAGE, key_action};
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+    use std::ops::ControlFlow::{Break, Continue};
 
     #[test]
     fn keys_quit_or_scroll_and_others_do_nothing() {
         let key = |code| KeyEvent::new(code, KeyModifiers::NONE);
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         for quits in [key(KeyCode::Char('q')), key(KeyCode::Esc), control_c] {
-            assert_eq!(key_action(quits, 3), Some(KeyAction::Quit));
+            assert_eq!(key_action(quits, 3), Break(()));
         }
-        assert_eq!(key_action(key(KeyCode::Char('c')), 3), None);
-        assert_eq!(key_action(key(KeyCode::Up), 0), Some(KeyAction::From(0)));
-        assert_eq!(key_action(key(KeyCode::PageDown), 3), Some(KeyAction::From(3 + PAGE)));
-        assert_eq!(key_action(key(KeyCode::End), 3), Some(KeyAction::From(usize::MAX)));
+        assert_eq!(key_action(key(KeyCode::Char('c')), 3), Continue(3));
+        assert_eq!(key_action(key(KeyCode::Up), 0), Continue(0));
+        assert_eq!(key_action(key(KeyCode::PageDown), 3), Continue(3 + PAGE));
+        assert_eq!(key_action(key(KeyCode::End), 3), Continue(usize::MAX));
         let released = KeyEvent { kind: KeyEventKind::Release, ..key(KeyCode::Char('q')) };
-        assert_eq!(key_action(released, 3), None);
+        assert_eq!(key_action(released, 3), Continue(3));
     }
 }

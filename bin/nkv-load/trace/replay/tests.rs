@@ -199,7 +199,7 @@ fn a_request_larger_than_one_call_reads_and_puts_every_block_once() {
     let ids: Vec<u64> = (0..10).collect();
     replay.request(&ids);
     replay.request(&ids);
-    assert_eq!(replay.blocks_read(), 10);
+    assert_eq!(replay.gets.count(), 10);
     let report = replay.into_report();
     assert_eq!((report.hit_blocks, cache.put_keys.borrow().len()), (10, 10));
     assert!(report.tally.is_clean(), "{:?}", report.tally.lines());

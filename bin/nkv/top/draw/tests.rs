@@ -2,8 +2,7 @@
 
 use super::super::model::tests::{headless, sample, without};
 use super::super::model::{Model, RankRow, Screen};
-use super::super::text::plain;
-use super::draw;
+use super::{draw, plain};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -131,7 +130,7 @@ fn device_logs_have_columns_where_a_rank_has_one() {
     assert_eq!(drawn[8..11], expected);
     // Before there are rates, too.
     screen.ranks[1].rates = None;
-    let first = &super::parts(&screen, 0..3).tables[1][2];
+    let first = &super::lines(&screen, 0..3)[10];
     let text: String = first.spans.iter().map(|s| s.content.as_ref()).collect();
     assert_eq!(text.len(), expected[0].len(), "{text:?}");
     assert!(text.ends_with("  3.0 MiB  64.0 MiB"), "{text:?}");
