@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
     let settings = match settings::resolve(&flags, &env, Machine::measure()) {
         Ok(settings) => settings,
-        Err(error) => return fail(error.exit_code(), &error),
+        Err(error) => return fail(exit::USAGE, &error),
     };
     if flags.print_config {
         let text = start_lines::configuration(&settings.lines);
