@@ -242,7 +242,7 @@ impl Membership {
     async fn obey(&self, term: Term) -> Result<()> {
         match self.tables.obey(term) {
             TermOrder::Same => Ok(()),
-            TermOrder::New => self.owner.push(NewTerm, crate::actor::Reply::nobody()).await,
+            TermOrder::New => self.owner.push(NewTerm).await,
             TermOrder::Older(obeyed) => Err(Error::disconnected(format!(
                 "the master is of term {}, and this rank obeys term {}",
                 term.number, obeyed.number
@@ -327,7 +327,7 @@ impl Membership {
                             recorded.inspect(|r| r.add(p.plan));
                         }
                     }
-                    let sent = self.owner.push(FromMaster(down), crate::actor::Reply::nobody());
+                    let sent = self.owner.push(FromMaster(down));
                     if let Err(e) = sent.await {
                         return e;
                     }

@@ -15,10 +15,10 @@ pub(crate) use attach::serve_attached;
 pub(crate) use commands::{Executing, SegmentCommands};
 pub(crate) use local_owner::LocalSegment;
 pub(crate) use registry::{RegisteredSegment, SegmentRegistry};
+pub(crate) use requests::MAX_RINGS;
 pub use unauthenticated::UnauthenticatedPeers;
 
 use crate::actor::ActorAddr;
-use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
 use crate::message::{
     ExportedMemory, Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome,
@@ -91,13 +91,6 @@ pub struct Server {
     pub lines: LogLines,
     /// Free ring slots.
     pub rings: Arc<Semaphore>,
-}
-
-impl Server {
-    /// Slots for the clients that may use a ring at the same time.
-    pub fn room_for_rings() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(requests::MAX_RINGS))
-    }
 }
 
 /// Counts a connection for as long as it lives.
@@ -266,9 +259,4 @@ async fn pass_segment(mut stream: BoxStream, memory: &ExportedMemory) -> Result<
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-/// Runs a server on an executor.
-pub(crate) fn serve(executor: &Executor, server: Arc<Server>, listener: Box<dyn Listener>) {
-    executor.task(async move { server.run(listener).await });
 }

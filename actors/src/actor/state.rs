@@ -85,11 +85,6 @@ impl ActorWatch {
     pub(crate) fn forgive(&self, now_ns: u64) {
         self.0.last_beat_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
-
-    /// Type of the message that it handled last, or that is in its handler.
-    pub fn doing(&self) -> &'static str {
-        self.0.doing()
-    }
 }
 
 impl ActorCounters {
@@ -134,9 +129,7 @@ impl ActorCounters {
         let frozen = idle_ms >= FROZEN_MS && checked_ms <= STOOD_STILL_MS;
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
-            _ => {
-                format!("{} for {busy_ms} ms", self.doing())
-            }
+            _ => format!("{} for {busy_ms} ms", self.doing()),
         };
         ActorStatus {
             name: self.name,
@@ -153,6 +146,7 @@ impl ActorCounters {
         }
     }
 
+    /// Type of the message that it handled last, or that is in its handler.
     fn doing(&self) -> &'static str {
         let doing = *self.doing.lock().unwrap_or_else(PoisonError::into_inner);
         doing.rsplit("::").next().unwrap_or(doing)

@@ -258,30 +258,23 @@ impl NodeConfig {
 
 /// Why a node did not start; each text is one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub enum StartError {
     /// A setting that cannot work.
-    #[error("{0}")]
     Config(String),
     /// The machine has too little memory.
-    #[error("{0}")]
     HeapTooLarge(String),
     /// The master has another world size.
-    #[error("{0}")]
     WorldSize(String),
     /// A live rank has this number.
-    #[error("{0}")]
     RankAlive(String),
     /// Nobody answered at the master's address in time.
-    #[error("{0}")]
     NoMaster(String),
     /// The control port is taken.
-    #[error("{0}")]
     PortInUse(String),
     /// The master refused for another reason.
-    #[error("{0}")]
     Refused(String),
     /// A defect, or the operating system refused a call.
-    #[error("{0}")]
     Internal(String),
 }
 

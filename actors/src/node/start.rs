@@ -16,7 +16,7 @@ use crate::executor::{Executor, OwnedExecutor};
 use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
-use crate::server::{SegmentCommands, SegmentRegistry, Server, UnauthenticatedPeers, serve};
+use crate::server::{MAX_RINGS, SegmentCommands, SegmentRegistry, Server, UnauthenticatedPeers};
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 /// How often the node checks that the job's cookie still exists.
 const COOKIE_CHECK: Duration = Duration::from_secs(1);
@@ -169,15 +169,14 @@ impl Building {
             connections: Default::default(),
             unauthenticated: UnauthenticatedPeers::new(),
             lines: Default::default(),
-            rings: Server::room_for_rings(),
+            rings: Arc::new(Semaphore::new(MAX_RINGS)),
         });
         let credentials = self.common().guard.credentials().clone();
         if credentials.has_cookie() {
             executor.task(keep_cookie(credentials, self.switches.closing.clone()));
         }
-        serve(executor, server.clone(), listener);
-        if let Some(l) = local {
-            serve(executor, server, l);
+        for listener in [Some(listener), local].into_iter().flatten() {
+            executor.task(server.clone().run(listener));
         }
         Ok((info, settings))
     }

@@ -3,7 +3,6 @@
 
 use super::refuse;
 use super::registry::SegmentEndpoint;
-use crate::actor::Reply;
 use crate::error::Error;
 use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -190,35 +189,29 @@ async fn read_from_client<R: AsyncRead + Unpin>(
             let _ = tx.try_send(OwnerToClient::Refused(e.message().to_string()));
             return Err(unsound(&e));
         }
-        let handled = match m {
-            ClientToOwner::Touched(list) => {
-                endpoint.owner.push(Touches(list), Reply::nobody()).await
+        let owner = &endpoint.owner;
+        let handled = match (m, id) {
+            (ClientToOwner::Touched(list), _) => owner.push(Touches(list)).await,
+            (ClientToOwner::Dropped(plan), Some(id)) => {
+                owner.push(PlanDropped(id, producer, plan)).await
             }
-            ClientToOwner::Dropped(plan) => match id {
-                Some(id) => {
-                    endpoint.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::TermObeyed(term) => match id {
-                Some(id) => {
-                    endpoint.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await
-                }
-                None => Ok(()),
-            },
-            ClientToOwner::KeysReported(list) => {
-                endpoint.owner.push(KeyReports(list), Reply::nobody()).await
+            (ClientToOwner::TermObeyed(term), Some(id)) => {
+                owner.push(TermObeyed(id, producer, term)).await
             }
-            ClientToOwner::Abandoned(claim) => match token {
+            (ClientToOwner::ClearBelow(below), Some(id)) => owner.push(LogClear(id, below)).await,
+            (
+                ClientToOwner::Dropped(_)
+                | ClientToOwner::TermObeyed(_)
+                | ClientToOwner::ClearBelow(_),
+                None,
+            ) => Ok(()),
+            (ClientToOwner::KeysReported(list), _) => owner.push(KeyReports(list)).await,
+            (ClientToOwner::Abandoned(claim), _) => match token {
                 // With a token: only its own claims, and only those it has not written to.
                 Some(t) if !endpoint.tables.log_producers.abandon(t, claim.into()) => Ok(()),
-                _ => endpoint.owner.push(GiveUp(claim), Reply::nobody()).await,
+                _ => owner.push(GiveUp(claim)).await,
             },
-            ClientToOwner::ClearBelow(below) => match id {
-                Some(id) => endpoint.owner.push(LogClear(id, below), Reply::nobody()).await,
-                None => Ok(()),
-            },
-            ClientToOwner::CheckPlan(plan) => {
+            (ClientToOwner::CheckPlan(plan), _) => {
                 // In a task of its own: a Dropped must not wait behind it.
                 let (tables, tx) = (endpoint.tables.clone(), tx.clone());
                 let slot = checks.clone().acquire_owned().await;
@@ -229,7 +222,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                 });
                 Ok(())
             }
-            ClientToOwner::Detach => {
+            (ClientToOwner::Detach, id) => {
                 if let Some(id) = id {
                     endpoint.tables.attachments.detach(id);
                     endpoint.tables.pins.take_back(id);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Most rings of a node at a time, some 130 KiB each; further clients keep their sockets.
-pub(super) const MAX_RINGS: usize = 256;
+pub(crate) const MAX_RINGS: usize = 256;
 /// How long a node spins for the next request of a client that usually sends one soon.
 const SPIN: Duration = Duration::from_micros(20);
 /// The same after an open. A sleeping client has to wake, on a core that may have been halted, and
