@@ -86,7 +86,7 @@ pub struct Server {
     /// Authenticated connections now.
     pub connections: AtomicUsize,
     /// Connections that have not authenticated yet.
-    pub unauthenticated: Arc<UnauthenticatedPeers>,
+    pub unauthenticated: UnauthenticatedPeers,
     /// Limits log lines that peers could cause without end.
     pub lines: LogLines,
     /// Free ring slots.

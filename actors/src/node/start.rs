@@ -1,6 +1,6 @@
 //! Starts a node step by step. If a step fails, Drop takes down what the steps before it made.
 
-use super::mount::{First, Segments};
+use super::mount::{First, NodeAddresses, Segments};
 use super::segment::{
     Common, JoinedAs, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to,
 };
@@ -16,7 +16,7 @@ use crate::executor::{Executor, OwnedExecutor};
 use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
-use crate::server::{MAX_RINGS, SegmentCommands, SegmentRegistry, Server, UnauthenticatedPeers};
+use crate::server::{MAX_RINGS, SegmentCommands, SegmentRegistry, Server};
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
@@ -140,7 +140,7 @@ impl Building {
             }
             listener => listener?,
         };
-        let local = match &self.unjoined.socket {
+        let local = match &self.unjoined.made.socket {
             Some(file) => Some(listen(net, executor, Address::Unix(file.0.clone())).await?),
             None => None,
         };
@@ -150,7 +150,8 @@ impl Building {
             Some(_) => near.clone().into_iter().chain([control.clone()]).collect(),
             None => vec![self.master_at()],
         };
-        self.segments.is_reached_at(control, near, master);
+        // Set only once: a node listens once.
+        let _ = self.segments.reach.set(NodeAddresses { control, local: near, master });
         let settings = watch::channel(None);
         let server = Arc::new(Server {
             job: c.job.clone(),
@@ -167,7 +168,7 @@ impl Building {
             random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),
             connections: Default::default(),
-            unauthenticated: UnauthenticatedPeers::new(),
+            unauthenticated: Default::default(),
             lines: Default::default(),
             rings: Arc::new(Semaphore::new(MAX_RINGS)),
         });
@@ -183,10 +184,8 @@ impl Building {
 
     /// Starts the watchdog, which detects frozen actors.
     fn watch(&self, producer: &ActorAddr<Producer>) -> Result<(), StartError> {
-        let r = &self.unjoined;
         let list = &self.common().watchlist;
-        list.add(0, [r.owner.watch(), r.evictor.watch(), producer.watch()]);
-        list.add(0, r.poller.iter().map(ActorAddr::watch));
+        list.add(0, self.unjoined.roles.watches().chain([producer.watch()]));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // The limit is the TTL: a rank whose owner is frozen that long sent no heartbeats, and is
         // gone anyway.
@@ -231,7 +230,7 @@ impl Building {
     ) -> Node {
         let Self { segments, mut unjoined, master_executor, master, switches } = self;
         let common = &segments.common;
-        let socket = unjoined.socket.take();
+        let socket = unjoined.made.socket.take();
         let joining = Joining {
             master: segments.master(),
             limit: Duration::from_millis(common.config.join_timeout_ms),

@@ -175,7 +175,7 @@ impl Node {
             owner_slow_path: self.first.segment_handle.tables.slow_path.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
-            segments: self.segments.status(),
+            segments: self.segments.each(SegmentHost::status),
             call_times: self.client.call_times(),
             master_requests: self.master.as_ref().map_or_else(Vec::new, |(_, m)| m.request_times()),
         }
@@ -187,12 +187,12 @@ impl SegmentHost {
     pub(super) fn status(&self) -> SegmentStatus {
         let r = &self.segment_handle;
         SegmentStatus {
-            segment: self.info.segment_id,
-            incarnation: format!("{:016x}", self.info.incarnation),
+            segment: r.info.segment_id,
+            incarnation: format!("{:016x}", r.info.incarnation),
             link: shown(&r.link.borrow()),
             draining: r.is_draining(),
             owner: r.tables.gauges.snapshot(),
-            actors: self.actors(),
+            actors: r.roles.watches().map(|actor| actor.status()).collect(),
             attachments: r.tables.attachments.len(),
             agent: agent_status(&*self.agent),
         }
