@@ -124,7 +124,7 @@ impl Membership {
     pub async fn run(
         self,
         state: watch::Sender<LinkState>,
-        settings: watch::Sender<Option<(Term, Settings)>>,
+        settings: watch::Sender<(Term, Settings)>,
     ) {
         let (mut joined_once, mut confirmed) = (false, false);
         let mut pause = RETRY_FIRST_MS;
@@ -141,7 +141,7 @@ impl Membership {
                         (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
                         let silence = Duration::from_millis(set.ttl_ms);
-                        settings.send_replace(Some((term, set)));
+                        settings.send_replace((term, set));
                         let (e, answered) = self.serve((stream, confirm), silence, &state).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;

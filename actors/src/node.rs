@@ -31,7 +31,7 @@ use nkv_store::KeyHasher;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_store::shm;
 use nkv_transport::wire::auth::Credentials;
-use segment::{JoinedAs, SegmentHandle, SegmentHost, SocketFile};
+use segment::{SegmentHandle, SegmentHost, SocketFile};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +73,6 @@ pub struct NodeParts {
     producer: ActorAddr<Producer>,
     master: Option<(ActorAddr<Master>, Arc<Members>)>,
     segments: Arc<Segments>,
-    settings: watch::Receiver<JoinedAs>,
     failed: watch::Receiver<Option<String>>,
     closing: Arc<AtomicBool>,
     started_ms: u64,

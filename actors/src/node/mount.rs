@@ -131,7 +131,7 @@ impl Segments {
             master,
             limit: self.join_limit(),
             siblings: Arc::new(Siblings::default()),
-            settings_tx: watch::channel(None).0,
+            settings_tx: watch::Sender::new(self.common.settings.borrow().clone()),
             switches: SegmentFlags::default(),
         };
         let host = unjoined.join(&self.common, info.clone(), how);

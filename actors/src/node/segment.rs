@@ -25,7 +25,6 @@ use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::SegmentName;
 use nkv_store::{KeyHasher, Memory, StoreError};
 use nkv_transport::Alive;
-use nkv_transport::TransportError;
 use nkv_transport::fabric::Exported;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
@@ -41,9 +40,6 @@ use tokio::sync::watch;
 /// How long a leaving segment waits until its link has ended.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The master's term and the cluster's settings, as received at the join.
-pub(super) type JoinedAs = Option<(Term, Settings)>;
-
 /// What all segments of a node share.
 pub(super) struct Common {
     pub config: NodeConfig,
@@ -57,6 +53,9 @@ pub(super) struct Common {
     pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
     pub watchlist: Arc<Watchlist>,
+    // The master's term and the cluster's settings, as the first segment received them at its join;
+    // until then no term, and the settings of this node.
+    pub settings: watch::Sender<(Term, Settings)>,
 }
 
 /// Flags that a segment's tasks read. All but `quiet` are set from outside.
@@ -107,7 +106,7 @@ pub(super) struct Joining {
     /// The mounted segments of its node, if this is the first segment.
     pub siblings: Arc<Siblings>,
     /// Where to send the cluster's settings.
-    pub settings_tx: watch::Sender<JoinedAs>,
+    pub settings_tx: watch::Sender<(Term, Settings)>,
     pub switches: SegmentFlags,
 }
 
@@ -338,14 +337,6 @@ fn make_memory(
     Ok(Made { heap, name, file_name, socket })
 }
 
-/// Why no device reaches a segment.
-enum Unregistered {
-    /// There is no device that can be used.
-    NoDevice(TransportError),
-    /// A device does not take the memory.
-    Refused(TransportError),
-}
-
 /// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if
 /// devices were named or a device counts claims; otherwise it is only logged.
 async fn export(
@@ -360,24 +351,20 @@ async fn export(
     let named = wanted.is_particular() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
     let parts = rights::of_others(heap, by_nic);
-    // Pins every page: takes seconds per GiB.
+    // Pins every page: takes seconds per GiB. An error comes with whether there is a device.
     let registering = move || {
-        let fabric = machine.fabric(&wanted).map_err(Unregistered::NoDevice)?;
-        let exported = fabric.export(memory, &parts, by_nic).map_err(Unregistered::Refused)?;
+        let fabric = machine.fabric(&wanted).map_err(|e| (e, false))?;
+        let exported = fabric.export(memory, &parts, by_nic).map_err(|e| (e, true))?;
         Ok((exported, fabric.describe()))
     };
-    let registered: Result<_, Unregistered> = executor.beside(registering).await?;
-    match registered {
+    let (error, is_there) = match executor.beside(registering).await? {
         Ok(exported) => return Ok(Some(exported)),
-        Err(Unregistered::NoDevice(e) | Unregistered::Refused(e)) if named => {
-            return Err(StartError::Config(format!("RDMA: {e}")));
-        }
-        Err(Unregistered::NoDevice(error)) => {
-            tracing::debug!(%segment_id, %error, "not reached by rdma");
-        }
-        Err(Unregistered::Refused(error)) => {
-            tracing::warn!(%segment_id, %error, "not reached by rdma");
-        }
+        Err((e, _)) if named => return Err(StartError::Config(format!("RDMA: {e}"))),
+        Err(failed) => failed,
+    };
+    match is_there {
+        true => tracing::warn!(%segment_id, %error, "not reached by rdma"),
+        false => tracing::debug!(%segment_id, %error, "not reached by rdma"),
     }
     Ok(None)
 }
@@ -426,7 +413,7 @@ async fn start_roles(
         tables: tables.clone(),
         owner: owner_slot.clone(),
     };
-    let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted).await?;
+    let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted.clone()).await?;
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(Arc::new(evictor.clone()));
     let mut poller = None;
@@ -437,7 +424,6 @@ async fn start_roles(
             owner: owner_slot,
             platform: common.env.platform,
         };
-        let exhausted = report_to(&common.failed, Some(segment_id));
         poller = Some(ActorAddr::<AnnouncePoller>::start(executor, durable, exhausted).await?);
     }
     Ok(Roles { owner, evictor, poller })

@@ -146,7 +146,6 @@ impl Node {
     pub fn status(&self) -> NodeStatus {
         let first = self.first.status();
         let (config, clock) = (self.config(), &self.segments.common.env.clock);
-        let term = self.settings.borrow().as_ref().map_or(Term::default(), |(t, _)| *t);
         let mut actors = first.actors;
         actors.push(self.producer.status());
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
@@ -159,7 +158,7 @@ impl Node {
             world_size: config.world_size,
             incarnation: first.incarnation,
             link: first.link,
-            term,
+            term: self.segments.common.settings.borrow().0,
             draining: first.draining,
             uptime_ms: clock.now_ms() - self.started_ms,
             view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),

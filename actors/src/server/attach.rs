@@ -3,7 +3,6 @@
 
 use super::refuse;
 use super::registry::SegmentEndpoint;
-use crate::error::Error;
 use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::log::{Drain, GiveUp, KeyReports};
@@ -187,7 +186,8 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         if let Err(e) = m.check(endpoint.tables.layout()) {
             // The client gets the reason, and the frame has no effect [I19].
             let _ = tx.try_send(OwnerToClient::Refused(e.message().to_string()));
-            return Err(unsound(&e));
+            let why = e.message().to_string();
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, why).into());
         }
         let owner = &endpoint.owner;
         let handled = match (m, id) {
@@ -235,11 +235,6 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         }
     }
     Ok(())
-}
-
-/// The error for an impossible frame from an attached client.
-fn unsound(error: &Error) -> WireError {
-    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message().to_string()))
 }
 
 async fn write_to_client<W: AsyncWrite + Unpin>(

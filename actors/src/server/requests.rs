@@ -41,7 +41,7 @@ impl Server {
         let welcome = Welcome::Client {
             master: self.master_at.clone(),
             view,
-            settings: self.settings(),
+            settings: self.settings.borrow().1.clone(),
             hasher: HasherKey(self.hasher.key()),
             ring: ring.as_ref().map(|(offer, _)| offer.lane_bytes()),
         };
