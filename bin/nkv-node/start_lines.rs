@@ -92,15 +92,13 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     };
     let ranks = match info.world_size {
         1 => "this one".to_string(),
-        n => {
-            format!(
-                "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who \
-                 is missing)"
-            )
-        }
+        n => format!(
+            "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who is \
+             missing)"
+        ),
     };
-    let devices =
-        info.fabric.iter().map(|devices| format!("rdma ({devices}), ")).collect::<String>();
+    let by_devices = info.fabric.as_ref().map(|devices| format!("rdma ({devices}), "));
+    let by_devices = by_devices.unwrap_or_default();
     let rdma = match &info.fabric {
         Some(_) => "",
         None if !cfg!(feature = "rdma") => "rdma (this build is without the feature), ",
@@ -111,7 +109,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         ("ranks", ranks),
         ("memory", memory),
         ("memory not chosen", format!("{other}; vram (not in this build)")),
-        ("transports", format!("{transports}, {devices}tcp")),
+        ("transports", format!("{transports}, {by_devices}tcp")),
         ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),
     ]
