@@ -6,12 +6,12 @@ mod connections;
 
 use crate::metrics;
 use crate::ready::Readiness;
-use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use connections::{Bounded, STEP_LIMIT};
 use nkv::{Node, NodeStatus};
 use std::io;
@@ -91,13 +91,9 @@ async fn readyz(State(readiness): State<Readiness>) -> Response {
 
 async fn status(State(readiness): State<Readiness>) -> Response {
     let ready = readiness.ready().err();
-    let body = match readiness.node(Node::status) {
-        Some(status) => serde_json::to_string(&status),
-        None => serde_json::to_string(&serde_json::json!({ "joined": false, "why": ready })),
-    };
-    match body {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
+    match readiness.node(Node::status) {
+        Some(status) => Json(status).into_response(),
+        None => Json(serde_json::json!({ "joined": false, "why": ready })).into_response(),
     }
 }
 

@@ -85,6 +85,11 @@ impl ActorWatch {
     pub(crate) fn forgive(&self, now_ns: u64) {
         self.0.last_beat_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
+
+    /// Type of the message that it handled last, or that is in its handler.
+    pub fn doing(&self) -> &'static str {
+        self.0.doing()
+    }
 }
 
 impl ActorCounters {
@@ -146,7 +151,6 @@ impl ActorCounters {
         }
     }
 
-    /// Type of the message that it handled last, or that is in its handler.
     fn doing(&self) -> &'static str {
         let doing = *self.doing.lock().unwrap_or_else(PoisonError::into_inner);
         doing.rsplit("::").next().unwrap_or(doing)
