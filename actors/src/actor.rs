@@ -99,9 +99,7 @@ impl<R: Role> Context<'_, R> {
             message
         });
     }
-}
 
-impl<R: Role> Context<'_, R> {
     /// Runs async work beside the mailbox; its result comes back as a message.
     pub fn work<M: Message>(&self, work: impl Future<Output = M> + 'static)
     where
@@ -125,9 +123,7 @@ impl<R: Role> Context<'_, R> {
             }
         });
     }
-}
 
-impl<R: Role> Context<'_, R> {
     /// Runs blocking work on a thread beside the event loops; `then` turns its result into a
     /// message to this role.
     pub fn beside<T: Send + 'static, M: Message>(
@@ -331,7 +327,7 @@ impl<R: Role> ActorAddr<R> {
         let state = Arc::new(ActorCounters::new(R::NAME, executor.clone()));
         let (tx, rx) = oneshot::channel();
         let cell_state = state.clone();
-        executor.run(move || {
+        executor.task(async move {
             let addr = Supervisor::start(move |actix_ctx: &mut actix::Context<ActorCell<R>>| {
                 actix_ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
                 ActorCell {
@@ -362,7 +358,7 @@ impl<R: Role> ActorAddr<R> {
     {
         let (tx, rx) = oneshot::channel();
         let work = async {
-            self.push(message, Reply(Some(tx))).await?;
+            self.send(message, Reply(Some(tx))).await?;
             rx.await
                 .map_err(|_| Error::internal(format!("the {} actor failed on this call", R::NAME)))
         };
@@ -392,7 +388,14 @@ impl<R: Role> ActorAddr<R> {
 
     /// Sends without waiting for an answer; waits only while the mailbox is full. `Disconnected` if
     /// the actor has ended.
-    pub async fn push<M: Message>(&self, message: M, reply: Reply<M::Reply>) -> Result<()>
+    pub async fn push<M: Message>(&self, message: M) -> Result<()>
+    where
+        R: On<M>,
+    {
+        self.send(message, Reply::nobody()).await
+    }
+
+    async fn send<M: Message>(&self, message: M, reply: Reply<M::Reply>) -> Result<()>
     where
         R: On<M>,
     {

@@ -21,33 +21,15 @@ enum Backend {
     Here(mpsc::UnboundedSender<Job>),
 }
 
-/// The messages to a set of tasks. Few: only for tasks that are started from outside.
-enum Job {
-    Run(Box<dyn FnOnce() + Send>),
-    Task(Pin<Box<dyn Future<Output = ()> + Send>>),
-    Stop,
-}
+/// A task for a set of tasks, or none to end the set. Few: only tasks that are started from outside.
+type Job = Option<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
-impl std::fmt::Debug for Job {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Run(_) => "Run",
-            Self::Task(_) => "Task",
-            Self::Stop => "Stop",
-        })
-    }
-}
-
-/// Runs a set of tasks until `Stop`; then they are dropped at whatever they wait for.
+/// Runs a set of tasks until its end; then they are dropped at whatever they wait for.
 async fn run_here(mut jobs: mpsc::UnboundedReceiver<Job>) {
     let tasks = LocalSet::new();
     let work = async {
-        while let Some(job) = jobs.recv().await {
-            match job {
-                Job::Run(body) => body(),
-                Job::Task(work) => drop(tokio::task::spawn_local(work)),
-                Job::Stop => return,
-            }
+        while let Some(Some(task)) = jobs.recv().await {
+            tokio::task::spawn_local(task);
         }
     };
     tasks.run_until(work).await;
@@ -86,19 +68,14 @@ fn system() -> Result<System> {
 
 /// An executor that is stopped when dropped.
 #[derive(Debug)]
-pub struct OwnedExecutor(Option<Arbiter>, Executor, ProcessMark);
+pub struct OwnedExecutor(Executor, ProcessMark);
 
 impl OwnedExecutor {
     /// Starts an arbiter thread.
     pub fn arbiter() -> Result<Self> {
         System::set_current(system()?);
-        let arbiter = Arbiter::new();
-        let backend = Backend::Arbiter(arbiter.handle());
-        Ok(Self(
-            Some(arbiter),
-            Executor { backend, clock: Arc::new(BootClock) },
-            ProcessMark::here(),
-        ))
+        let backend = Backend::Arbiter(Arbiter::new().handle());
+        Ok(Self(Executor { backend, clock: Arc::new(BootClock) }, ProcessMark::here()))
     }
 
     /// For simulations: a set of tasks on the current thread, with this clock. Must be called
@@ -106,26 +83,24 @@ impl OwnedExecutor {
     pub fn here(clock: Arc<dyn Clock>) -> Self {
         let (tx, jobs) = mpsc::unbounded_channel();
         tokio::task::spawn_local(run_here(jobs));
-        Self(None, Executor { backend: Backend::Here(tx), clock }, ProcessMark::here())
+        Self(Executor { backend: Backend::Here(tx), clock }, ProcessMark::here())
     }
 
     /// A reference to it.
     pub fn executor(&self) -> &Executor {
-        &self.1
+        &self.0
     }
 }
 
 impl Drop for OwnedExecutor {
     fn drop(&mut self) {
         // In a forked child the thread is its parent's.
-        if !self.2.is_here() {
+        if !self.1.is_here() {
             return;
         }
-        if let Some(a) = &self.0 {
-            a.stop();
-        }
-        if let Backend::Here(tx) = &self.1.backend {
-            let _ = tx.send(Job::Stop);
+        match &self.0.backend {
+            Backend::Arbiter(arbiter) => drop(arbiter.stop()),
+            Backend::Here(tx) => drop(tx.send(None)),
         }
     }
 }
@@ -134,16 +109,6 @@ impl Executor {
     /// Its clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
-    }
-
-    /// Runs `body` on the executor's thread.
-    pub fn run(&self, body: impl FnOnce() + Send + 'static) {
-        match &self.backend {
-            // A refused body is dropped; a caller that waits for its result sees the sender
-            // dropped.
-            Backend::Arbiter(a) => drop(a.spawn_fn(body)),
-            Backend::Here(tx) => drop(tx.send(Job::Run(Box::new(body)))),
-        }
     }
 
     /// Runs blocking work (files, a slow pattern, joining threads) outside the event loops; in a
@@ -161,11 +126,12 @@ impl Executor {
         }
     }
 
-    /// Starts a task on the executor's thread, where it may use `spawn_local`.
+    /// Starts a task on the executor's thread, where it may use `spawn_local`. A refused task is
+    /// dropped: whoever waits for its result sees the sender dropped.
     pub fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
         match &self.backend {
             Backend::Arbiter(a) => drop(a.spawn(work)),
-            Backend::Here(tx) => drop(tx.send(Job::Task(Box::pin(work)))),
+            Backend::Here(tx) => drop(tx.send(Some(Box::pin(work)))),
         }
     }
 }

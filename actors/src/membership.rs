@@ -124,7 +124,7 @@ impl Membership {
     pub async fn run(
         self,
         state: watch::Sender<LinkState>,
-        settings: watch::Sender<Option<(Term, Settings)>>,
+        settings: watch::Sender<(Term, Settings)>,
     ) {
         let (mut joined_once, mut confirmed) = (false, false);
         let mut pause = RETRY_FIRST_MS;
@@ -141,7 +141,7 @@ impl Membership {
                         (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
                         let silence = Duration::from_millis(set.ttl_ms);
-                        settings.send_replace(Some((term, set)));
+                        settings.send_replace((term, set));
                         let (e, answered) = self.serve((stream, confirm), silence, &state).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
@@ -242,7 +242,7 @@ impl Membership {
     async fn obey(&self, term: Term) -> Result<()> {
         match self.tables.obey(term) {
             TermOrder::Same => Ok(()),
-            TermOrder::New => self.owner.push(NewTerm, crate::actor::Reply::nobody()).await,
+            TermOrder::New => self.owner.push(NewTerm).await,
             TermOrder::Older(obeyed) => Err(Error::disconnected(format!(
                 "the master is of term {}, and this rank obeys term {}",
                 term.number, obeyed.number
@@ -338,7 +338,7 @@ impl Membership {
                             recorded.send_replace(Some(p.plan));
                         }
                     }
-                    let sent = self.owner.push(FromMaster(down), crate::actor::Reply::nobody());
+                    let sent = self.owner.push(FromMaster(down));
                     if let Err(e) = sent.await {
                         return e;
                     }

@@ -18,7 +18,6 @@ pub use status::{AttachedTo, NodeStatus, SegmentStatus};
 use crate::actor::ActorAddr;
 use crate::announce_poller::AnnouncePoller;
 use crate::client::Client;
-
 use crate::client::producer::Producer;
 use crate::evictor::Evictor;
 use crate::executor::OwnedExecutor;
@@ -30,8 +29,9 @@ use futures_util::future::join_all;
 use mount::{QUIET_LIMIT_MS, until};
 use nkv_store::KeyHasher;
 use nkv_store::fork::OwnProcessOnly;
+use nkv_store::shm;
 use nkv_transport::wire::auth::Credentials;
-use segment::{JoinedAs, SegmentHandle, SegmentHost, SocketFile};
+use segment::{SegmentHandle, SegmentHost, SocketFile};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ use tokio::sync::watch;
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long an embedded cluster waits for the first reports of its ranks.
 const READY_LIMIT: Duration = Duration::from_secs(10);
+
 /// Why a node cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
@@ -72,7 +73,6 @@ pub struct NodeParts {
     producer: ActorAddr<Producer>,
     master: Option<(ActorAddr<Master>, Arc<Members>)>,
     segments: Arc<Segments>,
-    settings: watch::Receiver<JoinedAs>,
     failed: watch::Receiver<Option<String>>,
     closing: Arc<AtomicBool>,
     started_ms: u64,
@@ -106,7 +106,7 @@ impl Node {
 
     /// Addresses of this rank, and layout and incarnation of its first segment.
     pub fn info(&self) -> &RankInfo {
-        &self.first.info
+        &self.first.segment_handle.info
     }
 
     /// The credentials that this node shows, and demands of others.
@@ -126,9 +126,8 @@ impl Node {
 
     /// Incarnations of its segments that are joined: the master has handled their reports.
     pub fn joined(&self) -> Vec<u64> {
-        let first = (self.first.info.incarnation, self.first.segment_handle.is_joined());
-        let all = [first].into_iter().chain(self.segments.links());
-        all.filter(|(_, joined)| *joined).map(|(incarnation, _)| incarnation).collect()
+        let all = self.all_handles().into_iter();
+        all.filter(SegmentHandle::is_joined).map(|h| h.info.incarnation).collect()
     }
 
     /// The members as the master sees them, on rank 0.
@@ -143,22 +142,23 @@ impl Node {
 
     /// The owner actor of the first segment.
     pub fn owner(&self) -> &ActorAddr<Owner> {
-        &self.first.segment_handle.owner
+        &self.first.segment_handle.roles.owner
     }
 
     /// The evictor actor of the first segment.
     pub fn evictor(&self) -> &ActorAddr<Evictor> {
-        &self.first.segment_handle.evictor
+        &self.first.segment_handle.roles.evictor
     }
 
     /// The actor that polls the device log of the first segment, if it has one.
     pub fn poller(&self) -> Option<&ActorAddr<AnnouncePoller>> {
-        self.first.poller.as_ref()
+        self.first.segment_handle.roles.poller.as_ref()
     }
 
     /// The owner actor of a mounted segment.
     pub fn owner_of(&self, segment: u32) -> Option<ActorAddr<Owner>> {
-        self.segments.owner(segment)
+        let mut all = self.segments.all().into_iter();
+        all.find(|h| h.info.segment_id == segment).map(|h| h.roles.owner)
     }
 
     /// The producer actor behind this node's handle.
@@ -207,13 +207,15 @@ impl Node {
 
     /// Segments mounted now, without the first one.
     pub fn mounted(&self) -> Vec<RankInfo> {
-        self.segments.infos()
+        self.segments.each(|h| RankInfo::clone(&h.segment_handle.info))
     }
 
     /// Files of this node: its unix socket, and the shared memory of all its segments.
     pub fn files(&self) -> Vec<PathBuf> {
         let socket = self._socket.iter().map(|s| s.0.clone());
-        self.first.files().chain(self.segments.files()).chain(socket).collect()
+        let all = self.all_handles().into_iter();
+        let memory = all.filter_map(|h| h.info.memory.name().map(shm::files)).flatten();
+        memory.chain(socket).collect()
     }
 
     /// Resolves when the node cannot go on.

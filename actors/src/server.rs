@@ -15,13 +15,13 @@ pub(crate) use attach::serve_attached;
 pub(crate) use commands::{Executing, SegmentCommands};
 pub(crate) use local_owner::LocalSegment;
 pub(crate) use registry::{RegisteredSegment, SegmentRegistry};
+pub(crate) use requests::MAX_RINGS;
 pub use unauthenticated::UnauthenticatedPeers;
 
 use crate::actor::ActorAddr;
-use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
 use crate::message::{
-    ExportedMemory, Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Welcome,
+    ExportedMemory, Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Term, Welcome,
 };
 use crate::race::race;
 use nkv_store::KeyHasher;
@@ -33,13 +33,13 @@ use nkv_transport::wire::{
     Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
 };
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
 /// Most authenticated control connections at a time; further ones are closed.
-const MAX_CONNECTIONS: usize = 4096;
+pub(crate) const MAX_CONNECTIONS: usize = 4096;
 /// A connection that has not authenticated within this time is closed; so is one that then sends no
 /// hello for as long again.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
@@ -69,10 +69,8 @@ pub struct Server {
     pub master: Option<(ActorAddr<Master>, Arc<Members>)>,
     /// Where the master is, on other ranks.
     pub master_at: Option<Address>,
-    /// Cluster settings, once joined.
-    pub settings: watch::Receiver<Option<(crate::message::Term, Settings)>>,
-    /// Defaults until then.
-    pub defaults: Settings,
+    /// The master's term and the cluster's settings, once joined; those of this node until then.
+    pub settings: watch::Receiver<(Term, Settings)>,
     /// This node's segments, by incarnation.
     pub(crate) registry: SegmentRegistry,
     /// Mounts and unmounts them.
@@ -83,30 +81,14 @@ pub struct Server {
     pub random: Arc<dyn Random>,
     /// Set when the node shuts down.
     pub closing: Arc<AtomicBool>,
-    /// Authenticated connections now.
-    pub connections: AtomicUsize,
+    /// Free slots of authenticated connections.
+    pub connections: Arc<Semaphore>,
     /// Connections that have not authenticated yet.
-    pub unauthenticated: Arc<UnauthenticatedPeers>,
+    pub unauthenticated: UnauthenticatedPeers,
     /// Limits log lines that peers could cause without end.
     pub lines: LogLines,
     /// Free ring slots.
     pub rings: Arc<Semaphore>,
-}
-
-impl Server {
-    /// Slots for the clients that may use a ring at the same time.
-    pub fn room_for_rings() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(requests::MAX_RINGS))
-    }
-}
-
-/// Counts a connection for as long as it lives.
-struct Counted(Arc<Server>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Server {
@@ -161,7 +143,7 @@ impl Server {
             }
         };
         drop(slot);
-        let Some(_counted) = self.clone().one_more() else {
+        let Ok(_slot) = self.connections.clone().try_acquire_owned() else {
             if let Some(before) = self.lines.next(self.clock.now_ms()) {
                 tracing::warn!(peer = %peer.text, before, "closed: {MAX_CONNECTIONS} connections");
             }
@@ -211,13 +193,6 @@ impl Server {
         }
     }
 
-    fn one_more(self: Arc<Self>) -> Option<Counted> {
-        let before = self.connections.fetch_add(1, Ordering::Relaxed);
-        // Its drop subtracts it again if it is one too many.
-        let counted = Counted(self);
-        (before < MAX_CONNECTIONS).then_some(counted)
-    }
-
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         if hello.version != MESSAGES_VERSION {
             return Some(Refusal::Version { ours: MESSAGES_VERSION, theirs: hello.version });
@@ -242,10 +217,6 @@ impl Server {
             self.rank
         ))
     }
-
-    fn settings(&self) -> Settings {
-        self.settings.borrow().as_ref().map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
-    }
 }
 
 /// Passes a segment's descriptor to a client on this host.
@@ -266,9 +237,4 @@ async fn pass_segment(mut stream: BoxStream, memory: &ExportedMemory) -> Result<
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-/// Runs a server on an executor.
-pub(crate) fn serve(executor: &Executor, server: Arc<Server>, listener: Box<dyn Listener>) {
-    executor.task(async move { server.run(listener).await });
 }

@@ -6,14 +6,14 @@ mod connections;
 
 use crate::metrics;
 use crate::ready::Readiness;
-use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use connections::{Bounded, STEP_LIMIT};
-use nkv::NodeStatus;
+use nkv::{Node, NodeStatus};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) async fn serve(address: SocketAddr, readiness: Readiness) -> io::Resu
 
 fn routes(readiness: Readiness) -> Router {
     Router::new()
-        .route("/", get(index))
+        .route("/", get(INDEX))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
@@ -67,12 +67,8 @@ async fn one_request_each(mut response: Response) -> Response {
     response
 }
 
-async fn index() -> &'static str {
-    INDEX
-}
-
 async fn healthz(State(readiness): State<Readiness>) -> Response {
-    let status = readiness.status();
+    let status = readiness.node(Node::status);
     let mut actors = status.iter().flat_map(NodeStatus::all_actors);
     match actors.find(|a| a.busy_ms >= FROZEN_MS) {
         None => (StatusCode::OK, "ok\n").into_response(),
@@ -95,22 +91,19 @@ async fn readyz(State(readiness): State<Readiness>) -> Response {
 
 async fn status(State(readiness): State<Readiness>) -> Response {
     let ready = readiness.ready().err();
-    let body = match readiness.status() {
-        Some(status) => serde_json::to_string(&status),
-        None => serde_json::to_string(&serde_json::json!({ "joined": false, "why": ready })),
-    };
-    match body {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
+    match readiness.node(Node::status) {
+        Some(status) => Json(status).into_response(),
+        None => Json(serde_json::json!({ "joined": false, "why": ready })).into_response(),
     }
 }
 
 async fn metrics_text(State(readiness): State<Readiness>) -> Response {
-    let Some(status) = readiness.status() else {
+    let Some(status) = readiness.node(Node::status) else {
         return (StatusCode::SERVICE_UNAVAILABLE, "not joined yet\n").into_response();
     };
     // Bounded by the call's own limit; without the master's answer its figures are left out.
-    let cluster = match readiness.masters_handle() {
+    let handle = readiness.node(|node| node.master().map(|_| node.client())).flatten();
+    let cluster = match handle {
         Some(handle) => handle.stats().await.ok(),
         None => None,
     };

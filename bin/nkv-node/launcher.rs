@@ -77,20 +77,12 @@ pub(crate) enum LauncherError {
     },
 }
 
-/// One launcher's variables: those it must set, in the order rank, world size, then the master.
-struct Names {
-    family: Family,
-    needed: &'static [&'static str],
-}
-
-/// In order of precedence: the first complete set is used.
-const FAMILIES: [Names; 3] = [
-    Names { family: Family::Torchrun, needed: &["RANK", "WORLD_SIZE", "MASTER_ADDR"] },
-    Names { family: Family::OpenMpi, needed: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"] },
-    Names {
-        family: Family::Slurm,
-        needed: &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"],
-    },
+/// The variables that each launcher must set, in the order rank, world size, then the master. In
+/// order of precedence: the first complete set is used.
+const FAMILIES: [(Family, &[&str]); 3] = [
+    (Family::Torchrun, &["RANK", "WORLD_SIZE", "MASTER_ADDR"]),
+    (Family::OpenMpi, &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]),
+    (Family::Slurm, &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"]),
 ];
 
 /// The launcher's facts; `None` if no launcher started this process.
@@ -100,19 +92,19 @@ const FAMILIES: [Names; 3] = [
 /// number or no list of hosts.
 pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
     let mut half = None;
-    for names in &FAMILIES {
+    for (family, needed) in FAMILIES {
         // Outside a step (in a batch script) Slurm's variables do not describe this process.
-        if names.family == Family::Slurm && get(env, "SLURM_STEP_ID").is_none() {
+        if family == Family::Slurm && get(env, "SLURM_STEP_ID").is_none() {
             continue;
         }
         let (present, missing): (Vec<_>, Vec<_>) =
-            names.needed.iter().partition(|name| get(env, name).is_some());
+            needed.iter().partition(|name| get(env, name).is_some());
         if missing.is_empty() {
-            return facts(names, env).map(Some);
+            return facts(family, (needed[0], needed[1]), env).map(Some);
         }
         // A step id alone is not an incomplete set: every shell within a step has one.
         if !present.is_empty() {
-            half.get_or_insert(LauncherError::Half { family: names.family, present, missing });
+            half.get_or_insert(LauncherError::Half { family, present, missing });
         }
     }
     half.map_or(Ok(None), Err)
@@ -139,50 +131,35 @@ pub(crate) fn get<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
     env.get(name).map(String::as_str).filter(|value| !value.is_empty())
 }
 
-fn facts(names: &Names, env: &Env) -> Result<Launcher, LauncherError> {
-    let (rank, world_size) = (number(env, names.needed[0])?, number(env, names.needed[1])?);
+fn facts(
+    family: Family,
+    (rank_in, size_in): (&'static str, &'static str),
+    env: &Env,
+) -> Result<Launcher, LauncherError> {
+    let (rank, world_size) = (number(env, rank_in)?, number(env, size_in)?);
     if rank >= world_size {
         return Err(LauncherError::Bad {
-            name: names.needed[0],
+            name: rank_in,
             value: rank.to_string(),
-            why: format!("ranks go from 0 to {}={world_size} less one", names.needed[1]),
+            why: format!("ranks go from 0 to {size_in}={world_size} less one"),
         });
     }
-    let plain = Launcher {
-        family: names.family,
-        rank,
-        world_size,
-        local_world_size: None,
-        master_host: None,
-        one_host: world_size == 1,
-    };
-    match names.family {
+    let (local_world_size, master_host) = match family {
         Family::Torchrun => {
-            let local = optional_number(env, "LOCAL_WORLD_SIZE")?;
-            let master_host = get(env, "MASTER_ADDR").map(str::to_string);
-            Ok(on_this_host(Launcher { master_host, ..plain }, local))
+            (optional_number(env, "LOCAL_WORLD_SIZE")?, get(env, "MASTER_ADDR").map(str::to_string))
         }
-        Family::OpenMpi => {
-            let local = optional_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")?;
-            Ok(on_this_host(plain, local))
+        Family::OpenMpi => (optional_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")?, None),
+        Family::Slurm => {
+            let name = "SLURM_STEP_NODELIST";
+            let list = get(env, name).unwrap_or_default();
+            let bad = |why| LauncherError::Bad { name, value: list.to_string(), why };
+            let hosts: HostList = list.parse().map_err(bad)?;
+            let one_host = hosts.count == 1 || world_size == 1;
+            (one_host.then_some(world_size), Some(hosts.first))
         }
-        Family::Slurm => slurm(plain, env),
-    }
-}
-
-fn on_this_host(plain: Launcher, local_world_size: Option<u32>) -> Launcher {
-    let one_host = plain.one_host || local_world_size == Some(plain.world_size);
-    Launcher { local_world_size, one_host, ..plain }
-}
-
-fn slurm(plain: Launcher, env: &Env) -> Result<Launcher, LauncherError> {
-    let name = "SLURM_STEP_NODELIST";
-    let list = get(env, name).unwrap_or_default();
-    let bad = |why| LauncherError::Bad { name, value: list.to_string(), why };
-    let hosts: HostList = list.parse().map_err(bad)?;
-    let one_host = plain.one_host || hosts.count == 1;
-    let local_world_size = one_host.then_some(plain.world_size);
-    Ok(Launcher { master_host: Some(hosts.first), one_host, local_world_size, ..plain })
+    };
+    let one_host = world_size == 1 || local_world_size == Some(world_size);
+    Ok(Launcher { family, rank, world_size, local_world_size, master_host, one_host })
 }
 
 fn number(env: &Env, name: &'static str) -> Result<u32, LauncherError> {

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
     let settings = match settings::resolve(&flags, &env, Machine::measure()) {
         Ok(settings) => settings,
-        Err(error) => return fail(error.exit_code(), &error),
+        Err(error) => return fail(exit::USAGE, &error),
     };
     if flags.print_config {
         let text = start_lines::configuration(&settings.lines);
@@ -126,11 +126,7 @@ fn end(format: LogFormat, code: u8, why: &str) -> ExitCode {
 
 /// Prints one sentence and returns the exit code.
 fn fail(code: u8, why: &dyn std::fmt::Display) -> ExitCode {
-    print_line(&format!("nkv-node: {why}"));
+    // A closed stderr is ignored.
+    let _ = writeln!(std::io::stderr(), "nkv-node: {why}");
     ExitCode::from(code)
-}
-
-/// Writes a line to stderr; a closed stderr is ignored.
-fn print_line(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
 }

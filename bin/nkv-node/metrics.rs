@@ -8,6 +8,7 @@ mod text;
 use nkv::NodeStatus;
 use nkv::message::{ClusterStats, OwnerGauges};
 use nkv_actors::actor::ActorStatus;
+use nkv_actors::durations::Durations;
 pub(crate) use process::started;
 use text::{Labels, Sort, Text};
 
@@ -149,13 +150,6 @@ const ACTOR: &[Metric<ActorStatus>] = &[
     counter("nkv_actor_panics_total", "Panics caught", |a| u64::from(a.panics)),
 ];
 
-/// Histograms, by name.
-const CLIENT_REQUEST: &str = "nkv_client_request_duration_seconds";
-const CLIENT_PUT: &str = "nkv_client_put_duration_seconds";
-const CLIENT_READ: &str = "nkv_client_read_duration_seconds";
-const MASTER_REQUEST: &str = "nkv_master_request_duration_seconds";
-const HANDLING: &str = "nkv_actor_handling_duration_seconds";
-
 /// The subjects of a table's figures, each with its labels.
 type Subjects<'a, T> = Vec<(Vec<(&'static str, &'a str)>, &'a T)>;
 
@@ -180,10 +174,8 @@ pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> Str
         table(&mut text, MASTER, &vec![(Vec::new(), cluster)]);
     }
     table(&mut text, ACTOR, &actors);
-    text.metric(HANDLING, Sort::Histogram, "Messages in their handlers");
-    for (labels, actor) in &actors {
-        text.durations(HANDLING, labels, &actor.handling);
-    }
+    let handling = actors.iter().map(|(labels, actor)| (labels.clone(), &actor.handling));
+    text.histogram("nkv_actor_handling_duration_seconds", "Messages in their handlers", handling);
     durations(&mut text, status);
     text.into_string()
 }
@@ -212,42 +204,37 @@ fn sample<T>(text: &mut Text, metric: &Metric<T>, labels: Labels<'_>, value: u64
     }
 }
 
-/// Durations of calls. Only kinds of requests that occurred: all kinds would be hundreds of empty
-/// lines.
+/// Durations of calls.
 fn durations(text: &mut Text, status: &NodeStatus) {
     let calls = &status.call_times;
-    text.metric(
-        CLIENT_REQUEST,
-        Sort::Histogram,
+    text.histogram(
+        "nkv_client_request_duration_seconds",
         "Requests of this node's own handle to the master",
+        requests(&calls.requests),
     );
-    requests(text, CLIENT_REQUEST, &calls.requests);
-    text.metric(
-        CLIENT_PUT,
-        Sort::Histogram,
+    text.histogram(
+        "nkv_client_put_duration_seconds",
         "Puts by plans of this node's own handle, open to commit",
+        [(Vec::new(), &calls.puts)],
     );
-    text.durations(CLIENT_PUT, &[], &calls.puts);
-    text.metric(
-        CLIENT_READ,
-        Sort::Histogram,
+    text.histogram(
+        "nkv_client_read_duration_seconds",
         "Reads of this node's own handle, except loads from mapped memory",
+        [(Vec::new(), &calls.reads)],
     );
-    text.durations(CLIENT_READ, &[], &calls.reads);
     if !status.master_requests.is_empty() {
-        text.metric(
-            MASTER_REQUEST,
-            Sort::Histogram,
+        text.histogram(
+            "nkv_master_request_duration_seconds",
             "Requests to the master on this node, arrival to answer",
+            requests(&status.master_requests),
         );
-        requests(text, MASTER_REQUEST, &status.master_requests);
     }
 }
 
-fn requests(text: &mut Text, name: &str, all: &[(&'static str, nkv_actors::durations::Durations)]) {
-    for (kind, found) in all.iter().filter(|(_, d)| d.counts.iter().any(|n| *n > 0)) {
-        text.durations(name, &[("request", kind)], found);
-    }
+/// Only kinds of requests that occurred: all kinds would be hundreds of empty lines.
+fn requests<'a>(all: &'a [(&'static str, Durations)]) -> Subjects<'a, Durations> {
+    let found = all.iter().filter(|(_, d)| d.counts.iter().any(|n| *n > 0));
+    found.map(|(kind, d)| (vec![("request", *kind)], d)).collect()
 }
 
 #[cfg(test)]

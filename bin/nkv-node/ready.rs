@@ -1,11 +1,11 @@
 //! The phase of this rank, shared between the main task that changes it and the HTTP handlers that
 //! show it; and the reason why a rank is not ready yet.
 
-use nkv::{Client, Node, NodeStatus};
+use nkv::{Node, NodeStatus};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A phase of a rank.
-enum Phase {
+pub(crate) enum Phase {
     /// Connecting to the master.
     Joining,
     /// Serving.
@@ -27,41 +27,16 @@ impl Readiness {
         Self(Arc::new(RwLock::new(Phase::Joining)))
     }
 
-    /// The rank connects to the master (again).
-    pub(crate) fn joins(&self) {
-        self.set(Phase::Joining);
+    /// Begins the next phase.
+    pub(crate) fn set(&self, phase: Phase) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
-    /// The rank serves.
-    pub(crate) fn runs(&self, node: &Arc<Node>) {
-        self.set(Phase::Running(node.clone()));
-    }
-
-    /// The rank finishes open plans before it ends.
-    pub(crate) fn drains(&self, node: &Arc<Node>) {
-        self.set(Phase::Draining(node.clone()));
-    }
-
-    /// The rank has no node, for this reason.
-    pub(crate) fn is_without(&self, why: &'static str) {
-        self.set(Phase::Without(why));
-    }
-
-    /// The node's status, if there is a node.
-    pub(crate) fn status(&self) -> Option<NodeStatus> {
+    /// What `of` says of the node, if there is a node.
+    pub(crate) fn node<T>(&self, of: impl FnOnce(&Node) -> T) -> Option<T> {
         match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            Phase::Running(node) | Phase::Draining(node) => Some(node.status()),
+            Phase::Running(node) | Phase::Draining(node) => Some(of(node)),
             Phase::Joining | Phase::Without(_) => None,
-        }
-    }
-
-    /// The node's handle if this node runs the master, for the figures of the cluster.
-    pub(crate) fn masters_handle(&self) -> Option<Client> {
-        match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            Phase::Running(node) | Phase::Draining(node) if node.master().is_some() => {
-                Some(node.client())
-            }
-            _ => None,
         }
     }
 
@@ -74,10 +49,6 @@ impl Readiness {
             Phase::Running(node) if node.is_ready() => Ok(()),
             Phase::Running(node) => Err(reason(&node.status())),
         }
-    }
-
-    fn set(&self, phase: Phase) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 }
 

@@ -2,7 +2,7 @@
 //! Declared gone, it starts again with a new incarnation. When an actor has failed finally it
 //! exits, so that the supervisor of the process restarts it.
 
-use crate::ready::Readiness;
+use crate::ready::{Phase, Readiness};
 use crate::settings::Settings;
 use crate::signals::{CleanupPaths, Signals};
 use crate::{http, start_lines};
@@ -40,14 +40,6 @@ impl End {
     }
 }
 
-/// How a node ended.
-enum Outcome {
-    /// On a signal.
-    Stopped,
-    /// It cannot continue, but a new incarnation can.
-    Afresh(String),
-}
-
 /// Runs until asked to end.
 ///
 /// # Errors
@@ -63,7 +55,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     settings.node.http = http.map(|at| reachable(at, settings.node.listen).to_string());
     let (mut row, mut afresh) = (0, AfreshLines::default());
     loop {
-        readiness.joins();
+        readiness.set(Phase::Joining);
         let node = tokio::select! {
             name = signals.asked() => {
                 tracing::info!("{name} before joining: nothing to drain");
@@ -76,17 +68,15 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         let since = BootClock.now_ms();
         cleanup.set(node.files());
         // Before the ready line: its reader may send a request at once.
-        readiness.runs(&node);
-        print_joined(&settings, &node, http);
+        readiness.set(Phase::Running(node.clone()));
+        start_lines::joined(&settings, &node, http);
+        start_lines::print_ready(&settings, node.info(), http);
         keep_port(&mut settings, node.info());
         let outcome = serve(&node, &settings, (&readiness, &cleanup), &mut signals).await;
-        readiness.is_without("stopping");
+        readiness.set(Phase::Without("stopping"));
         stop(node).await;
         cleanup.set(Vec::new());
-        let why = match outcome? {
-            Outcome::Stopped => return Ok(()),
-            Outcome::Afresh(why) => why,
-        };
+        let Some(why) = outcome? else { return Ok(()) };
         let steady = BootClock.now_ms().saturating_sub(since) >= STEADY_MS;
         row = if steady { 1 } else { row + 1 };
         if row > settings.rejoins {
@@ -134,23 +124,23 @@ async fn serve_http(settings: &Settings, readiness: &Readiness) -> Result<Option
     }
 }
 
-/// Serves until a signal or the node's own end.
+/// Serves until a signal or the node's own end: then the reason if a new incarnation can go on.
 async fn serve(
     node: &Arc<Node>,
     settings: &Settings,
     (readiness, cleanup): (&Readiness, &CleanupPaths),
     signals: &mut Signals,
-) -> Result<Outcome, End> {
+) -> Result<Option<String>, End> {
     tokio::select! {
         name = signals.asked() => {
             // Includes segments mounted since; none is mounted from here on.
             cleanup.set(node.files());
-            readiness.drains(node);
+            readiness.set(Phase::Draining(node.clone()));
             drain(node, settings, name).await;
-            Ok(Outcome::Stopped)
+            Ok(None)
         }
         ended = node.ended() => match ended {
-            Ended::Gone => Ok(Outcome::Afresh("this rank was declared gone".to_string())),
+            Ended::Gone => Ok(Some("this rank was declared gone".to_string())),
             Ended::ActorFailed(what) => {
                 Err(End::new(exit::BROKEN, format!("{what}: start this rank again")))
             }
@@ -173,19 +163,13 @@ async fn drain(node: &Node, settings: &Settings, name: &str) {
 /// Leaves the cluster and unlinks. A node that does not finish in time is dropped, which unlinks
 /// too.
 async fn stop(node: Arc<Node>) {
-    // HTTP handlers use the node only under the lock, and `is_without` has removed it.
+    // HTTP handlers use the node only under the lock, and the last phase has removed it.
     let Some(node) = Arc::into_inner(node) else {
         return;
     };
     if tokio::time::timeout(STOP_LIMIT, node.stop()).await.is_err() {
         tracing::warn!("leaving took more than {} ms", STOP_LIMIT.as_millis());
     }
-}
-
-fn print_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
-    let info = node.info();
-    start_lines::joined(settings, node, http);
-    start_lines::print_for_programs(&start_lines::ready_line(settings, info, http));
 }
 
 /// Others look for a restarted rank at its old address. Rank 0 must keep its port; another rank

@@ -6,22 +6,22 @@ mod file;
 mod resolve;
 mod values;
 
-use crate::flags::{Flags, PREFAULT};
-use crate::launcher::{self, Env, Launcher, LauncherError};
-use nkv::{NodeConfig, Secret};
+use crate::flags::Flags;
+use crate::launcher::{self, Env, Launcher};
+use nkv::{MemoryChoice, NodeConfig, Secret};
 use nkv_programs::endpoints::DEFAULT_PORT;
-use nkv_programs::exit;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::sizes::{parse_bytes, show_bytes};
 use nkv_programs::variables;
+use nkv_store::evict::Watermarks;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
-use resolve::{Layers, Resolver};
+use resolve::Resolver;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use values::{boolean, http_address, job_name, memory, number, watermarks};
+use values::{Devices, boolean, either, http_address, job_name, number, watermarks};
 
 pub(crate) use resolve::Line;
 
@@ -69,26 +69,6 @@ pub(crate) struct Settings {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Settings that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SettingsError {
-    /// A wrong value, file or combination.
-    #[error("{0}")]
-    Config(String),
-    /// Half a launcher environment, or a broken one.
-    #[error("{0}")]
-    Launcher(#[from] LauncherError),
-}
-
-impl SettingsError {
-    /// The process's exit status.
-    pub(crate) fn exit_code(&self) -> u8 {
-        match self {
-            Self::Config(_) | Self::Launcher(_) => exit::USAGE,
-        }
-    }
-}
-
 /// What this machine has: measured once, so that the rest is a pure function.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Machine {
@@ -110,193 +90,148 @@ impl Machine {
 ///
 /// # Errors
 /// One sentence: which value of which source is wrong, or what a launcher left out.
-pub(crate) fn resolve(
-    flags: &Flags,
-    env: &Env,
-    machine: Machine,
-) -> Result<Settings, SettingsError> {
-    let layers = Layers::new(flags, env)?;
+pub(crate) fn resolve(flags: &Flags, env: &Env, machine: Machine) -> Result<Settings, String> {
+    let mut r = Resolver::new(flags, env)?;
     let mut warnings = Vec::new();
     let launcher = match launcher::detect(env) {
         Ok(found) => found,
         // A user who gives both numbers needs no launcher, so an incomplete set is only a warning.
-        Err(broken) if layers.has("rank") && layers.has("world_size") => {
+        Err(broken) if r.has("rank") && r.has("world_size") => {
             warnings.push(format!("ignored, since rank and world size are given: {broken}"));
             None
         }
-        Err(broken) => return Err(broken.into()),
+        Err(broken) => return Err(broken.to_string()),
     };
-    let mut r = Resolver::new(&layers, launcher.as_ref().map(|l| l.family));
-    let address = RankAddress::resolve(&mut r, launcher.as_ref(), env)?;
-    let mut node = address.config(&mut r, launcher.as_ref(), machine)?;
+    let launcher = launcher.as_ref();
+    let mut node = NodeConfig::default();
+    place(&mut r, &mut node, launcher, env)?;
+    let http = SocketAddr::new(loopback_like(node.listen), 0);
+    let http = r.take_unless("http", "off", http_address, Some(http))?;
+    node.heap_bytes = heap_bytes(&mut r, &node, launcher, machine)?;
     heap_use(&mut r, &mut node)?;
     limits(&mut r, &mut node)?;
     node.secret = secret(&mut r, env)?;
+    if node.listen.is_loopback() && launcher.is_some_and(|l| !l.one_host) {
+        warnings.push(format!(
+            "the ranks may run on several hosts, but this one listens on {} only: give --listen \
+             an address that the other hosts reach",
+            node.listen
+        ));
+    }
+    if http.is_some_and(|http| !http.ip().is_loopback()) {
+        warnings.push("the HTTP address is open to other hosts and not authenticated".to_string());
+    }
+    warnings.extend(variables::unknown(env.keys().map(String::as_str)));
     let settings = Settings {
         node,
-        http: address.http,
+        http,
         drain_ms: r.take("drain_ms", number, DEFAULT_DRAIN_MS)?,
         rejoins: r.take("rejoins", number, DEFAULT_REJOINS)?,
         threads: threads(&mut r, machine)?,
         log: r.take("log", |text| Ok(text.to_string()), DEFAULT_LOG.to_string())?,
-        log_format: r.take("log_format", values::log_format, LogFormat::default())?,
+        log_format: match r.take("log_format", either("text", "json"), "text")? {
+            "json" => LogFormat::Json,
+            _ => LogFormat::Text,
+        },
         lines: r.into_lines(),
-        warnings: [
-            warnings,
-            address.warnings(launcher.as_ref()),
-            variables::unknown(env.keys().map(String::as_str)),
-        ]
-        .concat(),
+        warnings,
     };
-    settings.node.validate().map_err(|e| SettingsError::Config(e.to_string()))?;
+    settings.node.validate().map_err(|e| e.to_string())?;
     Ok(settings)
 }
 
-/// Which rank this is and where it listens.
-struct RankAddress {
-    job: String,
-    rank: u32,
-    world_size: u32,
-    master_host: String,
-    port: u16,
-    listen: IpAddr,
-    http: Option<SocketAddr>,
+/// Which rank of which job this is, and where it and rank 0 listen.
+fn place(
+    r: &mut Resolver,
+    node: &mut NodeConfig,
+    launcher: Option<&Launcher>,
+    env: &Env,
+) -> Result<(), String> {
+    let (job, from) = launcher::job(env).unwrap_or((DEFAULT_JOB.to_string(), "default"));
+    node.job = r.take_or("job", job_name, job, from)?;
+    let from = launcher.map_or("default".to_string(), |l| l.family.to_string());
+    let (rank, world_size) = launcher.map_or((0, 1), |l| (l.rank, l.world_size));
+    node.rank = r.take_or("rank", number, rank, &from)?;
+    node.world_size = r.take_or("world_size", number, world_size, &from)?;
+    if node.rank >= node.world_size {
+        return Err(format!(
+            "rank {} does not exist in a world of {}: ranks go from 0 to the world size less one; \
+             give --rank and --world-size alike",
+            node.rank, node.world_size
+        ));
+    }
+    node.listen = r.take("listen", reachable, node.listen)?;
+    node.master_host = master_host(r, launcher, node)?;
+    node.port = r.take("port", number, DEFAULT_PORT)?;
+    // Other ranks could not find a port that was picked at random.
+    if node.rank != 0 && node.port == 0 {
+        return Err("--port is 0, and only rank 0 takes a free port: give --port or NKV_PORT the \
+                    port in control= of rank 0's ready line"
+            .to_string());
+    }
+    Ok(())
 }
 
-impl RankAddress {
-    fn resolve(
-        r: &mut Resolver<'_>,
-        launcher: Option<&Launcher>,
-        env: &Env,
-    ) -> Result<Self, SettingsError> {
-        let found = launcher::job(env);
-        let job = match found {
-            Some((job, from)) => r.take_or("job", job_name, job, from.to_string()),
-            None => r.take("job", job_name, DEFAULT_JOB.to_string()),
-        }?;
-        let rank = r.take_detected("rank", number, launcher.map(|l| l.rank), 0)?;
-        let world_size =
-            r.take_detected("world_size", number, launcher.map(|l| l.world_size), 1)?;
-        if rank >= world_size {
-            return Err(SettingsError::Config(format!(
-                "rank {rank} does not exist in a world of {world_size}: ranks go from 0 to the \
-                 world size less one; give --rank and --world-size alike"
-            )));
-        }
-        let listen = r.peek("listen", reachable)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let master_host = master_host(r, launcher, rank, listen)?;
-        let port = port(r, rank)?;
-        let listen = r.take("listen", reachable, listen)?;
-        let http = SocketAddr::new(loopback_like(listen), 0);
-        let http = r.take("http", http_address, values::Http(Some(http)))?.0;
-        Ok(Self { job, rank, world_size, master_host, port, listen, http })
-    }
-
-    fn config(
-        &self,
-        r: &mut Resolver<'_>,
-        launcher: Option<&Launcher>,
-        machine: Machine,
-    ) -> Result<NodeConfig, SettingsError> {
-        let local_ranks = match launcher.and_then(|l| l.local_world_size) {
-            Some(n) => n,
-            None if is_this_host(&self.master_host) => self.world_size,
-            None => 1,
-        };
-        let share = machine.memory_bytes / DEFAULT_HEAP_PART / u64::from(local_ranks.max(1));
-        let share = share.min(DEFAULT_HEAP_BYTES) / DEFAULT_HEAP_STEP * DEFAULT_HEAP_STEP;
-        let why = format!(
-            "default: at most {}, a quarter of {} over {local_ranks} ranks of this host",
-            show_bytes(DEFAULT_HEAP_BYTES),
-            show_bytes(machine.memory_bytes)
-        );
-        let heap_bytes = r.take_or("heap_bytes", parse_bytes, share, why)?;
-        heap_fits(heap_bytes, r.has("heap_bytes"))?;
-        Ok(NodeConfig {
-            job: self.job.clone(),
-            rank: self.rank,
-            world_size: self.world_size,
-            master_host: self.master_host.clone(),
-            port: self.port,
-            listen: self.listen,
-            heap_bytes,
-            ..NodeConfig::default()
-        })
-    }
-
-    fn warnings(&self, launcher: Option<&Launcher>) -> Vec<String> {
-        let mut found = Vec::new();
-        if self.listen.is_loopback() && launcher.is_some_and(|l| !l.one_host) {
-            found.push(format!(
-                "the ranks may run on several hosts, but this one listens on {} only: give \
-                 --listen an address that the other hosts reach",
-                self.listen
-            ));
-        }
-        if self.http.is_some_and(|http| !http.ip().is_loopback()) {
-            found.push("the HTTP address is open to other hosts and not authenticated".into());
-        }
-        found
-    }
-}
-
-/// Checks the bounds of a heap.
-fn heap_fits(bytes: u64, given: bool) -> Result<(), SettingsError> {
-    match bytes {
-        0 if given => Err(SettingsError::Config("heap_bytes 0: at least 1 byte".to_string())),
-        0 => Err(SettingsError::Config(
-            "there is no memory for a heap by default: give --heap-bytes".to_string(),
-        )),
-        1..=MAX_ARENA_BYTES => Ok(()),
-        _ => Err(SettingsError::Config(format!(
+fn heap_bytes(
+    r: &mut Resolver,
+    node: &NodeConfig,
+    launcher: Option<&Launcher>,
+    machine: Machine,
+) -> Result<u64, String> {
+    let local_ranks = match launcher.and_then(|l| l.local_world_size) {
+        Some(n) => n,
+        None if is_this_host(&node.master_host) => node.world_size,
+        None => 1,
+    };
+    let share = machine.memory_bytes / DEFAULT_HEAP_PART / u64::from(local_ranks.max(1));
+    let share = share.min(DEFAULT_HEAP_BYTES) / DEFAULT_HEAP_STEP * DEFAULT_HEAP_STEP;
+    let why = format!(
+        "default: at most {}, a quarter of {} over {local_ranks} ranks of this host",
+        show_bytes(DEFAULT_HEAP_BYTES),
+        show_bytes(machine.memory_bytes)
+    );
+    match r.take_or("heap_bytes", parse_bytes, share, &why)? {
+        0 if r.has("heap_bytes") => Err("heap_bytes 0: at least 1 byte".to_string()),
+        0 => Err("there is no memory for a heap by default: give --heap-bytes".to_string()),
+        bytes @ 1..=MAX_ARENA_BYTES => Ok(bytes),
+        bytes => Err(format!(
             "heap_bytes {}: at most {} a rank",
             show_bytes(bytes),
             show_bytes(MAX_ARENA_BYTES)
-        ))),
+        )),
     }
 }
 
 /// The host of rank 0. A launcher on one host may give the host's external name, under which a rank
 /// that listens on loopback cannot be reached; so the default there is `listen`.
 fn master_host(
-    r: &mut Resolver<'_>,
+    r: &mut Resolver,
     launcher: Option<&Launcher>,
-    rank: u32,
-    listen: IpAddr,
-) -> Result<String, SettingsError> {
-    let parse = values::host;
-    let here = listen.to_string();
-    match launcher {
-        Some(l) if l.one_host => {
-            r.take_or("master_addr", parse, here, format!("{}: one host", l.family))
-        }
+    node: &NodeConfig,
+) -> Result<String, String> {
+    let here = node.listen.to_string();
+    let (host, source) = match launcher {
+        Some(l) if l.one_host => (here, format!("{}: one host", l.family)),
         Some(Launcher { master_host: Some(host), family, .. }) => {
-            r.take_or("master_addr", parse, host.clone(), family.to_string())
+            (host.clone(), family.to_string())
         }
-        Some(l) if rank != 0 && !r.has("master_addr") => Err(SettingsError::Config(format!(
-            "{} does not set the host of rank 0: give --master-addr HOST or NKV_MASTER_ADDR",
-            l.family
-        ))),
-        _ => r.take("master_addr", parse, here),
-    }
+        Some(l) if node.rank != 0 && !r.has("master_addr") => {
+            return Err(format!(
+                "{} does not set the host of rank 0: give --master-addr HOST or NKV_MASTER_ADDR",
+                l.family
+            ));
+        }
+        _ => (here, "default".to_string()),
+    };
+    r.take_or("master_addr", values::host, host, &source)
 }
 
-/// Rank 0's port. Other ranks could not find one that was picked at random.
-fn port(r: &mut Resolver<'_>, rank: u32) -> Result<u16, SettingsError> {
-    let port = r.take("port", number, DEFAULT_PORT)?;
-    if rank != 0 && port == 0 {
-        return Err(SettingsError::Config(
-            "--port is 0, and only rank 0 takes a free port: give --port or NKV_PORT the port in \
-             control= of rank 0's ready line"
-                .to_string(),
-        ));
-    }
-    Ok(port)
-}
-
-fn heap_use(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsError> {
-    node.memory = r.take("memory", memory, values::Kind(node.memory))?.0;
-    node.prefault = r.take(PREFAULT, boolean, node.prefault)?;
+fn heap_use(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
+    node.memory = match r.take("memory", either("shm", "private"), "shm")? {
+        "private" => MemoryChoice::Private,
+        _ => MemoryChoice::Shm,
+    };
+    node.prefault = r.take("prefault", boolean, node.prefault)?;
     let page_bytes = |text: &str| {
         let bytes = parse_bytes(text)?;
         u32::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than 4 GiB less one"))
@@ -304,7 +239,7 @@ fn heap_use(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsE
     node.page_bytes = r.take("page_bytes", page_bytes, node.page_bytes)?;
     let policy = |text: &str| text.parse().map_err(|e: nkv_store::StoreError| e.to_string());
     node.policy = r.take("policy", policy, node.policy)?;
-    let marks = values::Marks { hi: node.water_hi, lo: node.water_lo };
+    let marks = Watermarks { hi: node.water_hi, lo: node.water_lo };
     let marks = r.take("watermarks", watermarks, marks)?;
     (node.water_hi, node.water_lo) = (marks.hi, marks.lo);
     node.quarantine_ms = r.take("quarantine_ms", number, node.quarantine_ms)?;
@@ -314,7 +249,7 @@ fn heap_use(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsE
     Ok(())
 }
 
-fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsError> {
+fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
     node.write_ttl_ms = r.take("write_ttl_ms", number, node.write_ttl_ms)?;
     node.log_claim_ttl_ms = r.take("log_claim_ttl_ms", number, node.log_claim_ttl_ms)?;
     node.ttl_ms = r.take("ttl_ms", number, node.ttl_ms)?;
@@ -323,65 +258,56 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     node.call_timeout_ms = r.take("call_timeout_ms", number, node.call_timeout_ms)?;
     node.full_wait_ms = r.take("full_wait_ms", number, node.full_wait_ms)?;
     node.data_connections = r.take("data_connections", number, node.data_connections)?;
-    let devices = r.take("rdma_devices", values::devices, values::Devices::Auto)?;
-    let gid_index = r.take("rdma_gid_index", values::gid_index, values::GidIndex(None))?.0;
-    let pairs = r.take("rdma_pairs", values::pairs, values::Pairs(0))?.0;
-    if devices == values::Devices::Off && (gid_index.is_some() || pairs > 0) {
-        return Err(SettingsError::Config(
-            "rdma_devices none: then rdma_gid_index and rdma_pairs mean nothing; leave them out"
-                .to_string(),
-        ));
+    let devices = Some(Devices::default());
+    let devices = r.take_unless("rdma_devices", "none", values::devices, devices)?;
+    let gid_index = r.take_unless("rdma_gid_index", "auto", number, None)?;
+    let pairs = r.take_unless("rdma_pairs", "auto", values::pairs, None)?;
+    if devices.is_none() && (gid_index.is_some() || pairs.is_some()) {
+        return Err("rdma_devices none: then rdma_gid_index and rdma_pairs mean nothing; leave \
+                    them out"
+            .to_string());
     }
-    node.fabric = devices.names().map(|devices| FabricConfig { devices, gid_index, pairs });
+    let pairs = pairs.unwrap_or(0);
+    node.fabric = devices.map(|Devices(devices)| FabricConfig { devices, gid_index, pairs });
     Ok(())
 }
 
 /// The job's secret, from the variable or a file. A flag wins over the variable, which wins over
 /// the file of settings; the two variables together are a contradiction.
-fn secret(r: &mut Resolver<'_>, env: &Env) -> Result<Option<Secret>, SettingsError> {
-    let wrong = |e: &dyn std::fmt::Display| SettingsError::Config(e.to_string());
+fn secret(r: &mut Resolver, env: &Env) -> Result<Option<Secret>, String> {
     let variable = env.get(SECRET_VARIABLE).map(OsStr::new);
     let source = r.source("secret_file").unwrap_or_default();
     if variable.is_some() && !source.starts_with("--") {
         let named = (source == SECRET_FILE_VARIABLE).then(|| OsStr::new("another"));
-        let found = Secret::choose(None, variable, named).map_err(|e| wrong(&e))?;
+        let found = Secret::choose(None, variable, named).map_err(|e| e.to_string())?;
         r.note("secret_file", NO_SECRET_FILE, SECRET_VARIABLE);
         return Ok(found);
     }
-    let path = r.take("secret_file", secret_file, NO_SECRET_FILE.to_string())?;
-    if path == NO_SECRET_FILE {
-        return Ok(None);
-    }
-    let named = |e| SettingsError::Config(format!("{source}: {e}"));
-    Secret::read(Path::new(&path)).map(Some).map_err(named)
-}
-
-fn secret_file(text: &str) -> Result<String, String> {
-    match text {
+    let path = |text: &str| match text {
         "" => Err(format!("a file is expected, or {NO_SECRET_FILE}")),
         _ => Ok(text.to_string()),
-    }
+    };
+    let path = r.take_unless("secret_file", NO_SECRET_FILE, path, None)?;
+    let read = path.map(|path| Secret::read(Path::new(&path)));
+    read.transpose().map_err(|e| format!("{source}: {e}"))
 }
 
-fn threads(r: &mut Resolver<'_>, machine: Machine) -> Result<usize, SettingsError> {
+fn threads(r: &mut Resolver, machine: Machine) -> Result<usize, String> {
     match r.take("threads", number, 0usize)? {
         0 => Ok(machine.cores.clamp(*THREADS.start(), *THREADS.end())),
         n if n <= MAX_THREADS => Ok(n),
-        n => Err(SettingsError::Config(format!("threads: {n} is more than {MAX_THREADS}"))),
+        n => Err(format!("threads: {n} is more than {MAX_THREADS}")),
     }
-}
-
-fn address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| "an IP address is expected, such as 127.0.0.1 or ::1".to_string())
 }
 
 /// Other ranks connect to this address, so it must be a specific address of this host.
 fn reachable(text: &str) -> Result<IpAddr, String> {
-    match address(text)? {
-        ip if ip.is_unspecified() => {
+    match text.parse::<IpAddr>() {
+        Ok(ip) if ip.is_unspecified() => {
             Err("the other ranks connect to this address: give the one that leads here".to_string())
         }
-        ip => Ok(ip),
+        Ok(ip) => Ok(ip),
+        Err(_) => Err("an IP address is expected, such as 127.0.0.1 or ::1".to_string()),
     }
 }
 

@@ -92,38 +92,35 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     };
     let ranks = match info.world_size {
         1 => "this one".to_string(),
-        n => {
-            format!(
-                "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who \
-                 is missing)"
-            )
-        }
+        n => format!(
+            "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who is \
+             missing)"
+        ),
     };
-    let (transports, rdma) = match (&info.fabric, cfg!(feature = "rdma")) {
-        (Some(devices), _) => (format!("{transports}, rdma ({devices}), tcp"), ""),
-        (None, true) if node.fabric.is_none() => {
-            (format!("{transports}, tcp"), "rdma (rdma_devices none), ")
-        }
-        (None, true) => (format!("{transports}, tcp"), "rdma (reason in the log above), "),
-        (None, false) => {
-            (format!("{transports}, tcp"), "rdma (this build is without the feature), ")
-        }
+    let by_devices = info.fabric.as_ref().map(|devices| format!("rdma ({devices}), "));
+    let by_devices = by_devices.unwrap_or_default();
+    let rdma = match &info.fabric {
+        Some(_) => "",
+        None if !cfg!(feature = "rdma") => "rdma (this build is without the feature), ",
+        None if node.fabric.is_none() => "rdma (rdma_devices none), ",
+        None => "rdma (reason in the log above), ",
     };
     [
         ("ranks", ranks),
         ("memory", memory),
         ("memory not chosen", format!("{other}; vram (not in this build)")),
-        ("transports", transports),
+        ("transports", format!("{transports}, {by_devices}tcp")),
         ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),
     ]
 }
 
-/// The line for programs: fields are `name=value` without blanks, `-` for an absent value.
-pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
-    let unix = info.local.as_ref().map(Address::bare);
-    let segment = info.memory.name().map(str::to_string);
-    format!(
+/// Writes the line for programs: fields are `name=value` without blanks, `-` for an absent value. A
+/// closed stdout is no error.
+pub(crate) fn print_ready(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(
+        out,
         "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} \
          job={}",
         info.rank,
@@ -131,17 +128,12 @@ pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<Sock
         info.control.bare(),
         shown(http.map(|h| h.to_string())),
         shown(info.data.clone()),
-        shown(unix),
-        shown(segment),
+        shown(info.local.as_ref().map(Address::bare)),
+        shown(info.memory.name().map(str::to_string)),
         std::process::id(),
         settings.node.job,
     )
-}
-
-/// Writes the line for programs. A closed stdout is no error.
-pub(crate) fn print_for_programs(line: &str) {
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    .and_then(|()| out.flush());
 }
 
 fn shown(text: Option<String>) -> String {

@@ -4,6 +4,7 @@ pub mod endpoints;
 pub mod exit;
 pub mod fabric;
 pub mod logging;
+pub mod node_settings;
 pub mod open_files;
 pub mod packaging;
 pub mod sizes;

@@ -14,15 +14,6 @@ pub enum LogFormat {
     Json,
 }
 
-impl std::fmt::Display for LogFormat {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        })
-    }
-}
-
 /// Starts writing log lines that pass the filter.
 pub fn start(filter: EnvFilter, format: LogFormat) {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

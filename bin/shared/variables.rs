@@ -2,6 +2,8 @@
 //! probably misspelled, so the programs warn of it. All programs share this list; each includes it
 //! by path.
 
+use crate::node_settings::{KEYS, variable};
+
 /// Prefix of every variable.
 const PREFIX: &str = "NKV_";
 /// Largest edit distance, in letters, at which a known name is suggested.
@@ -9,59 +11,30 @@ const FARTHEST: usize = 2;
 /// Names of unknown variables that are printed.
 const TOLD: usize = 8;
 
-/// All of them. Those of nkv-node's settings are checked against their table by a test there.
-pub const KNOWN: [&str; 42] = [
-    "NKV_ATOMIC_DOMAIN",
+/// Those that are no setting of a node.
+const OTHERS: [&str; 8] = [
     // Set by build.rs: cargo also sets them for programs that it runs.
     "NKV_BUILD_COMMIT",
     "NKV_BUILD_VERSION",
-    "NKV_CALL_TIMEOUT_MS",
     "NKV_COMMIT",
     "NKV_CONFIG",
     "NKV_CONNECT",
-    "NKV_DATA_CONNECTIONS",
-    "NKV_DEVICE_ALLOC",
-    "NKV_DRAIN_MS",
-    "NKV_FULL_WAIT_MS",
-    "NKV_HEAP_BYTES",
-    "NKV_HEARTBEAT_MS",
-    "NKV_HTTP",
-    "NKV_JOB",
-    "NKV_JOIN_TIMEOUT_MS",
-    "NKV_LISTEN",
-    "NKV_LOG",
-    "NKV_LOG_BYTES",
-    "NKV_LOG_CLAIM_TTL_MS",
-    "NKV_LOG_FORMAT",
-    "NKV_MASTER_ADDR",
-    "NKV_MEMORY",
-    "NKV_PAGE_BYTES",
-    "NKV_POLICY",
-    "NKV_PORT",
-    "NKV_PREFAULT",
-    "NKV_QUARANTINE_MS",
-    "NKV_RANK",
-    "NKV_RDMA_DEVICES",
-    "NKV_RDMA_GID_INDEX",
-    "NKV_RDMA_PAIRS",
-    "NKV_REJOINS",
     "NKV_SECRET",
-    "NKV_SECRET_FILE",
     "NKV_TEST_RDMA",
-    "NKV_THREADS",
-    "NKV_TTL_MS",
-    "NKV_WATERMARKS",
-    "NKV_WORLD_SIZE",
-    "NKV_WRITE_TTL_MS",
     "NKV_IN_RDMA_GUEST",
 ];
+
+/// All of them.
+fn known() -> impl Iterator<Item = String> {
+    KEYS.iter().map(|key| variable(key)).chain(OTHERS.map(str::to_string))
+}
 
 /// One line for each unknown name, with the known name that is meant if one is near; at most
 /// eight lines.
 pub fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
+    let ours = names.filter(|name| name.starts_with(PREFIX) && known().all(|known| known != *name));
     let line = |name: &str| {
-        let near = KNOWN.iter().map(|known| (strsim::levenshtein(name, known), known)).min();
+        let near = known().map(|known| (strsim::levenshtein(name, &known), known)).min();
         let meant = near.filter(|(far, _)| *far <= FARTHEST);
         let meant = meant.map_or_else(String::new, |(_, known)| format!(": is {known} meant?"));
         format!("the variable {} is read by no program of nkv{meant}", name.escape_debug())
@@ -78,11 +51,13 @@ pub fn unknown_here() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KNOWN, unknown};
+    use super::{known, unknown};
 
     #[test]
     fn an_unknown_variable_is_reported_with_the_nearest_known_one() {
-        assert!(unknown(KNOWN.into_iter()).is_empty());
+        let known: Vec<String> = known().collect();
+        assert!(known.len() > 40 && known.contains(&"NKV_HEAP_BYTES".to_string()), "{known:?}");
+        assert!(unknown(known.iter().map(String::as_str)).is_empty());
         assert!(unknown(["PATH", "NKVX"].into_iter()).is_empty());
         let text = unknown(["NKV_CONECT", "NKV_HEAP_BYTE", "NKV_FROBNICATOR"].into_iter());
         assert!(

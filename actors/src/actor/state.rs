@@ -134,9 +134,7 @@ impl ActorCounters {
         let frozen = idle_ms >= FROZEN_MS && checked_ms <= STOOD_STILL_MS;
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
-            _ => {
-                format!("{} for {busy_ms} ms", self.doing())
-            }
+            _ => format!("{} for {busy_ms} ms", self.doing()),
         };
         ActorStatus {
             name: self.name,

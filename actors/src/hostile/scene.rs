@@ -250,7 +250,7 @@ impl TestCluster {
     pub(super) async fn client_asks(&mut self, request: Request) {
         let ask = Ask { producer: PRODUCER, request };
         // Some answers need messages of owners first, so the answer is not awaited.
-        let _ = self.master.push(ask, crate::actor::Reply::nobody()).await;
+        let _ = self.master.push(ask).await;
     }
 
     /// Delivers a frame as a segment's link does; false if it is refused.

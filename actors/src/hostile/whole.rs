@@ -4,7 +4,6 @@
 use super::lies::HostileInput;
 use super::scene::{ARENA, LIAR, LIMIT, LOG_SLOTS, Member, OWNED, SLOTS, TestCluster, info};
 use super::seeds;
-use crate::actor::Reply;
 use crate::master::{Ask, LinkDown, MasterTick};
 use crate::message::*;
 use nkv_store::heap::FIRST_EPOCH;
@@ -241,7 +240,7 @@ impl Whole {
         let ask = Ask { producer: CLIENT, request: Request::Commit(vec![reference(plan)]) };
         let answer = self.scene.master.call(ask, LIMIT);
         let later = async {
-            let _ = self.scene.master.push(MasterTick, Reply::nobody()).await;
+            let _ = self.scene.master.push(MasterTick).await;
             // Handled after the commit and its consequences.
             let _ = self.scene.asks(Request::View).await;
         };

@@ -182,9 +182,7 @@ impl NodeConfig {
                 self.rank
             ));
         }
-        if self.heap_bytes == 0 || self.heap_bytes > MAX_ARENA_BYTES {
-            return bad(format!("heap_bytes is 1 to {MAX_ARENA_BYTES}, not {}", self.heap_bytes));
-        }
+        self.validate_ranges()?;
         if (1..MIN_LOG_BYTES).contains(&self.log_bytes)
             || self.log_bytes > MAX_ARENA_BYTES - self.heap_bytes
         {
@@ -203,13 +201,13 @@ impl NodeConfig {
                     .to_string(),
             );
         }
-        if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
+        if !(MIN_TTL_MS..=MAX_MS).contains(&self.ttl_ms) {
             return bad(format!(
-                "quarantine_ms is 1 to {MAX_QUARANTINE_MS}, not {}",
-                self.quarantine_ms
+                "ttl_ms is {MIN_TTL_MS} to {MAX_MS}, not {}: {BEATS_PER_TTL} heartbeats, \
+                 {KEPT_HEARTBEAT_MS} ms apart, must fit",
+                self.ttl_ms
             ));
         }
-        self.validate_times()?;
         if self.heartbeat_ms * 2 > self.ttl_ms {
             return bad(format!(
                 "heartbeat_ms {} leaves no two heartbeats in ttl_ms {}",
@@ -226,22 +224,17 @@ impl NodeConfig {
         marks.validate().map_err(|e| StartError::Config(e.to_string()))
     }
 
-    fn validate_times(&self) -> Result<(), StartError> {
-        if !(MIN_TTL_MS..=MAX_MS).contains(&self.ttl_ms) {
-            return Err(StartError::Config(format!(
-                "ttl_ms is {MIN_TTL_MS} to {MAX_MS}, not {}: {BEATS_PER_TTL} heartbeats, \
-                 {KEPT_HEARTBEAT_MS} ms apart, must fit",
-                self.ttl_ms
-            )));
-        }
-        for (name, ms) in [
-            ("write_ttl_ms", self.write_ttl_ms),
-            ("log_claim_ttl_ms", self.log_claim_ttl_ms),
-            ("call_timeout_ms", self.call_timeout_ms),
-            ("join_timeout_ms", self.join_timeout_ms),
+    fn validate_ranges(&self) -> Result<(), StartError> {
+        for (name, value, most) in [
+            ("heap_bytes", self.heap_bytes, MAX_ARENA_BYTES),
+            ("quarantine_ms", self.quarantine_ms.into(), MAX_QUARANTINE_MS.into()),
+            ("write_ttl_ms", self.write_ttl_ms, MAX_MS),
+            ("log_claim_ttl_ms", self.log_claim_ttl_ms, MAX_MS),
+            ("call_timeout_ms", self.call_timeout_ms, MAX_MS),
+            ("join_timeout_ms", self.join_timeout_ms, MAX_MS),
         ] {
-            if ms == 0 || ms > MAX_MS {
-                return Err(StartError::Config(format!("{name} is 1 to {MAX_MS}, not {ms}")));
+            if !(1..=most).contains(&value) {
+                return Err(StartError::Config(format!("{name} is 1 to {most}, not {value}")));
             }
         }
         Ok(())
@@ -258,30 +251,23 @@ impl NodeConfig {
 
 /// Why a node did not start; each text is one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub enum StartError {
     /// A setting that cannot work.
-    #[error("{0}")]
     Config(String),
     /// The machine has too little memory.
-    #[error("{0}")]
     HeapTooLarge(String),
     /// The master has another world size.
-    #[error("{0}")]
     WorldSize(String),
     /// A live rank has this number.
-    #[error("{0}")]
     RankAlive(String),
     /// Nobody answered at the master's address in time.
-    #[error("{0}")]
     NoMaster(String),
     /// The control port is taken.
-    #[error("{0}")]
     PortInUse(String),
     /// The master refused for another reason.
-    #[error("{0}")]
     Refused(String),
     /// A defect, or the operating system refused a call.
-    #[error("{0}")]
     Internal(String),
 }
 

@@ -3,18 +3,16 @@
 //! leaves nothing behind. Segment 0 is not handled here: it starts and ends with its node.
 
 use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
-use super::status::{SegmentStatus, shown};
+use super::status::shown;
 use super::{MemoryChoice, StartError};
-use crate::actor::ActorAddr;
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::membership::{LinkState, Siblings};
 use crate::message::{MAX_SEGMENTS, RankInfo, SegmentId, UnmountReport};
-use crate::owner::{Owner, RetireAll};
+use crate::owner::RetireAll;
 use nkv_transport::wire::Address;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -34,7 +32,7 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Segments {
     pub(super) common: Common,
     // Set once the node listens.
-    reach: OnceLock<NodeAddresses>,
+    pub(super) reach: OnceLock<NodeAddresses>,
     // Set once the node joins.
     pub(super) first: OnceLock<First>,
     // Runs an unmount to its end, even if its caller is gone.
@@ -53,10 +51,11 @@ pub(super) struct First {
 
 /// Addresses of the node, and of the master.
 #[derive(Debug, Clone)]
-struct NodeAddresses {
-    control: Address,
-    local: Option<Address>,
-    master: Vec<Address>,
+pub(super) struct NodeAddresses {
+    pub control: Address,
+    pub local: Option<Address>,
+    /// Nearest first.
+    pub master: Vec<Address>,
 }
 
 struct Table {
@@ -65,19 +64,11 @@ struct Table {
     hosts: BTreeMap<u32, Hosted>,
 }
 
-enum Hosted {
-    Raising,
-    OwnerToMaster(SegmentHost),
-    Going(SegmentHost),
-}
-
-impl Hosted {
-    fn host(&self) -> Option<&SegmentHost> {
-        match self {
-            Self::Raising => None,
-            Self::OwnerToMaster(h) | Self::Going(h) => Some(h),
-        }
-    }
+struct Hosted {
+    // None while it is made.
+    host: Option<SegmentHost>,
+    // It is being unmounted.
+    going: bool,
 }
 
 /// Reserves a segment number while the segment is made; freed on drop unless the segment was
@@ -90,7 +81,7 @@ struct Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let mut table = self.segments.lock();
-        if matches!(table.hosts.get(&self.id), Some(Hosted::Raising)) {
+        if table.hosts.get(&self.id).is_some_and(|hosted| hosted.host.is_none()) {
             table.hosts.remove(&self.id);
             self.segments.common.siblings.remove(self.id);
         }
@@ -107,17 +98,6 @@ impl Segments {
             raising: tokio::sync::Mutex::default(),
             table: Mutex::new(Table { open: true, hosts: BTreeMap::new() }),
         }
-    }
-
-    /// Sets the addresses at which the node listens, and those of the master, nearest first.
-    pub(super) fn is_reached_at(
-        &self,
-        control: Address,
-        local: Option<Address>,
-        master: Vec<Address>,
-    ) {
-        // Set only once: a node listens once.
-        let _ = self.reach.set(NodeAddresses { control, local, master });
     }
 
     /// The master's addresses, nearest first.
@@ -151,7 +131,7 @@ impl Segments {
             master,
             limit: self.join_limit(),
             siblings: Arc::new(Siblings::default()),
-            settings_tx: watch::channel(None).0,
+            settings_tx: watch::Sender::new(self.common.settings.borrow().clone()),
             switches: SegmentFlags::default(),
         };
         let host = unjoined.join(&self.common, info.clone(), how);
@@ -186,7 +166,7 @@ impl Segments {
                 self.segment_id(0)
             ))
         })?;
-        table.hosts.insert(id, Hosted::Raising);
+        table.hosts.insert(id, Hosted { host: None, going: false });
         Ok(Reserved { segments: self, id })
     }
 
@@ -237,9 +217,9 @@ impl Segments {
         if !table.open {
             return Some(host);
         }
-        let id = host.info.segment_id;
-        self.common.watchlist.add(id, host.cells());
-        table.hosts.insert(id, Hosted::OwnerToMaster(host));
+        let id = host.segment_handle.info.segment_id;
+        self.common.watchlist.add(id, host.segment_handle.roles.watches());
+        table.hosts.insert(id, Hosted { host: Some(host), going: false });
         None
     }
 
@@ -282,17 +262,16 @@ impl Segments {
             )));
         }
         let mut table = self.lock();
-        let (host, error) = match table.hosts.remove(&id) {
-            Some(Hosted::OwnerToMaster(host)) => {
-                let segment_handle = host.segment_handle.clone();
-                segment_handle.drain();
-                table.hosts.insert(id, Hosted::Going(host));
-                return Ok(segment_handle);
+        match table.hosts.get_mut(&id) {
+            Some(Hosted { host: Some(host), going: going @ false }) => {
+                *going = true;
+                host.segment_handle.drain();
+                Ok(host.segment_handle.clone())
             }
-            Some(other @ (Hosted::Raising | Hosted::Going(_))) => {
-                let what = if matches!(other, Hosted::Raising) { "mounted" } else { "unmounted" };
+            Some(Hosted { going, .. }) => {
+                let what = if *going { "unmounted" } else { "mounted" };
                 let text = format!("{} is being {what} right now", self.segment_id(id));
-                (Some(other), Error::not_ready(text))
+                Err(Error::not_ready(text))
             }
             None => {
                 let there: Vec<_> = table.hosts.keys().map(u32::to_string).collect();
@@ -300,12 +279,9 @@ impl Segments {
                     [] => "none is mounted".to_string(),
                     all => format!("mounted are {}", all.join(", ")),
                 };
-                let text = format!("there is no {}; {there}", self.segment_id(id));
-                (None, Error::not_found(text))
+                Err(Error::not_found(format!("there is no {}; {there}", self.segment_id(id))))
             }
-        };
-        table.hosts.extend(host.map(|h| (id, h)));
-        Err(error)
+        }
     }
 
     async fn unmounting(
@@ -343,19 +319,18 @@ impl Segments {
 
     /// Refuses further mounts, and drains all mounted segments.
     pub(super) fn drain(&self) {
-        let mut table = self.lock();
-        table.open = false;
-        table.hosts.values().filter_map(Hosted::host).for_each(|h| h.segment_handle.drain());
+        self.lock().open = false;
+        self.all().iter().for_each(SegmentHandle::drain);
+    }
+
+    /// What `of` returns for each mounted segment, in the order of their numbers.
+    pub(super) fn each<T>(&self, of: impl FnMut(&SegmentHost) -> T) -> Vec<T> {
+        self.lock().hosts.values().filter_map(|hosted| hosted.host.as_ref()).map(of).collect()
     }
 
     /// The handles of all mounted segments.
     pub(super) fn all(&self) -> Vec<SegmentHandle> {
-        self.lock()
-            .hosts
-            .values()
-            .filter_map(Hosted::host)
-            .map(|h| h.segment_handle.clone())
-            .collect()
+        self.each(|host| host.segment_handle.clone())
     }
 
     /// Takes everything down at once.
@@ -370,33 +345,6 @@ impl Segments {
         }
         drop(hosts);
     }
-
-    /// The mounted segments, in the order of their numbers.
-    pub(super) fn infos(&self) -> Vec<RankInfo> {
-        self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.info.clone()).collect()
-    }
-
-    /// Incarnations of the mounted segments, and whether each is joined.
-    pub(super) fn links(&self) -> Vec<(u64, bool)> {
-        let table = self.lock();
-        let hosts = table.hosts.values().filter_map(Hosted::host);
-        hosts.map(|h| (h.info.incarnation, h.segment_handle.is_joined())).collect()
-    }
-
-    /// The owner of a mounted segment.
-    pub(super) fn owner(&self, id: u32) -> Option<ActorAddr<Owner>> {
-        self.lock().hosts.get(&id).and_then(Hosted::host).map(|h| h.segment_handle.owner.clone())
-    }
-
-    /// Every mounted segment as `/status` shows it.
-    pub(super) fn status(&self) -> Vec<SegmentStatus> {
-        self.lock().hosts.values().filter_map(Hosted::host).map(SegmentHost::status).collect()
-    }
-
-    /// The files of all mounted segments under /dev/shm.
-    pub(super) fn files(&self) -> Vec<PathBuf> {
-        self.lock().hosts.values().filter_map(Hosted::host).flat_map(SegmentHost::files).collect()
-    }
 }
 
 /// Polls until `so` holds, or until the time `end_ms`.
@@ -407,7 +355,7 @@ pub(super) async fn until(so: impl Fn() -> bool, end_ms: u64, clock: &dyn nkv_st
 }
 
 async fn retire_all(segment_handle: &SegmentHandle) -> u64 {
-    segment_handle.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
+    segment_handle.roles.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
         // Its memory is removed in any case, and no verb succeeds after that.
         tracing::warn!(%error, "objects of a segment were not retired before it went");
         0

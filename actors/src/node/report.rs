@@ -1,7 +1,7 @@
 //! Commands to a node over its control port: a report of itself and the cluster, with or without a
 //! master, and eviction. It decides nothing: evictors choose victims, owners retire them.
 
-use super::mount::{Segments, until};
+use super::mount::{First, Segments, until};
 use super::segment::SegmentHandle;
 use super::status::shown;
 use crate::error::{Error, Result};
@@ -46,9 +46,12 @@ impl SegmentCommands for Segments {
 }
 
 impl Segments {
+    fn first(&self) -> Result<&First> {
+        self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))
+    }
+
     fn every(&self) -> Result<Vec<SegmentHandle>> {
-        let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
-        Ok(std::iter::once(first.segment_handle.clone()).chain(self.all()).collect())
+        Ok(std::iter::once(self.first()?.segment_handle.clone()).chain(self.all()).collect())
     }
 
     /// Evicts from each heap until at most this many thousandths of it are used; one report per
@@ -74,9 +77,9 @@ impl Segments {
         let total = segment_handle.tables.gauges.snapshot().heap_total;
         let share = u128::from(total) * u128::from(until_per_mille) / u128::from(PER_MILLE);
         let target = share as u64;
-        let gone = segment_handle.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
+        let gone = segment_handle.roles.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
         // Queued behind the evictor's messages: when it is answered, the victims are retired.
-        let mut owner = segment_handle.owner.call(GetGauges, ACTOR_LIMIT).await?;
+        let mut owner = segment_handle.roles.owner.call(GetGauges, ACTOR_LIMIT).await?;
         if gone.objects > 0 {
             let clock = &*self.common.env.clock;
             let quarantine_ms = u64::from(self.common.config.quarantine_ms);
@@ -85,10 +88,10 @@ impl Segments {
             until(below, end_ms, clock).await;
             owner = segment_handle.tables.gauges.snapshot();
         }
-        let segment_id = segment_handle.segment_id;
+        let segment_id = segment_handle.info.id();
         tracing::info!(%segment_id, objects = gone.objects, bytes = gone.bytes, "evicted");
         Ok(EvictReport {
-            segment: segment_handle.segment_id.segment,
+            segment: segment_id.segment,
             objects: gone.objects,
             bytes: gone.bytes,
             heap_used: owner.heap_used,
@@ -100,16 +103,17 @@ impl Segments {
     /// stuck. NotReady while the node starts.
     pub(crate) fn report(&self) -> Result<NodeReport> {
         let every = self.every()?;
-        let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
+        let first = self.first()?;
         let now_ms = self.common.env.clock.now_ms();
         let (term, _, seen) = first.segment_handle.tables.memory();
         let view = first.handle.upgrade().map(|handle| handle.view()).unwrap_or_default();
         let config = &self.common.config;
         let segment = |segment_handle: &SegmentHandle| SegmentReport {
-            segment: segment_handle.segment_id.segment,
-            incarnation: segment_handle.incarnation,
+            segment: segment_handle.info.segment_id,
+            incarnation: segment_handle.info.incarnation,
             link: shown(&segment_handle.link.borrow()),
-            link_ms: now_ms.saturating_sub(segment_handle.link_changed_ms().max(first.started_ms)),
+            link_ms: now_ms
+                .saturating_sub(segment_handle.uplink.changed_ms().max(first.started_ms)),
             owner: segment_handle.tables.gauges.snapshot(),
         };
         Ok(NodeReport {

@@ -5,7 +5,7 @@
 use super::rights;
 use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
-use crate::actor::{ActorAddr, ActorStatus, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::actor::{ActorAddr, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::attachment::Published;
 use crate::environment::Environment;
@@ -22,10 +22,9 @@ use nkv_store::evict::Watermarks;
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
-use nkv_store::shm::{self, SegmentName};
+use nkv_store::shm::SegmentName;
 use nkv_store::{KeyHasher, Memory, StoreError};
 use nkv_transport::Alive;
-use nkv_transport::TransportError;
 use nkv_transport::fabric::Exported;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
@@ -41,9 +40,6 @@ use tokio::sync::watch;
 /// How long a leaving segment waits until its link has ended.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The master's term and the cluster's settings, as received at the join.
-pub(super) type JoinedAs = Option<(Term, Settings)>;
-
 /// What all segments of a node share.
 pub(super) struct Common {
     pub config: NodeConfig,
@@ -57,6 +53,9 @@ pub(super) struct Common {
     pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
     pub watchlist: Arc<Watchlist>,
+    // The master's term and the cluster's settings, as the first segment received them at its join;
+    // until then no term, and the settings of this node.
+    pub settings: watch::Sender<(Term, Settings)>,
 }
 
 /// Flags that a segment's tasks read. All but `quiet` are set from outside.
@@ -71,19 +70,31 @@ pub(super) struct SegmentFlags {
 /// A segment with its memory, agent and actors, but without a link to the master yet.
 pub(super) struct UnjoinedSegment {
     segment_id: SegmentId,
-    heap: Heap,
-    file_name: Option<String>,
-    pub socket: Option<SocketFile>,
-    name: Option<Box<dyn Send + Sync>>,
+    pub made: Made,
     agent: Box<dyn DataAgent>,
     // Its registration with RDMA devices, and which devices.
     exported: Option<(Arc<dyn Exported>, String)>,
-    pub owner: ActorAddr<Owner>,
-    pub evictor: ActorAddr<Evictor>,
-    pub poller: Option<ActorAddr<AnnouncePoller>>,
+    pub roles: Roles,
     tables: Arc<OwnerTables>,
     uplink: Arc<Uplink>,
     executor: OwnedExecutor,
+}
+
+/// The actors of a segment.
+#[derive(Clone)]
+pub(super) struct Roles {
+    pub owner: ActorAddr<Owner>,
+    pub evictor: ActorAddr<Evictor>,
+    /// Only if it has a device log.
+    pub poller: Option<ActorAddr<AnnouncePoller>>,
+}
+
+impl Roles {
+    /// For the watchdog and the status.
+    pub(super) fn watches(&self) -> impl Iterator<Item = ActorWatch> {
+        let poller = self.poller.iter().map(ActorAddr::watch);
+        [self.owner.watch(), self.evictor.watch()].into_iter().chain(poller)
+    }
 }
 
 /// How a segment joins.
@@ -95,7 +106,7 @@ pub(super) struct Joining {
     /// The mounted segments of its node, if this is the first segment.
     pub siblings: Arc<Siblings>,
     /// Where to send the cluster's settings.
-    pub settings_tx: watch::Sender<JoinedAs>,
+    pub settings_tx: watch::Sender<(Term, Settings)>,
     pub switches: SegmentFlags,
 }
 
@@ -103,21 +114,17 @@ pub(super) struct Joining {
 /// to evict from it, and to leave.
 #[derive(Clone)]
 pub(super) struct SegmentHandle {
-    pub segment_id: SegmentId,
-    pub incarnation: u64,
-    pub owner: ActorAddr<Owner>,
-    pub evictor: ActorAddr<Evictor>,
+    pub info: Arc<RankInfo>,
+    pub roles: Roles,
     pub tables: Arc<OwnerTables>,
     pub link: watch::Receiver<LinkState>,
-    uplink: Arc<Uplink>,
+    pub uplink: Arc<Uplink>,
     switches: SegmentFlags,
 }
 
 /// See the file's first paragraph.
 pub(super) struct SegmentHost {
-    pub info: RankInfo,
     pub segment_handle: SegmentHandle,
-    pub poller: Option<ActorAddr<AnnouncePoller>>,
     pub agent: Box<dyn DataAgent>,
     alive: Alive,
     _registered: RegisteredSegment,
@@ -157,23 +164,8 @@ impl UnjoinedSegment {
         let uplink = Arc::new(Uplink::default());
         let roles =
             start_roles(common, segment_id, &made.heap, (&tables, &uplink), executor.executor());
-        let (owner, evictor, poller) = roles.await?;
-        let Made { heap, file_name, name, socket } = made;
-        Ok(Self {
-            segment_id,
-            heap,
-            file_name,
-            socket,
-            name,
-            agent,
-            exported,
-            owner,
-            evictor,
-            poller,
-            tables,
-            uplink,
-            executor,
-        })
+        let roles = roles.await?;
+        Ok(Self { segment_id, made, agent, exported, roles, tables, uplink, executor })
     }
 
     pub(super) fn executor(&self) -> &Executor {
@@ -187,7 +179,7 @@ impl UnjoinedSegment {
         control: Address,
         local: Option<Address>,
     ) -> RankInfo {
-        let (config, identity) = (&common.config, self.heap.identity());
+        let (config, identity) = (&common.config, self.made.heap.identity());
         RankInfo {
             rank: self.segment_id.rank,
             segment_id: self.segment_id.segment,
@@ -200,8 +192,8 @@ impl UnjoinedSegment {
             data: Some(self.agent.local_addr().to_string()),
             fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
-            memory: self.file_name.clone().into(),
-            layout: *self.heap.layout(),
+            memory: self.made.file_name.clone().into(),
+            layout: *self.made.heap.layout(),
             key_fingerprint: common.hasher.fingerprint(),
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
         }
@@ -209,12 +201,12 @@ impl UnjoinedSegment {
 
     /// Registers the segment with its node, and starts its link to the master.
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
-        let (owner, tables) = (self.owner.clone(), self.tables.clone());
+        let (owner, tables) = (self.roles.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
         let (id, memory_name) = (info.incarnation, info.memory.clone());
         let registered =
             common.registry.register(id, owner.clone(), tables.clone(), exported, memory_name);
-        let (alive, memory) = (Alive::new(), self.heap.memory().clone());
+        let (alive, memory) = (Alive::new(), self.made.heap.memory().clone());
         let local = Arc::new(LocalSegment { memory, alive: alive.clone(), owner, tables });
         let published = common.env.owners.publish(info.incarnation, local);
         let (state, link) = watch::channel(LinkState::Joining);
@@ -224,7 +216,7 @@ impl UnjoinedSegment {
             master,
             credentials: common.guard.credentials().clone(),
             info: info.clone(),
-            owner: self.owner.clone(),
+            owner: self.roles.owner.clone(),
             tables: self.tables.clone(),
             uplink: self.uplink.clone(),
             clock: common.env.clock.clone(),
@@ -237,54 +229,17 @@ impl UnjoinedSegment {
             missed: AtomicBool::new(false),
         };
         self.executor().task(async move { membership.run(state, settings_tx).await });
-        let (segment_id, incarnation) = (self.segment_id, info.incarnation);
-        let (owner, evictor, tables, uplink) = (self.owner, self.evictor, self.tables, self.uplink);
-        let segment_handle = SegmentHandle {
-            segment_id,
-            incarnation,
-            owner,
-            evictor,
-            tables,
-            link,
-            uplink,
-            switches,
-        };
+        let Self { roles, tables, uplink, .. } = self;
+        let info = Arc::new(info);
         SegmentHost {
-            info,
-            segment_handle,
-            poller: self.poller,
+            segment_handle: SegmentHandle { info, roles, tables, link, uplink, switches },
             agent: self.agent,
             alive,
             _registered: registered,
             _published: published,
-            _name: self.name,
+            _name: self.made.name,
             _executor: self.executor,
         }
-    }
-}
-
-impl SegmentHost {
-    /// Its actors, for the watchdog.
-    pub(super) fn cells(&self) -> Vec<ActorWatch> {
-        let poller = self.poller.iter().map(ActorAddr::watch);
-        [self.segment_handle.owner.watch(), self.segment_handle.evictor.watch()]
-            .into_iter()
-            .chain(poller)
-            .collect()
-    }
-
-    /// Their statuses.
-    pub(super) fn actors(&self) -> Vec<ActorStatus> {
-        let poller = self.poller.iter().map(ActorAddr::status);
-        [self.segment_handle.owner.status(), self.segment_handle.evictor.status()]
-            .into_iter()
-            .chain(poller)
-            .collect()
-    }
-
-    /// Its files under /dev/shm.
-    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> + use<> {
-        self.info.memory.name().map(shm::files).into_iter().flatten()
     }
 }
 
@@ -297,11 +252,6 @@ impl Drop for SegmentHost {
 }
 
 impl SegmentHandle {
-    /// When its link to the master came up or broke, in ms of the clock; 0 if it never was up.
-    pub(super) fn link_changed_ms(&self) -> u64 {
-        self.uplink.changed_ms()
-    }
-
     /// Begins to drain: the master is asked to open no new plans here.
     pub(super) fn drain(&self) {
         self.switches.draining.store(true, Ordering::Release);
@@ -341,10 +291,11 @@ impl SegmentHandle {
     }
 }
 
-struct Made {
+/// A segment's memory, with its names.
+pub(super) struct Made {
     heap: Heap,
     file_name: Option<String>,
-    socket: Option<SocketFile>,
+    pub socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
 }
 
@@ -386,14 +337,6 @@ fn make_memory(
     Ok(Made { heap, name, file_name, socket })
 }
 
-/// Why no device reaches a segment.
-enum Unregistered {
-    /// There is no device that can be used.
-    NoDevice(TransportError),
-    /// A device does not take the memory.
-    Refused(TransportError),
-}
-
 /// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if
 /// devices were named or a device counts claims; otherwise it is only logged.
 async fn export(
@@ -408,24 +351,20 @@ async fn export(
     let named = wanted.is_particular() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
     let parts = rights::of_others(heap, by_nic);
-    // Pins every page: takes seconds per GiB.
+    // Pins every page: takes seconds per GiB. An error comes with whether there is a device.
     let registering = move || {
-        let fabric = machine.fabric(&wanted).map_err(Unregistered::NoDevice)?;
-        let exported = fabric.export(memory, &parts, by_nic).map_err(Unregistered::Refused)?;
+        let fabric = machine.fabric(&wanted).map_err(|e| (e, false))?;
+        let exported = fabric.export(memory, &parts, by_nic).map_err(|e| (e, true))?;
         Ok((exported, fabric.describe()))
     };
-    let registered: Result<_, Unregistered> = executor.beside(registering).await?;
-    match registered {
+    let (error, is_there) = match executor.beside(registering).await? {
         Ok(exported) => return Ok(Some(exported)),
-        Err(Unregistered::NoDevice(e) | Unregistered::Refused(e)) if named => {
-            return Err(StartError::Config(format!("RDMA: {e}")));
-        }
-        Err(Unregistered::NoDevice(error)) => {
-            tracing::debug!(%segment_id, %error, "not reached by rdma");
-        }
-        Err(Unregistered::Refused(error)) => {
-            tracing::warn!(%segment_id, %error, "not reached by rdma");
-        }
+        Err((e, _)) if named => return Err(StartError::Config(format!("RDMA: {e}"))),
+        Err(failed) => failed,
+    };
+    match is_there {
+        true => tracing::warn!(%segment_id, %error, "not reached by rdma"),
+        false => tracing::debug!(%segment_id, %error, "not reached by rdma"),
     }
     Ok(None)
 }
@@ -444,9 +383,6 @@ fn start_agent(
     let agent = common.env.machine.serve(what);
     agent.map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
-
-/// The actors of a segment; the poller only if it has a device log.
-type Roles = (ActorAddr<Owner>, ActorAddr<Evictor>, Option<ActorAddr<AnnouncePoller>>);
 
 async fn start_roles(
     common: &Common,
@@ -477,7 +413,7 @@ async fn start_roles(
         tables: tables.clone(),
         owner: owner_slot.clone(),
     };
-    let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted).await?;
+    let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted.clone()).await?;
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(Arc::new(evictor.clone()));
     let mut poller = None;
@@ -488,10 +424,9 @@ async fn start_roles(
             owner: owner_slot,
             platform: common.env.platform,
         };
-        let exhausted = report_to(&common.failed, Some(segment_id));
         poller = Some(ActorAddr::<AnnouncePoller>::start(executor, durable, exhausted).await?);
     }
-    Ok((owner, evictor, poller))
+    Ok(Roles { owner, evictor, poller })
 }
 
 /// The callback for an actor that failed too often: it ends the node with the reason.

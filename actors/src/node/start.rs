@@ -1,9 +1,7 @@
 //! Starts a node step by step. If a step fails, Drop takes down what the steps before it made.
 
-use super::mount::{First, Segments};
-use super::segment::{
-    Common, JoinedAs, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to,
-};
+use super::mount::{First, NodeAddresses, Segments};
+use super::segment::{Common, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to};
 use super::watchdog::{self, Watchlist};
 use super::{Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
@@ -16,7 +14,7 @@ use crate::executor::{Executor, OwnedExecutor};
 use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
-use crate::server::{SegmentCommands, SegmentRegistry, Server, UnauthenticatedPeers, serve};
+use crate::server::{MAX_CONNECTIONS, MAX_RINGS, SegmentCommands, SegmentRegistry, Server};
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
@@ -24,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 /// How often the node checks that the job's cookie still exists.
 const COOKIE_CHECK: Duration = Duration::from_secs(1);
@@ -38,9 +36,6 @@ struct Building {
     switches: SegmentFlags,
 }
 
-/// The channel of the cluster's settings: the first link sends, the node receives.
-type SettingsChannel = (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>);
-
 impl Node {
     /// Starts a rank; it has joined the cluster when this returns. Errors say what to do.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
@@ -51,11 +46,11 @@ impl Node {
     pub async fn start_in(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         config.validate()?;
         let building = Building::new(env, config).await?;
-        let (info, settings) = building.listen().await?;
+        let info = building.listen().await?;
         let client = building.client();
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
-        let node = building.finish(info, settings, (client, producer));
+        let node = building.finish(info, client, producer);
         node.wait_joined().await?;
         Ok(node)
     }
@@ -99,6 +94,7 @@ impl Building {
             registry: SegmentRegistry::default(),
             siblings: Arc::default(),
             watchlist: Arc::<Watchlist>::default(),
+            settings: watch::Sender::new((Term::default(), defaults(&config))),
             config,
         };
         let (config, env) = (&common.config, &common.env);
@@ -127,7 +123,7 @@ impl Building {
     }
 
     /// Opens the control port and the unix socket, and serves both.
-    async fn listen(&self) -> Result<(RankInfo, SettingsChannel), StartError> {
+    async fn listen(&self) -> Result<RankInfo, StartError> {
         let (c, net) = (self.config(), &self.common().env.net);
         let executor =
             self.master_executor.as_ref().map_or(self.unjoined.executor(), OwnedExecutor::executor);
@@ -140,7 +136,7 @@ impl Building {
             }
             listener => listener?,
         };
-        let local = match &self.unjoined.socket {
+        let local = match &self.unjoined.made.socket {
             Some(file) => Some(listen(net, executor, Address::Unix(file.0.clone())).await?),
             None => None,
         };
@@ -150,8 +146,8 @@ impl Building {
             Some(_) => near.clone().into_iter().chain([control.clone()]).collect(),
             None => vec![self.master_at()],
         };
-        self.segments.is_reached_at(control, near, master);
-        let settings = watch::channel(None);
+        // Set only once: a node listens once.
+        let _ = self.segments.reach.set(NodeAddresses { control, local: near, master });
         let server = Arc::new(Server {
             job: c.job.clone(),
             guard: self.common().guard.clone(),
@@ -159,35 +155,31 @@ impl Building {
             rank: c.rank,
             master: self.master.clone(),
             master_at: self.master.is_none().then(|| self.master_at()),
-            settings: settings.1.clone(),
-            defaults: defaults(c),
+            settings: self.common().settings.subscribe(),
             registry: self.common().registry.clone(),
             segments: Arc::downgrade(&self.segments) as Weak<dyn SegmentCommands>,
             clock: self.common().env.clock.clone(),
             random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),
-            connections: Default::default(),
-            unauthenticated: UnauthenticatedPeers::new(),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            unauthenticated: Default::default(),
             lines: Default::default(),
-            rings: Server::room_for_rings(),
+            rings: Arc::new(Semaphore::new(MAX_RINGS)),
         });
         let credentials = self.common().guard.credentials().clone();
         if credentials.has_cookie() {
             executor.task(keep_cookie(credentials, self.switches.closing.clone()));
         }
-        serve(executor, server.clone(), listener);
-        if let Some(l) = local {
-            serve(executor, server, l);
+        for listener in [Some(listener), local].into_iter().flatten() {
+            executor.task(server.clone().run(listener));
         }
-        Ok((info, settings))
+        Ok(info)
     }
 
     /// Starts the watchdog, which detects frozen actors.
     fn watch(&self, producer: &ActorAddr<Producer>) -> Result<(), StartError> {
-        let r = &self.unjoined;
         let list = &self.common().watchlist;
-        list.add(0, [r.owner.watch(), r.evictor.watch(), producer.watch()]);
-        list.add(0, r.poller.iter().map(ActorAddr::watch));
+        list.add(0, self.unjoined.roles.watches().chain([producer.watch()]));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // The limit is the TTL: a rank whose owner is frozen that long sent no heartbeats, and is
         // gone anyway.
@@ -224,20 +216,15 @@ impl Building {
     }
 
     /// Starts the link to the master, and assembles the node.
-    fn finish(
-        self,
-        info: RankInfo,
-        settings: SettingsChannel,
-        (client, producer): (Client, ActorAddr<Producer>),
-    ) -> Node {
+    fn finish(self, info: RankInfo, client: Client, producer: ActorAddr<Producer>) -> Node {
         let Self { segments, mut unjoined, master_executor, master, switches } = self;
         let common = &segments.common;
-        let socket = unjoined.socket.take();
+        let socket = unjoined.made.socket.take();
         let joining = Joining {
             master: segments.master(),
             limit: Duration::from_millis(common.config.join_timeout_ms),
             siblings: common.siblings.clone(),
-            settings_tx: settings.0,
+            settings_tx: common.settings.clone(),
             switches: switches.clone(),
         };
         let first: SegmentHost = unjoined.join(common, info, joining);
@@ -256,7 +243,6 @@ impl Building {
             producer,
             master,
             segments,
-            settings: settings.1,
             closing: switches.closing,
             _socket: socket,
             first,

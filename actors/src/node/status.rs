@@ -146,7 +146,6 @@ impl Node {
     pub fn status(&self) -> NodeStatus {
         let first = self.first.status();
         let (config, clock) = (self.config(), &self.segments.common.env.clock);
-        let term = self.settings.borrow().as_ref().map_or(Term::default(), |(t, _)| *t);
         let mut actors = first.actors;
         actors.push(self.producer.status());
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
@@ -159,7 +158,7 @@ impl Node {
             world_size: config.world_size,
             incarnation: first.incarnation,
             link: first.link,
-            term,
+            term: self.segments.common.settings.borrow().0,
             draining: first.draining,
             uptime_ms: clock.now_ms() - self.started_ms,
             view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
@@ -175,7 +174,7 @@ impl Node {
             owner_slow_path: self.first.segment_handle.tables.slow_path.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
-            segments: self.segments.status(),
+            segments: self.segments.each(SegmentHost::status),
             call_times: self.client.call_times(),
             master_requests: self.master.as_ref().map_or_else(Vec::new, |(_, m)| m.request_times()),
         }
@@ -187,12 +186,12 @@ impl SegmentHost {
     pub(super) fn status(&self) -> SegmentStatus {
         let r = &self.segment_handle;
         SegmentStatus {
-            segment: self.info.segment_id,
-            incarnation: format!("{:016x}", self.info.incarnation),
+            segment: r.info.segment_id,
+            incarnation: format!("{:016x}", r.info.incarnation),
             link: shown(&r.link.borrow()),
             draining: r.is_draining(),
             owner: r.tables.gauges.snapshot(),
-            actors: self.actors(),
+            actors: r.roles.watches().map(|actor| actor.status()).collect(),
             attachments: r.tables.attachments.len(),
             agent: agent_status(&*self.agent),
         }

@@ -3,8 +3,6 @@
 
 use super::refuse;
 use super::registry::SegmentEndpoint;
-use crate::actor::Reply;
-use crate::error::Error;
 use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
 use crate::owner::FromClient;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -186,7 +184,8 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         if let Err(e) = m.check(endpoint.tables.layout()) {
             // The client gets the reason, and the frame has no effect [I19].
             let _ = tx.try_send(OwnerToClient::Refused(e.message().to_string()));
-            return Err(unsound(&e));
+            let why = e.message().to_string();
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, why).into());
         }
         match m {
             ClientToOwner::CheckPlan(plan) => {
@@ -212,18 +211,13 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                     .is_some_and(|t| !endpoint.tables.log_producers.abandon(t, claim.into())) => {}
             frame => {
                 let m = FromClient { from: id.map(|id| (id, producer)), frame };
-                if let Err(error) = endpoint.owner.push(m, Reply::nobody()).await {
+                if let Err(error) = endpoint.owner.push(m).await {
                     tracing::debug!(%error, "an attached client's frame was lost");
                 }
             }
         }
     }
     Ok(())
-}
-
-/// The error for an impossible frame from an attached client.
-fn unsound(error: &Error) -> WireError {
-    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message().to_string()))
 }
 
 async fn write_to_client<W: AsyncWrite + Unpin>(

@@ -3,7 +3,7 @@
 //! call, and wakes the owner once.
 
 use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse};
-use crate::actor::{ActorAddr, Reply};
+use crate::actor::ActorAddr;
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
 use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Welcome};
 use crate::race::read_and_write;
@@ -51,7 +51,7 @@ impl Server {
             read_and_write(up, down).await
         }
         .await;
-        let _ = master.push(LinkDown { segment_id, link }, Reply::nobody()).await;
+        let _ = master.push(LinkDown { segment_id, link }).await;
         ended
     }
 }
@@ -98,8 +98,7 @@ async fn read_from_owner<R: AsyncRead + Unpin>(
         read_frame::<_, OwnerToMaster>(reader, &mut buf, MAX_TO_MASTER_BYTES).await?
     {
         // The master answers a Leave by closing the link.
-        let sent =
-            master.push(FromRank { segment_id, incarnation, link, up }, Reply::nobody()).await;
+        let sent = master.push(FromRank { segment_id, incarnation, link, up }).await;
         if sent.is_err() {
             break;
         }

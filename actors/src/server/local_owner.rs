@@ -1,6 +1,6 @@
 //! An owner as the handles of its own process reach it: frames go to its mailbox, without a socket.
 
-use crate::actor::{ActorAddr, Reply};
+use crate::actor::ActorAddr;
 use crate::attachment::{Answer, AttachId, LocalOwner, ProducerGates};
 use crate::error::Result;
 use crate::message::{ClientToOwner, PlanId, Term, TouchBatch};
@@ -53,7 +53,7 @@ impl LocalOwner for LocalSegment {
 
     fn touched(&self, batch: TouchBatch) -> Answer<'_, Result<()>> {
         let m = FromClient { from: None, frame: ClientToOwner::Touched(batch) };
-        Box::pin(self.owner.push(m, Reply::nobody()))
+        Box::pin(self.owner.push(m))
     }
 
     fn is_open(&self, plan: PlanId) -> Answer<'_, bool> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Most rings of a node at a time, some 130 KiB each; further clients keep their sockets.
-pub(super) const MAX_RINGS: usize = 256;
+pub(crate) const MAX_RINGS: usize = 256;
 /// How long a node spins for the next request of a client that usually sends one soon.
 const SPIN: Duration = Duration::from_micros(20);
 /// The same after an open. A sleeping client has to wake, on a core that may have been halted, and
@@ -41,7 +41,7 @@ impl Server {
         let welcome = Welcome::Client {
             master: self.master_at.clone(),
             view,
-            settings: self.settings(),
+            settings: self.settings.borrow().1.clone(),
             hasher: HasherKey(self.hasher.key()),
             ring: ring.as_ref().map(|(offer, _)| offer.lane_bytes()),
         };

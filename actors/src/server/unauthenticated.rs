@@ -13,18 +13,15 @@ const MAX_BY_TCP: usize = 256;
 const MAX_BY_UNIX: usize = 64;
 
 /// See the file's first paragraph.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct UnauthenticatedPeers {
-    by_tcp: Waiting,
-    by_unix: Waiting,
+    by_tcp: Arc<Waiting>,
+    by_unix: Arc<Waiting>,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    most: usize,
-    // Ordered by number, so by age.
-    by_age: Mutex<(u64, BTreeMap<u64, UnauthenticatedConnection>)>,
-}
+/// The number of the last one, and all ordered by number, so by age.
+#[derive(Debug, Default)]
+struct Waiting(Mutex<(u64, BTreeMap<u64, UnauthenticatedConnection>)>);
 
 #[derive(Debug)]
 struct UnauthenticatedConnection {
@@ -36,30 +33,14 @@ struct UnauthenticatedConnection {
 /// The slot of one such connection; free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
-    unauthenticated: Arc<UnauthenticatedPeers>,
-    unix: bool,
+    waiting: Arc<Waiting>,
     number: u64,
     evicted: Arc<Notify>,
 }
 
 impl Waiting {
-    fn new(most: usize) -> Self {
-        Self { most, by_age: Mutex::default() }
-    }
-
     fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, UnauthenticatedConnection>)> {
-        self.by_age.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn enter(&self, evicted: Arc<Notify>) -> u64 {
-        let mut all = self.lock();
-        if all.1.len() >= self.most {
-            evict_oldest(&mut all.1, 1);
-        }
-        all.0 += 1;
-        let number = all.0;
-        all.1.insert(number, UnauthenticatedConnection { evicted, has_shown: false });
-        number
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -74,20 +55,22 @@ fn evict_oldest(by_age: &mut BTreeMap<u64, UnauthenticatedConnection>, how_many:
 }
 
 impl UnauthenticatedPeers {
-    pub(crate) fn new() -> Arc<Self> {
-        let (by_tcp, by_unix) = (Waiting::new(MAX_BY_TCP), Waiting::new(MAX_BY_UNIX));
-        Arc::new(Self { by_tcp, by_unix })
-    }
-
-    fn of(&self, unix: bool) -> &Waiting {
-        if unix { &self.by_unix } else { &self.by_tcp }
-    }
-
     /// A slot for one more; evicts another of its kind if none is free.
-    pub(super) fn enter(self: &Arc<Self>, unix: bool) -> PeerSlot {
+    pub(super) fn enter(&self, unix: bool) -> PeerSlot {
+        let (waiting, most) = match unix {
+            true => (&self.by_unix, MAX_BY_UNIX),
+            false => (&self.by_tcp, MAX_BY_TCP),
+        };
         let evicted = Arc::new(Notify::new());
-        let number = self.of(unix).enter(evicted.clone());
-        PeerSlot { unauthenticated: self.clone(), unix, number, evicted }
+        let connection = UnauthenticatedConnection { evicted: evicted.clone(), has_shown: false };
+        let mut all = waiting.lock();
+        if all.1.len() >= most {
+            evict_oldest(&mut all.1, 1);
+        }
+        all.0 += 1;
+        let number = all.0;
+        all.1.insert(number, connection);
+        PeerSlot { waiting: waiting.clone(), number, evicted }
     }
 
     /// Evicts half of those over tcp, when the process has no file descriptors left.
@@ -101,8 +84,7 @@ impl UnauthenticatedPeers {
 impl PeerSlot {
     /// Records that the peer sent a proof that needs the secret, or a replay of one.
     pub(super) fn has_shown(&self) {
-        let mut all = self.unauthenticated.of(self.unix).lock();
-        if let Some(connection) = all.1.get_mut(&self.number) {
+        if let Some(connection) = self.waiting.lock().1.get_mut(&self.number) {
             connection.has_shown = true;
         }
     }
@@ -115,7 +97,7 @@ impl PeerSlot {
 
 impl Drop for PeerSlot {
     fn drop(&mut self) {
-        self.unauthenticated.of(self.unix).lock().1.remove(&self.number);
+        self.waiting.lock().1.remove(&self.number);
     }
 }
 
@@ -132,7 +114,7 @@ mod tests {
 
     #[test]
     fn i20_the_oldest_of_its_kind_gives_way_and_nobody_else() {
-        let unauthenticated = UnauthenticatedPeers::new();
+        let unauthenticated = UnauthenticatedPeers::default();
         let by_unix = unauthenticated.enter(true);
         let mut by_tcp: Vec<_> = (0..MAX_BY_TCP).map(|_| unauthenticated.enter(false)).collect();
         assert!(!by_tcp.iter().any(is_evicted));

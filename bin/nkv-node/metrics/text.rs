@@ -48,9 +48,21 @@ impl Text {
         self.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// The samples of one histogram.
+    /// A histogram of each of these durations.
+    pub(super) fn histogram<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        all: impl IntoIterator<Item = (Vec<(&'static str, &'a str)>, &'a Durations)>,
+    ) {
+        self.metric(name, Sort::Histogram, help);
+        for (labels, found) in all {
+            self.durations(name, &labels, found);
+        }
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
-    pub(super) fn durations(&mut self, name: &str, labels: Labels<'_>, found: &Durations) {
+    fn durations(&mut self, name: &str, labels: Labels<'_>, found: &Durations) {
         let mut count = 0;
         for (bucket, n) in found.counts.iter().enumerate() {
             count += n;
@@ -89,15 +101,14 @@ fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BOUNDS_NS, Durations, Sort, Text};
+    use super::{BOUNDS_NS, Durations, Text};
 
     #[test]
     fn labels_are_escaped_and_buckets_add_up() {
         let mut text = Text::of_rank(3);
-        text.metric("nkv_x_seconds", Sort::Histogram, "a \\ and\nmore");
         let mut found = Durations { sum_ns: 1_500_000_000, ..Durations::default() };
         (found.counts[0], found.counts[BOUNDS_NS.len()]) = (2, 1);
-        text.durations("nkv_x_seconds", &[("of", "\"")], &found);
+        text.histogram("nkv_x_seconds", "a \\ and\nmore", [(vec![("of", "\"")], &found)]);
         let text = text.into_string();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "# HELP nkv_x_seconds a \\\\ and\\nmore");

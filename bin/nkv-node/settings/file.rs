@@ -1,8 +1,7 @@
 //! The configuration file: flat TOML whose keys are those of the table of settings. Only the TOML
 //! type of a value is checked here.
 
-use super::SettingsError;
-use crate::flags::SETTINGS;
+use nkv_programs::node_settings::KEYS;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -11,10 +10,8 @@ use std::path::Path;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The file's settings, as text by key.
-pub(super) fn load(path: &Path) -> Result<BTreeMap<String, String>, SettingsError> {
-    let named = |why: &dyn std::fmt::Display| {
-        SettingsError::Config(format!("--config {}: {why}", path.display()))
-    };
+pub(super) fn load(path: &Path) -> Result<BTreeMap<String, String>, String> {
+    let named = |why: &dyn std::fmt::Display| format!("--config {}: {why}", path.display());
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|e| named(&e))?;
     file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| named(&e))?;
@@ -27,11 +24,10 @@ pub(super) fn load(path: &Path) -> Result<BTreeMap<String, String>, SettingsErro
 /// The settings of a file's text.
 pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| one_line(text, &e))?;
-    let known = |key: &str| SETTINGS.iter().any(|s| s.key == key);
-    let unknown: Vec<&str> = table.keys().map(String::as_str).filter(|k| !known(k)).collect();
+    let unknown: Vec<&str> =
+        table.keys().filter(|key| !KEYS.contains(key)).map(String::as_str).collect();
     if !unknown.is_empty() {
-        let names: Vec<&str> = SETTINGS.iter().map(|s| s.key).collect();
-        return Err(format!("unknown keys {}; known are {}", unknown.join(", "), names.join(", ")));
+        return Err(format!("unknown keys {}; known are {}", unknown.join(", "), KEYS.join(", ")));
     }
     table.into_iter().map(|(key, value)| as_text(&value).map(|text| (key, text))).collect()
 }

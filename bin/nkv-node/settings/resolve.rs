@@ -1,9 +1,10 @@
 //! Decides which source wins for one setting, and records it: every value taken becomes a line with
 //! its source. No setting is named here.
 
-use super::{SettingsError, file};
-use crate::flags::{Flags, SETTINGS, Setting};
-use crate::launcher::{Env, Family, get};
+use super::file;
+use crate::flags::Flags;
+use crate::launcher::{Env, get};
+use nkv_programs::node_settings::{KEYS, flag, variable};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -18,56 +19,32 @@ pub(crate) struct Line {
     pub(crate) source: String,
 }
 
-/// What the user set, in order of precedence.
-pub(super) struct Layers<'a> {
-    flags: &'a Flags,
-    env: &'a Env,
-    file: Option<(PathBuf, BTreeMap<String, String>)>,
-}
-
-impl<'a> Layers<'a> {
-    /// Reads the file that the flags or `NKV_CONFIG` name.
-    pub(super) fn new(flags: &'a Flags, env: &'a Env) -> Result<Self, SettingsError> {
-        let named = flags.config.clone().or_else(|| get(env, "NKV_CONFIG").map(PathBuf::from));
-        let file = match named {
-            Some(path) => {
-                let values = file::load(&path)?;
-                Some((path, values))
-            }
-            None => None,
-        };
-        Ok(Self { flags, env, file })
-    }
-
-    /// True if the user set it.
-    pub(super) fn has(&self, key: &str) -> bool {
-        SETTINGS.iter().any(|s| s.key == key && self.find(*s).is_some())
-    }
-
-    /// The text that wins, and its source.
-    fn find(&self, setting: Setting) -> Option<(&str, String)> {
-        if let Some(text) = self.flags.values.get(setting.key) {
-            return Some((text, format!("--{}", setting.flag())));
-        }
-        let variable = setting.variable();
-        if let Some(text) = get(self.env, &variable) {
-            return Some((text, variable));
-        }
-        let (path, values) = self.file.as_ref()?;
-        values.get(setting.key).map(|text| (text.as_str(), path.display().to_string()))
-    }
-}
-
 /// Takes one value after another and records each with its source.
-pub(super) struct Resolver<'a> {
-    layers: &'a Layers<'a>,
-    family: Option<Family>,
+pub(super) struct Resolver {
+    // What the user set: each text with its source.
+    given: BTreeMap<String, (String, String)>,
     lines: Vec<Line>,
 }
 
-impl<'a> Resolver<'a> {
-    pub(super) fn new(layers: &'a Layers<'a>, family: Option<Family>) -> Self {
-        Self { layers, family, lines: Vec::new() }
+impl Resolver {
+    /// Reads the file that the flags or `NKV_CONFIG` name. Flags win over variables over the file.
+    pub(super) fn new(flags: &Flags, env: &Env) -> Result<Self, String> {
+        let mut given = BTreeMap::new();
+        let named = flags.config.clone().or_else(|| get(env, "NKV_CONFIG").map(PathBuf::from));
+        if let Some(path) = named {
+            let source = path.display().to_string();
+            let found = file::load(&path)?.into_iter();
+            given.extend(found.map(|(key, text)| (key, (text, source.clone()))));
+        }
+        for key in KEYS.iter() {
+            let variable = variable(key);
+            if let Some(text) = flags.values.get(key.as_str()) {
+                given.insert(key.clone(), (text.clone(), flag(key)));
+            } else if let Some(text) = get(env, &variable) {
+                given.insert(key.clone(), (text.to_string(), variable));
+            }
+        }
+        Ok(Self { given, lines: Vec::new() })
     }
 
     /// The user's value, else `default`.
@@ -76,24 +53,8 @@ impl<'a> Resolver<'a> {
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, String>,
         default: T,
-    ) -> Result<T, SettingsError> {
-        self.take_or(key, parse, default, "default".to_string())
-    }
-
-    /// The user's value, else the launcher's, else `default`.
-    pub(super) fn take_detected<T: ToString>(
-        &mut self,
-        key: &'static str,
-        parse: impl Fn(&str) -> Result<T, String>,
-        detected: Option<T>,
-        default: T,
-    ) -> Result<T, SettingsError> {
-        match (detected, self.family) {
-            (Some(detected), Some(family)) => {
-                self.take_or(key, parse, detected, family.to_string())
-            }
-            _ => self.take(key, parse, default),
-        }
+    ) -> Result<T, String> {
+        self.take_or(key, parse, default, "default")
     }
 
     /// The user's value, else `other` with its source.
@@ -102,34 +63,48 @@ impl<'a> Resolver<'a> {
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, String>,
         other: T,
-        source: String,
-    ) -> Result<T, SettingsError> {
-        let (value, source) = match self.parsed(key, parse)? {
-            Some(found) => found,
-            None => (other, source),
+        source: &str,
+    ) -> Result<T, String> {
+        let (value, source) = match self.given.get(key) {
+            Some((text, source)) => {
+                let value = parse(text).map_err(|why| {
+                    let key = match source.starts_with("--") || source.starts_with("NKV_") {
+                        true => String::new(),
+                        false => format!(", {key}"),
+                    };
+                    format!("{source}{key} \"{}\": {why}", text.escape_debug())
+                })?;
+                (value, source.clone())
+            }
+            None => (other, source.to_string()),
         };
-        self.lines.push(Line { key, value: toml_value(&value.to_string()), source });
+        self.note(key, &value.to_string(), &source);
         Ok(value)
     }
 
-    /// The user's value, without taking it.
-    pub(super) fn peek<T>(
-        &self,
+    /// The user's value, else `default`; the word stands for no value.
+    pub(super) fn take_unless<T: ToString>(
+        &mut self,
         key: &'static str,
+        word: &'static str,
         parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, SettingsError> {
-        Ok(self.parsed(key, parse)?.map(|(value, _)| value))
+        default: Option<T>,
+    ) -> Result<Option<T>, String> {
+        let parse = |text: &str| match text == word {
+            true => Ok(OrWord(None, word)),
+            false => parse(text).map(|value| OrWord(Some(value), word)),
+        };
+        self.take(key, parse, OrWord(default, word)).map(|taken| taken.0)
     }
 
     /// True if the user set it.
     pub(super) fn has(&self, key: &str) -> bool {
-        self.layers.has(key)
+        self.given.contains_key(key)
     }
 
     /// The source in which the user set it.
     pub(super) fn source(&self, key: &str) -> Option<String> {
-        let setting = SETTINGS.iter().find(|s| s.key == key)?;
-        self.layers.find(*setting).map(|(_, source)| source)
+        self.given.get(key).map(|(_, source)| source.clone())
     }
 
     /// Records a value that was decided elsewhere.
@@ -140,29 +115,17 @@ impl<'a> Resolver<'a> {
     /// The record, in the order of the table.
     pub(super) fn into_lines(self) -> Vec<Line> {
         let mut lines = self.lines;
-        let place = |line: &Line| SETTINGS.iter().position(|s| s.key == line.key);
-        lines.sort_by_key(place);
+        lines.sort_by_key(|line| KEYS.iter().position(|key| key == line.key));
         lines
     }
+}
 
-    fn parsed<T>(
-        &self,
-        key: &'static str,
-        parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<(T, String)>, SettingsError> {
-        let setting = SETTINGS.iter().find(|s| s.key == key);
-        let Some((text, source)) = setting.and_then(|s| self.layers.find(*s)) else {
-            return Ok(None);
-        };
-        let wrong = |why: String| {
-            let name = if source.starts_with("--") || source.starts_with("NKV_") {
-                source.clone()
-            } else {
-                format!("{source}, {key}")
-            };
-            SettingsError::Config(format!("{name} \"{}\": {why}", text.escape_debug()))
-        };
-        parse(text).map(|value| Some((value, source.clone()))).map_err(wrong)
+/// A value, or the word that stands for none.
+struct OrWord<T>(Option<T>, &'static str);
+
+impl<T: ToString> std::fmt::Display for OrWord<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.as_ref().map_or(self.1.to_string(), T::to_string))
     }
 }
 

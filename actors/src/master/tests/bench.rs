@@ -1,7 +1,7 @@
 //! A Master on an arbiter of its own with a manual clock, and ranks that send only what a test
 //! makes them send.
 
-use crate::actor::{ActorAddr, Reply};
+use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
@@ -424,6 +424,6 @@ impl Rank {
     pub(super) async fn hangs_up(self) {
         let (master, down) = self.leaves_the_link();
         drop(self.rx);
-        master.push(down, Reply::nobody()).await.unwrap();
+        master.push(down).await.unwrap();
     }
 }

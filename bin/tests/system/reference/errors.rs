@@ -51,8 +51,13 @@ fn errors_is_what_programs_and_sources_say() {
         page.text(&format!("{doc} (`{}`)", source.path));
         let items = sources::items(&source.text, &format!("enum {name}")).expect("its variants");
         assert!(!items.is_empty(), "{name} has no variant that is understood");
+        // A variant without a message of its own has that of its type.
+        let shared = source.text.lines().nth(line - 1).filter(|above| above.starts_with("#[error"));
         let rows = items.into_iter().map(|item| {
-            let message = message(&item.attributes);
+            let message = match item.attributes.is_empty() {
+                true => message(shared.unwrap_or_default()),
+                false => message(&item.attributes),
+            };
             vec![format!("`{}`", item.name), item.doc, message]
         });
         page.table(&["variant", "meaning", "message"], &rows.collect::<Vec<_>>());

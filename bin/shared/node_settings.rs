@@ -1,0 +1,154 @@
+//! The settings of a node: the one table from which flags, `NKV_*` variables and keys of the file
+//! get their names. Values stay text here: nkv-node parses them and names the source of a wrong
+//! one. A range in brackets is checked by bin/tests/system/reference/settings.rs, which tries both
+//! ends; without one it is as the value's name implies.
+
+use clap::{ArgAction, Args, Command};
+use std::sync::LazyLock;
+
+// One setting is `--heap-bytes`, `NKV_HEAP_BYTES` and `heap_bytes`.
+#[expect(missing_docs, reason = "clap would print it as the program's description")]
+#[derive(Debug, Clone, Args)]
+pub struct SettingFlags {
+    /// Job id; part of joining and of every segment's name [range: 1 to 128 bytes without blanks]
+    /// [default: torchrun's run id, Slurm's job and step, or nkv]
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub job: Option<String>,
+    /// Number of this rank [range: 0 to world_size less one] [default: the launcher's, or 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub rank: Option<String>,
+    /// Ranks in the job [range: 1 or more] [default: the launcher's, or 1]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub world_size: Option<String>,
+    /// Where rank 0 is [default: the launcher's, or 127.0.0.1]
+    #[arg(long, value_name = "HOST", allow_hyphen_values = true)]
+    pub master_addr: Option<String>,
+    /// Rank 0's control port, the same on every rank; 0 on rank 0 takes a free one [range: 0 to
+    /// 65535] [default: 7400]
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true)]
+    pub port: Option<String>,
+    /// Address of this host to listen on and to be reached at [default: 127.0.0.1]
+    #[arg(long, value_name = "IP", allow_hyphen_values = true)]
+    pub listen: Option<String>,
+    /// File with the job's secret, its user's alone (or NKV_SECRET holds the secret itself)
+    /// [default: none: this user's processes on this host connect]
+    #[arg(long, value_name = "FILE|none", allow_hyphen_values = true)]
+    pub secret_file: Option<String>,
+    /// Where /healthz /readyz /status /metrics are served [default: 127.0.0.1:0]
+    #[arg(long, value_name = "IP:PORT|off", allow_hyphen_values = true)]
+    pub http: Option<String>,
+    /// Payload bytes of this rank (KiB, MiB, GiB) [range: 1 to 8TiB] [default: a quarter of the
+    /// memory there is, shared by the ranks of this host, at most 1GiB]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub heap_bytes: Option<String>,
+    /// Shared memory, or memory of this process only [default: shm]
+    #[arg(long, value_name = "shm|private", allow_hyphen_values = true)]
+    pub memory: Option<String>,
+    /// Touch every page at start, so that memory is refused then or never [default: true]
+    #[arg(long, overrides_with = "no_prefault")]
+    pub prefault: bool,
+    /// Leave pages to be touched when they are used
+    #[arg(long, action = ArgAction::SetFalse)]
+    pub no_prefault: bool,
+    /// Bytes per page where a put names none; that of rank 0 counts [range: 1 to 4294967295]
+    /// [default: 256KiB]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub page_bytes: Option<String>,
+    /// Device log beside the heap, for puts without a message; 0: none [range: 0, or 16KiB to 8TiB
+    /// less the heap] [default: 0]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub log_bytes: Option<String>,
+    /// Who executes claims in the device log: processors of this host, or its RDMA device [default:
+    /// cpu]
+    #[arg(long, value_name = "cpu|nic", allow_hyphen_values = true)]
+    pub atomic_domain: Option<String>,
+    /// Whether this node's own handle puts into device logs [default: false]
+    #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]
+    pub device_alloc: Option<String>,
+    /// Which objects are evicted first [default: lru]
+    #[arg(long, value_name = "lru|lru2|fifo", allow_hyphen_values = true)]
+    pub policy: Option<String>,
+    /// Percent of the heap at which eviction starts and ends [range: 1 to 100, the higher first]
+    /// [default: 95/85]
+    #[arg(long, value_name = "HI/LO", allow_hyphen_values = true)]
+    pub watermarks: Option<String>,
+    /// How long retired memory is held before it is used again [range: 1 to 60000] [default: 50]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub quarantine_ms: Option<String>,
+    /// How long a producer has from open to commit [range: 1 to 86400000] [default: 30000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub write_ttl_ms: Option<String>,
+    /// How long a claim in the device log may be open before all producers are asked [range: 1 to
+    /// 86400000] [default: 5000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub log_claim_ttl_ms: Option<String>,
+    /// A rank not heard of for so long is gone [range: 400 to 86400000] [default: 10000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub ttl_ms: Option<String>,
+    /// Pause between heartbeats; 0: an eighth of the TTL, at most 250 [range: 0 to half of ttl_ms]
+    /// [default: 0]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub heartbeat_ms: Option<String>,
+    /// How long to try to reach rank 0 [range: 1 to 86400000] [default: 120000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub join_timeout_ms: Option<String>,
+    /// Limit of one control call [range: 1 to 86400000] [default: 2000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub call_timeout_ms: Option<String>,
+    /// How long a put waits for room; 0: three times the quarantine, at least 1000 [range: 0 or
+    /// more] [default: 0]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub full_wait_ms: Option<String>,
+    /// RDMA devices that reach this memory; auto: what can be used, named ones must be [default:
+    /// auto]
+    #[arg(long, value_name = "auto|none|NAME,...", allow_hyphen_values = true)]
+    pub rdma_devices: Option<String>,
+    /// Index in their GID tables; auto: RoCE v2 over IPv4 first [range: 0 to 255] [default: auto]
+    #[arg(long, value_name = "auto|N", allow_hyphen_values = true)]
+    pub rdma_gid_index: Option<String>,
+    /// Queue pairs of one data path; auto: one for each device, at most 8 [range: 1 to 8] [default:
+    /// auto]
+    #[arg(long, value_name = "auto|N", allow_hyphen_values = true)]
+    pub rdma_pairs: Option<String>,
+    /// Most tcp data connections at once [range: 1 or more] [default: 256]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub data_connections: Option<String>,
+    /// After SIGTERM, how long plans in flight may take to finish [range: 0 or more] [default:
+    /// 5000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub drain_ms: Option<String>,
+    /// How often in a row this rank restarts with a new incarnation after it was declared gone
+    /// [range: 0 or more] [default: 8]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub rejoins: Option<String>,
+    /// Worker threads; 0: as many as there are cores, 2 to 8 [range: 0 to 256] [default: 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub threads: Option<String>,
+    /// What is logged to stderr, as in nkv_actors=debug; nkv_node=debug: every setting, and what
+    /// was found at start [default: info]
+    #[arg(long, value_name = "FILTER", allow_hyphen_values = true)]
+    pub log: Option<String>,
+    /// Log lines for people, or JSON objects [default: text]
+    #[arg(long, value_name = "text|json", allow_hyphen_values = true)]
+    pub log_format: Option<String>,
+}
+
+/// The key of every setting, in the order in which they are shown.
+pub static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let table = SettingFlags::augment_args(Command::new(""));
+    let ids = table.get_arguments().map(|arg| arg.get_id().to_string());
+    ids.filter(|id| id != NO_PREFAULT).collect()
+});
+
+/// The second flag of the one setting that is a switch on the command line.
+pub const NO_PREFAULT: &str = "no_prefault";
+
+/// Name of a setting's flag, with the dashes.
+pub fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
+
+/// Name of its environment variable.
+pub fn variable(key: &str) -> String {
+    format!("NKV_{}", key.to_ascii_uppercase())
+}
