@@ -27,6 +27,8 @@ pub trait ProducerGates: Send + Sync + Debug {
     /// The owner obeys this term: no plan of a lower one is started or continued there, not even
     /// one whose grant is still in flight.
     fn obey(&self, term: Term);
+    /// The highest term obeyed there.
+    fn obeyed(&self) -> Term;
     /// True when no write for a plan below this term is in flight.
     fn obeys(&self, term: Term) -> bool;
     /// True when no claim is open in the owner's log below a position.

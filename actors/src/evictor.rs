@@ -104,7 +104,7 @@ impl Role for Evictor {
 
 /// The mailbox takes what the owner tells.
 impl HeapObserver for ActorAddr<Evictor> {
-    fn tell(&self, event: HeapEvent) -> Result<()> {
+    fn notify(&self, event: HeapEvent) -> Result<()> {
         self.try_send(event)
     }
 }

@@ -21,7 +21,8 @@ enum Backend {
     Here(mpsc::UnboundedSender<Job>),
 }
 
-/// A task for a set of tasks, or none to end the set. Few: only tasks that are started from outside.
+/// A task for a set of tasks, or none to end the set. Few: only tasks that are started from
+/// outside.
 type Job = Option<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 /// Runs a set of tasks until its end; then they are dropped at whatever they wait for.

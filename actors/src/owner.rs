@@ -243,7 +243,7 @@ impl Owner {
 
     fn notify_evictor(&self, event: HeapEvent) {
         if let Some(evictor) = self.durable.evictor.get()
-            && let Err(error) = evictor.tell(event)
+            && let Err(error) = evictor.notify(event)
         {
             // The evictor reads the headers again at its next check, within half a second.
             self.durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
@@ -391,7 +391,7 @@ impl Owner {
         Gauges::add(&g.bytes_read, bytes);
         // Only a hint for the eviction order: it may be lost.
         if let Some(evictor) = self.durable.evictor.get() {
-            let _ = evictor.tell(HeapEvent::WereRead(fresh));
+            let _ = evictor.notify(HeapEvent::WereRead(fresh));
         }
     }
 }

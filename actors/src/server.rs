@@ -138,7 +138,7 @@ impl Server {
             // Nothing more is read from it; the guard has counted and logged the refusal [I20].
             Some(Err(_)) => return Ok(()),
             None => {
-                self.guard.refuse(&peer.text, &AuthError::Crowded.to_string());
+                self.guard.refuse(&peer.text, AuthError::Crowded.to_string());
                 return Ok(());
             }
         };

@@ -11,8 +11,7 @@ use link::Outgoing;
 use super::counters::Messages;
 use super::holds_within;
 use super::peer_log::{NAMES_PER_FRAME, PeerLog};
-use super::plans::OwnerGates;
-use crate::attachment::{AttachId, LocalOwner};
+use crate::attachment::{AttachId, LocalOwner, ProducerGates};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
 use nkv_store::fork::ProcessMark;
@@ -111,7 +110,7 @@ pub struct Peer {
     pub(crate) verbs: Arc<dyn Verbs>,
     // A plan requested before this time must be checked with the owner before its first write.
     pub(crate) attached_ns: u64,
-    pub(crate) gates: Arc<OwnerGates>,
+    pub(crate) gates: Arc<dyn ProducerGates>,
     link: Link,
     alive: Alive,
     disconnected: AtomicBool,
@@ -199,7 +198,7 @@ impl Peer {
 
     /// A peer that reaches nothing, for tests of plans.
     #[cfg(test)]
-    pub(crate) fn nowhere(gates: Arc<OwnerGates>) -> Arc<Self> {
+    pub(crate) fn nowhere(gates: Arc<dyn ProducerGates>) -> Arc<Self> {
         let memory = nkv_store::AnonMemory::new(4096).expect("a page of memory");
         let alive = Alive::new();
         Arc::new(Self {

@@ -212,7 +212,7 @@ impl OpenPlans {
         self: &Arc<Self>,
         incarnation: u64,
         claims: Option<Arc<OpenClaims>>,
-    ) -> Arc<OwnerGates> {
+    ) -> Arc<dyn ProducerGates> {
         let mut inner = self.lock();
         let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);
         let term = known.unwrap_or_else(|| {
@@ -247,7 +247,7 @@ impl OpenPlans {
         if inner.shut {
             return Err(Error::handle_closed());
         }
-        let obeyed = *plan.peer.gates.term();
+        let obeyed = plan.peer.gates.obeyed();
         if inner.refused.contains(&plan.desc.plan) || plan.desc.plan.term < obeyed {
             return Err(Error::reclaimed(format!(
                 "the plan for key {} was ended before it could be used",
@@ -333,7 +333,7 @@ impl OpenPlans {
 
 /// The gates of one producer before one owner, as one attachment to it has them.
 #[derive(Debug)]
-pub struct OwnerGates {
+struct OwnerGates {
     plans: Arc<OpenPlans>,
     incarnation: u64,
     // The term that the owner obeys, as received over any attachment of the handle to it. It
@@ -372,6 +372,10 @@ impl ProducerGates for OwnerGates {
         *obeyed = term.max(*obeyed);
         let below = |p: &&Arc<PlanState>| self.is_below(p, term);
         inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
+    }
+
+    fn obeyed(&self) -> Term {
+        *self.term()
     }
 
     fn obeys(&self, term: Term) -> bool {

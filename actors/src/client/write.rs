@@ -392,8 +392,8 @@ impl Client {
 
     /// Sends a request that gives up plans, in the background.
     fn give_up_later(&self, request: Request) {
-        let told = self.notify_producer(GiveUp(request, self.shared.abandoning.clone()));
-        if let Some(Err(error)) = told {
+        let sent = self.notify_producer(GiveUp(request, self.shared.abandoning.clone()));
+        if let Some(Err(error)) = sent {
             tracing::debug!(%error, "plans not given up; they end at their deadline");
         }
     }

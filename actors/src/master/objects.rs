@@ -1,7 +1,6 @@
 //! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
 
 use super::Master;
-use super::open::Asked;
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, ObjectDesc, PlanId, SegmentId, SlotRef};
 use nkv_store::{Key, KeyId};
@@ -38,6 +37,9 @@ pub(super) struct Entry {
     // While Removing: when waiting removes fail, in ms.
     pub remove_until_ms: u64,
 }
+
+/// (producer, request, item): identifies an open, so that a repeated request is recognised [I11].
+pub(super) type Asked = (u64, u64, u32);
 
 /// An open plan at the master.
 #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@
 
 use super::Master;
 use super::allocator::SegmentAllocator;
-use super::objects::{Entry, PlanInfo, Replica, State};
+use super::objects::{Asked, Entry, PlanInfo, Replica, State};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
@@ -29,9 +29,6 @@ const LATE_TICK_MS: u64 = 50;
 const MAX_SUPERSEDED: usize = 1 << 20;
 /// Pages per object at most (the header's field is 32 bits).
 const MAX_PAGES: u64 = u32::MAX as u64;
-
-/// (producer, request, item): identifies an open, so that a repeated request is recognised [I11].
-pub(super) type Asked = (u64, u64, u32);
 
 /// An item of an open.
 #[derive(Debug)]

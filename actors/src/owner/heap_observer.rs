@@ -23,12 +23,12 @@ pub enum HeapEvent {
     Shrink(u64),
 }
 
-/// Is told of the objects of a heap, in the order in which the owner changes them.
+/// Is notified of the objects of a heap, in the order in which the owner changes them.
 pub trait HeapObserver: Send + Sync {
     /// Takes an event; does not block.
     ///
     /// # Errors
     /// Fails if the event was not taken. The owner then sets `evictor_missed` in its tables, and
     /// the observer reads the headers.
-    fn tell(&self, event: HeapEvent) -> Result<()>;
+    fn notify(&self, event: HeapEvent) -> Result<()>;
 }

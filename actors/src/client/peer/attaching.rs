@@ -2,7 +2,6 @@
 //! is the best data path that is allowed and works.
 
 use super::super::peer_log::PeerLog;
-use super::super::plans::OwnerGates;
 use super::super::shared::Shared;
 use super::link::run_link;
 use super::{ATTACH_LIMIT, AttachmentUse, LINK_FRAMES, Link, Peer, TransportChoice};
@@ -59,7 +58,7 @@ struct Attached {
 /// What an attachment may do, and why no better transport was used.
 struct PathChoice {
     // Plans and open claims that it answers for.
-    gates: Arc<OwnerGates>,
+    gates: Arc<dyn ProducerGates>,
     // Reader and pin table of the segment, if it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
     // Table of its open claims in the log, and the token that is sent with them.
@@ -226,7 +225,7 @@ impl Attaching {
             return Ok(None);
         }
         let mut path = self.mapped_path();
-        let attached = self.hello(address, AttachBy::Map, &path.gates).await?;
+        let attached = self.hello(address, AttachBy::Map, &*path.gates).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
         let heap = match self.map(name, address, stream.is_unix()).await {
             Ok(heap) => heap,
@@ -299,7 +298,7 @@ impl Attaching {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
         let mut path = self.path(None, passed_over);
-        let attached = self.hello(&self.info.control, AttachBy::Agent, &path.gates).await?;
+        let attached = self.hello(&self.info.control, AttachBy::Agent, &*path.gates).await?;
         path.claims = attached.log_token.map(|token| {
             // As many as the agent allows one token. The agent keeps count itself: the owner never
             // asks about this table.
@@ -340,7 +339,7 @@ impl Attaching {
         let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
         let path = PathChoice { used_for, ..self.path(claims, passed_over) };
         let by = AttachBy::Fabric(offer);
-        let attached = self.hello(&self.info.control, by, &path.gates).await?;
+        let attached = self.hello(&self.info.control, by, &*path.gates).await?;
         let answer = match attached.fabric {
             Some(Ok(answer)) => answer,
             Some(Err(why)) => return Err(none(why)),
@@ -359,7 +358,12 @@ impl Attaching {
 
     /// Says hello for an attachment; returns its stream and what the owner gave: pin table, log
     /// token, RDMA answer.
-    async fn hello(&self, address: &Address, by: AttachBy, gates: &OwnerGates) -> Result<Attached> {
+    async fn hello(
+        &self,
+        address: &Address,
+        by: AttachBy,
+        gates: &dyn ProducerGates,
+    ) -> Result<Attached> {
         let (producer, incarnation) = (self.shared.producer_id, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, by };
         match self.ask(address, purpose).await? {
