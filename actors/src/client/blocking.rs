@@ -2,7 +2,7 @@
 //! own control connections, so that a reply wakes only the caller.
 
 use super::put_log::TryPut;
-use super::{Client, ClientConfig, ObjectView, PublishError, WritePlan, spread};
+use super::{Client, ClientConfig, ObjectView, PublishError, WritePlan, one, spread};
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
@@ -79,7 +79,7 @@ impl Blocking {
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
         let done = self.client.read_now(key, dst);
-        done.unwrap_or_else(|| self.wait(self.client.get_into(key, dst)))
+        done.unwrap_or_else(|| one(self.wait_all(1, self.client.read_further(&mut [(key, dst)]))))
     }
 
     /// See [`Client::get_many_into`].
@@ -91,7 +91,7 @@ impl Blocking {
     pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.client.check_usable()?;
         let view = self.client.view_now(key);
-        view.unwrap_or_else(|| self.wait(self.client.get_view(key)))
+        view.unwrap_or_else(|| self.wait(self.client.view_further(key)))
     }
 
     /// See [`Client::lookup_mapped`].

@@ -52,16 +52,21 @@ impl Client {
     /// # });
     /// ```
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
+        self.check_usable().map_err(|e| e.about(key))?;
+        match self.view_now(key) {
+            Some(view) => view.map_err(|e| e.about(key)),
+            None => self.view_further(key).await,
+        }
+    }
+
+    /// Views an object that the mapped indexes do not resolve.
+    pub(super) async fn view_further(&self, key: &[u8]) -> Result<ObjectView> {
         self.view_located(key).await.map_err(|e| e.about(key))
     }
 
     #[tracing::instrument(level = "debug", name = "view", skip_all, fields(key = shown(key)))]
     async fn view_located(&self, key: &[u8]) -> Result<ObjectView> {
-        self.check_usable()?;
         check_keys(&[key])?;
-        if let Some(view) = self.view_now(key) {
-            return view;
-        }
         let id = self.shared.keys.now().id(key);
         let mut tried = SearchState::default();
         for _ in 0..MAX_PLACES {
