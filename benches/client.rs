@@ -23,7 +23,9 @@ impl Bench {
         let runtime = Runtime::new().unwrap();
         let job = format!("bench-{}", std::process::id());
         let log_bytes = 256 << 20;
-        let config = NodeConfig { job, heap_bytes: 256 << 20, log_bytes, ..NodeConfig::default() };
+        let heap_bytes = 2 * log_bytes;
+        let log_bytes = Some(log_bytes);
+        let config = NodeConfig { job, heap_bytes, log_bytes, ..NodeConfig::default() };
         let cluster = runtime.block_on(async {
             let cluster = Cluster::start(1, config).await.unwrap();
             cluster.node(0).ready().await;

@@ -6,8 +6,8 @@
 
 pub use nkv_actors::{
     AttachedTo, Blocking, Bytes, Client, ClientConfig, Cluster, Credentials, DrainReport, Ended,
-    Environment, Error, ErrorKind, MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView,
-    PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
+    Environment, Error, ErrorKind, IfExists, MemoryChoice, Node, NodeConfig, NodeStatus,
+    ObjectView, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
     TransportChoice, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};

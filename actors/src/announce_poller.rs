@@ -7,9 +7,9 @@ use crate::environment::Platform;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
-use nkv_store::device_log::{BUMP_PTR_OFF, LogLayout};
+use nkv_store::device_log::{BUMP_PTR_OFF, Copier, LogLayout};
 use nkv_store::heap::Heap;
-use nkv_store::layout::{PUBLISH_OFF, epoch_of, low, state};
+use nkv_store::layout::{AtomicDomain, PUBLISH_OFF, epoch_of, low, state};
 use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,12 @@ const FLOOD: u64 = 64;
 const LONGEST_HERE: Duration = Duration::from_millis(8);
 /// Polls without news after which claims beyond an unsettled one are checked as well.
 const POLLS_BEFORE_SCAN: u32 = 8;
-/// How often the actor checks that its thread runs.
+/// Bytes that the copying thread moves between two checks of whether it must stop.
+const COPY_PIECE: usize = 256 << 10;
+/// How long the copying thread waits for work; in a simulation, the pause between two pieces.
+const COPY_WAIT: Duration = Duration::from_millis(20);
+const COPY_PAUSE_HERE: Duration = Duration::from_millis(1);
+/// How often the actor checks that its threads run.
 const CHECK_THREAD_EVERY: Duration = Duration::from_millis(500);
 
 /// What outlives the AnnouncePoller actor.
@@ -46,8 +51,10 @@ pub struct PollerDurable {
 /// See the file's first paragraph.
 pub struct AnnouncePoller {
     durable: PollerDurable,
-    // Set to stop the thread, which holds the other reference while it runs.
+    // Set to stop the thread that polls, which holds the other reference while it runs.
     stop: Arc<AtomicBool>,
+    // The same of the thread that copies survivors.
+    stop_copies: Arc<AtomicBool>,
 }
 
 /// A timer.
@@ -63,8 +70,10 @@ impl Role for AnnouncePoller {
     const NAME: &'static str = "announce_poller";
 
     fn boot(durable: &PollerDurable, ctx: &mut Context<'_, Self>) -> Self {
-        let mut poller = Self { durable: durable.clone(), stop: Arc::default() };
+        let mut poller =
+            Self { durable: durable.clone(), stop: Arc::default(), stop_copies: Arc::default() };
         poller.start();
+        poller.start_copies();
         ctx.after(CHECK_THREAD_EVERY, PollerTick);
         poller
     }
@@ -110,6 +119,7 @@ impl AnnouncePoller {
 impl Drop for AnnouncePoller {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+        self.stop_copies.store(true, Ordering::Release);
     }
 }
 
@@ -119,8 +129,54 @@ impl On<PollerTick> for AnnouncePoller {
         if Arc::strong_count(&self.stop) == 1 {
             self.start();
         }
+        if Arc::strong_count(&self.stop_copies) == 1 {
+            self.start_copies();
+        }
         ctx.after(CHECK_THREAD_EVERY, PollerTick);
         reply.send(());
+    }
+}
+
+impl AnnouncePoller {
+    /// Starts the thread that copies survivors to the log's head.
+    fn start_copies(&mut self) {
+        let heap = &self.durable.heap;
+        let Some(log) = heap.layout().device_log() else { return };
+        if heap.layout().atomic_domain != AtomicDomain::Cpu {
+            return;
+        }
+        self.stop_copies = Arc::default();
+        let (stop, moves) = (self.stop_copies.clone(), self.durable.tables.moves.clone());
+        // The thread of an earlier actor may not have ended yet: then at the next check.
+        let copier = Copier::new(heap.memory().clone(), log, moves.clone(), COPY_PIECE);
+        let Some(mut copier) = copier else { return };
+        let mut step = move || match copier.step() {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::error!(%error, "an object is not copied: it goes");
+                false
+            }
+        };
+        match self.durable.platform {
+            Platform::Threads => {
+                let thread = spawn_named("nkv-log-copy", move || {
+                    while !stop.load(Ordering::Acquire) {
+                        if !step() {
+                            moves.wait(COPY_WAIT);
+                        }
+                    }
+                });
+                if let Err(error) = thread {
+                    tracing::error!(%error, "no thread to copy within the log: trying again");
+                }
+            }
+            Platform::Here => drop(tokio::task::spawn_local(async move {
+                while !stop.load(Ordering::Acquire) {
+                    let more = step();
+                    tokio::time::sleep(if more { COPY_PAUSE_HERE } else { COPY_WAIT }).await;
+                }
+            })),
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
-pub use put_options::PutOptions;
+pub use put_options::{IfExists, PutOptions};
 pub use shared::Shared;
 pub use view::ObjectView;
 pub use write::{PublishError, WritePlan};

@@ -53,8 +53,19 @@ pub struct Evictor {
     recheck: bool,
     // The reading of the headers that is in progress.
     reading: Option<Reading>,
-    // Evictions that wait until the list is complete: target in bytes, and the reply.
-    waiting: Vec<(u64, Reply<Victims>)>,
+    // Evictions that wait until the list is complete: target, and the reply.
+    waiting: Vec<(Target, Reply<Victims>)>,
+}
+
+/// How far to evict.
+#[derive(Debug, Clone, Copy)]
+struct Target {
+    /// Until the objects have at most so many bytes.
+    bytes: u64,
+    /// Or until only so many are left.
+    spare: usize,
+    /// Whether the victims may go on in the log.
+    spill: bool,
 }
 
 /// A timer.
@@ -110,11 +121,11 @@ impl HeapObserver for ActorAddr<Evictor> {
 }
 
 impl Evictor {
-    /// Takes victims from the policy until its bytes are at most `target` or only `spare` objects
-    /// are left, and sends them to the owner; returns those that were sent.
-    fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
+    /// Takes victims from the policy until its target is reached, and sends them to the owner;
+    /// returns those that were sent.
+    fn evict_down_to(&mut self, target: Target) -> Victims {
         let (mut victims, mut sent) = (Vec::new(), Victims::default());
-        while self.policy.bytes() > target && self.policy.len() > spare {
+        while self.policy.bytes() > target.bytes && self.policy.len() > target.spare {
             let Some(victim) = self.policy.victim() else { break };
             victims.push(victim);
         }
@@ -122,7 +133,7 @@ impl Evictor {
         let mut batches = victims.chunks(VICTIMS_PER_BATCH);
         for batch in batches.by_ref() {
             let names = batch.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
-            if let Err(error) = owner.try_send(Evict(names)) {
+            if let Err(error) = owner.try_send(Evict { victims: names, spill: target.spill }) {
                 tracing::warn!(%error, victims = batch.len(), "the owner is busy: victims kept");
                 self.take_back(batch);
                 break;
@@ -177,23 +188,25 @@ impl Evictor {
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);
         let mark = self.durable.watermarks.target_bytes(self.capacity).saturating_sub(open);
-        self.evict_when_read(room.min(mark), Reply::nobody());
+        let target = Target { bytes: room.min(mark), spare: 0, spill: true };
+        self.evict_when_read(target, Reply::nobody());
     }
 
     /// Evicts until used bytes are at most this.
     fn shrink(&mut self, bytes: u64, reply: Reply<Victims>, ctx: &Context<'_, Self>) {
         self.read_if_blind(ctx);
         let open = self.open_bytes();
-        self.evict_when_read(bytes.saturating_sub(open), reply);
+        let target = Target { bytes: bytes.saturating_sub(open), spare: 0, spill: false };
+        self.evict_when_read(target, reply);
     }
 
     /// Evicts now, or once the list is complete.
-    fn evict_when_read(&mut self, target: u64, reply: Reply<Victims>) {
+    fn evict_when_read(&mut self, target: Target, reply: Reply<Victims>) {
         let cold = self.reading.as_ref().is_some_and(Reading::is_cold);
         if cold && self.waiting.len() < MAX_WAITING {
             self.waiting.push((target, reply));
         } else {
-            reply.send(self.evict_down_to(target, 0));
+            reply.send(self.evict_down_to(target));
         }
     }
 
@@ -208,7 +221,8 @@ impl Evictor {
         if marks.above_hi(self.policy.bytes() + open + held, self.capacity) {
             // The newest object stays: otherwise an object as large as the heap would be evicted at
             // once.
-            self.evict_down_to(marks.target_bytes(self.capacity).saturating_sub(open), 1);
+            let bytes = marks.target_bytes(self.capacity).saturating_sub(open);
+            self.evict_down_to(Target { bytes, spare: 1, spill: true });
         }
     }
 }

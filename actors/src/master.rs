@@ -300,7 +300,9 @@ impl Master {
             Request::GetLocation { keys, gone } => {
                 reply.send(Response::Locations(self.locations(&keys, &gone)));
             }
-            Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
+            Request::MatchPrefix(keys) => {
+                reply.send(self.match_prefix(&keys, &HashMap::new()));
+            }
             Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),

@@ -25,7 +25,7 @@ pub use link::{
     SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
-pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion};
+pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
 pub use members::{ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View};
 pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
@@ -34,7 +34,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 17;
+pub const MESSAGES_VERSION: u32 = 18;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.

@@ -9,6 +9,7 @@ mod ending;
 mod heap_observer;
 pub mod log;
 pub mod log_producers;
+mod moving;
 mod object_life;
 pub mod pin_tables;
 mod report;
@@ -76,6 +77,7 @@ pub struct Owner {
     idle_ticks: u64,
     // The device log, if the segment has one.
     log: Option<log::Log>,
+    spilling: moving::Spilling,
     // Number of a requested report that waits until the term is fenced.
     report_wanted: Option<u64>,
 }
@@ -95,10 +97,15 @@ pub struct FromClient {
     /// The frame.
     pub frame: ClientToOwner,
 }
-/// The evictor's victims, as (slot, epoch): retire those that are still live. Replies with the
-/// bytes that quarantine will free.
+/// Retire those victims that are still live. Replies with the bytes that quarantine will free
+/// because of those retired at once.
 #[derive(Debug)]
-pub struct Evict(pub Vec<(u32, u32)>);
+pub struct Evict {
+    /// Slots and epochs.
+    pub victims: Vec<(u32, u32)>,
+    /// Whether they are copied to the log first, where there is one.
+    pub spill: bool,
+}
 /// Retire the cheapest address-contiguous window of this many bytes. Replies with the bytes that
 /// quarantine will free.
 #[derive(Debug)]
@@ -165,6 +172,7 @@ impl Role for Owner {
             incarnation: durable.heap.identity().incarnation,
             slots,
             log,
+            spilling: Default::default(),
             durable: durable.clone(),
             ending,
             next_tick_ns: u64::MAX,
@@ -219,6 +227,7 @@ impl Owner {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
         if self.log.as_ref().is_some_and(log::Log::has_work)
+            || !self.spilling.is_empty()
             || !self.durable.tables.lock().reported_keys.is_empty()
             || self.durable.tables.log_producers.is_settling()
         {
@@ -255,6 +264,9 @@ impl Owner {
         let extent = p.object.extent;
         if p.at.incarnation != self.incarnation {
             return;
+        }
+        if let Some(log) = &mut self.log {
+            log.log.put_elsewhere(p.object.bytes_total);
         }
         // The link recorded plan and token already; here the slot is opened to match.
         self.durable.tables.record(&p, self.durable.clock.now_ns());
@@ -378,7 +390,9 @@ impl Owner {
         let mut bytes = 0u64;
         for t in &list {
             bytes = bytes.saturating_add(t.bytes);
-            if self.slots.touch(t.slot, t.epoch, now_ms) {
+            if self.is_of_log(t.slot) {
+                self.touch_in_log(t.slot, t.epoch);
+            } else if self.slots.touch(t.slot, t.epoch, now_ms) {
                 fresh.push((t.slot, t.epoch));
             }
         }
@@ -406,7 +420,8 @@ impl On<NewTerm> for Owner {
 
 impl On<Evict> for Owner {
     fn on(&mut self, m: Evict, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
-        let (_, bytes) = self.retire(&m.0, ObjectEnd::Evicted);
+        let evicted = if m.spill { self.spill(m.victims) } else { m.victims };
+        let (_, bytes) = self.retire(&evicted, ObjectEnd::Evicted);
         self.reschedule(ctx);
         reply.send(bytes);
     }
@@ -440,6 +455,10 @@ impl On<OwnerTick> for Owner {
             }
             self.quarantine_over();
             self.process_log();
+            let late = self.late_spills();
+            if !late.is_empty() {
+                ctx.after(Duration::ZERO, Evict { victims: late, spill: false });
+            }
             if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
                 self.repeat_unacked();
             }

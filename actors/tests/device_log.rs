@@ -4,12 +4,12 @@
 
 mod embedding;
 
-use embedding::log::{at_rest, attached, gauges, logged, with_log};
-use embedding::{bytes, client_by, config, eventually, quarantines_pass, used_is_live};
+use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
+use embedding::{bytes, client_by, config, eventually, used_is_live};
 use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::message::Existence;
 use nkv_actors::{
-    Client, ClientConfig, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice,
+    Client, ClientConfig, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions, TransportChoice,
 };
 use std::time::Duration;
 
@@ -52,6 +52,7 @@ async fn what_was_just_put_into_a_log_exists_whoever_asks() {
             let keys = [key.as_bytes(), none.as_bytes()];
             there(puts.exists(&keys).await.unwrap());
             there(asks.exists(&keys).await.unwrap());
+            assert_eq!(asks.match_prefix(&keys).await.unwrap().len(), 1);
         }
     }
     cluster.stop().await;
@@ -183,12 +184,16 @@ async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void
     client.put(b"k", &bytes(2_000, 2), &logged(0)).await.unwrap();
     eventually("void", async || gauges(&cluster, 0).log_duplicates == 1).await;
     assert_eq!(client.get(b"k").await.unwrap(), bytes(1_000, 1));
-    // By a plan it is refused, as always.
-    client.flush().await.unwrap();
-    eventually("listed", async || client.list(Some("^k$"), None, 10).await.unwrap().len() == 1)
-        .await;
-    let e = client.put(b"k", b"x", &PutOptions::default()).await.unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}");
+    // It is refused where the put must be the first.
+    let once = PutOptions::default().if_exists(IfExists::Fail);
+    client.put(b"new", b"x", &logged(0)).await.unwrap();
+    for key in [&b"k"[..], b"new"] {
+        // Also before its key string has reached the master.
+        let e = client.put(key, b"x", &once).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::AlreadyExists, "{e}");
+        let opened = client.open_for_write(key, 1, &once).await;
+        assert_eq!(opened.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists));
+    }
     at_rest(&cluster, 0).await;
     cluster.stop().await;
 }
@@ -277,7 +282,9 @@ async fn a_handle_that_is_configured_so_uses_the_log_without_being_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_cannot_be_is_refused_with_its_numbers() {
     for log_bytes in [1, 16_383, u64::MAX] {
-        let e = Cluster::start(1, NodeConfig { log_bytes, ..config("log-odd") }).await.unwrap_err();
+        let e = Cluster::start(1, NodeConfig { log_bytes: Some(log_bytes), ..config("log-odd") })
+            .await
+            .unwrap_err();
         assert!(e.to_string().contains(&format!("not {log_bytes}")), "{e}");
     }
     let cluster = Cluster::start(1, config("no-log")).await.unwrap();
@@ -360,38 +367,140 @@ async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i9_a_view_of_a_logged_object_holds_the_log_and_no_longer_than_it_lives() {
+async fn i9_views_of_logged_objects_keep_their_bytes_over_many_laps_and_a_panic_of_the_owner() {
     let cluster = Cluster::start(1, with_log("log-view")).await.unwrap();
     let client = attached(&cluster, TransportChoice::Shm).await;
-    let fill = async |round: u8| {
-        let before = client.write_counters().by_plan;
-        for i in 0..80u8 {
-            let key = [b'f', round, i];
-            client.put(&key, &bytes(100_000, i), &logged(0)).await.unwrap();
-        }
-        client.write_counters().by_plan - before
+    let put = async |key: &[u8], n: usize, seed: u8| {
+        client.put(key, &bytes(n, seed), &logged(0)).await.unwrap();
     };
-    for round in 0..2 {
+    let mut views = Vec::new();
+    let mut next = 0u32;
+    for round in 0..6u8 {
         let key = [b'v', round];
-        client.put(&key, &bytes(70_000, round), &logged(0)).await.unwrap();
-        let view = client.get_view(&key).await.unwrap();
-        assert!(fill(round).await > 0, "held by a view, the log fills up and puts take plans");
-        let pinned = || gauges(&cluster, 0).pinned;
-        eventually("only the view holds the log", async || pinned() == 1).await;
-        // Many quarantines: a view does not expire.
-        quarantines_pass(&cluster, 10).await;
-        assert_eq!(&view[..], bytes(70_000, round), "looked at in place, it never changed");
-        assert_eq!(pinned(), 1);
-        drop(view);
-        eventually("the log has room again", async || {
-            let before = client.write_counters().by_log;
-            client.put(b"probe", &bytes(100_000, 1), &logged(0)).await.unwrap();
-            client.remove(b"probe").await.unwrap();
-            client.write_counters().by_log > before
+        put(&key, 70_000, round).await;
+        eventually("it is served", async || match client.get_view(&key).await {
+            Ok(view) => {
+                views.push((round, view));
+                true
+            }
+            Err(_) => false,
         })
         .await;
-        client.remove_all().await.unwrap();
+        if round == 3 {
+            cluster.node(0).owner().try_send(Crash).unwrap();
+        }
+        // A lap and a half.
+        let more = client.write_counters().by_log + LOG / 100_000 * 3 / 2;
+        eventually("the log goes on", async || {
+            next += 1;
+            put(&next.to_be_bytes(), 100_000, next as u8).await;
+            client.write_counters().by_log >= more
+        })
+        .await;
+        for (seed, view) in &views {
+            assert_eq!(&view[..], bytes(70_000, *seed), "looked at in place, it never changed");
+        }
+        if round % 2 == 1 {
+            views.remove(0);
+        }
+    }
+    drop(views);
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_what_is_read_outlives_the_tail_and_what_was_removed_does_not() {
+    let cluster = Cluster::start(1, with_log("log-copied")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    let filler = bytes(50_000, 9);
+    let mut next = 0u32;
+    for round in 0..4u8 {
+        let (hot, gone) = ([b'h', round], [b'g', round]);
+        client.put(&hot, &bytes(60_000, round), &logged(0)).await.unwrap();
+        client.put(&gone, &bytes(60_000, round), &logged(0)).await.unwrap();
+        let before = gauges(&cluster, 0).log_copies;
+        let mut removed = false;
+        eventually("what was read was copied", async || {
+            next += 1;
+            client.put(&next.to_be_bytes(), &filler, &logged(0)).await.unwrap();
+            for key in [&hot, &gone] {
+                match client.get(key).await {
+                    Ok(value) => assert_eq!(value, bytes(60_000, round)),
+                    Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound, "{e}"),
+                }
+            }
+            client.flush().await.unwrap();
+            if !removed && next.is_multiple_of(40) {
+                // In the middle of anything that the owner does with it.
+                let _ = client.remove(&gone).await;
+                removed = true;
+            }
+            removed && gauges(&cluster, 0).log_copies >= before + 3
+        })
+        .await;
+        assert_eq!(client.get(&gone).await.unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(client.list(Some("^g"), None, 10).await.unwrap().is_empty());
+        // Wherever it lies now, all ways to it agree.
+        if client.get(&hot).await.is_ok() {
+            assert_eq!(client.exists(&[&hot]).await.unwrap(), [Existence::Ready]);
+            assert_eq!(client.match_prefix(&[&hot]).await.unwrap().len(), 1);
+        }
+        let _ = client.remove(&hot).await;
+        assert_eq!(client.get(&hot).await.unwrap_err().kind(), ErrorKind::NotFound);
     }
     at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+/// What plans wrote goes on in the log when the heap needs its room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_i15_what_the_evictor_chose_is_served_from_the_log_once_and_a_removal_of_it_is_final() {
+    const N: u32 = 160;
+    let config = NodeConfig { heap_bytes: 4 << 20, ..config("log-spill") };
+    let config = NodeConfig { heap_bytes: 16 << 20, log_bytes: Some(12 << 20), ..config };
+    let cluster = Cluster::start(1, config).await.unwrap();
+    let shm = client_by(&cluster, TransportChoice::Shm).await;
+    let by_plan = PutOptions::default().device_alloc(false);
+    let key = |i: u32| format!("block/{i}").into_bytes();
+    for i in 0..N {
+        shm.put(&key(i), &bytes(64 << 10, i as u8), &by_plan).await.unwrap();
+        if i % 16 == 0 {
+            shm.remove(&key(i)).await.unwrap();
+        }
+        if i == N / 2 {
+            // Copies and originals of the moment are both there, or one of them.
+            cluster.node(0).owner().call(Crash, nkv_pace::HANGS).await.unwrap_err();
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let g = gauges(&cluster, 0);
+    assert!(g.log_spills > 0, "{g:?}");
+    let mut there = 0;
+    for i in 0..N {
+        match shm.get(&key(i)).await {
+            Ok(found) => {
+                assert!(i % 16 != 0, "block/{i} is back");
+                assert!(found == bytes(64 << 10, i as u8), "block/{i} has other bytes");
+                there += 1;
+            }
+            Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound, "{e}"),
+        }
+    }
+    // The heap alone has room for 64.
+    assert!(there > 100, "{there} of {N}: {:?}", gauges(&cluster, 0));
+    let listed = async || shm.list(None, None, 1000).await.unwrap().len();
+    eventually("listed once each", async || listed().await == there).await;
+    assert_eq!(shm.remove_all().await.unwrap(), there as u64);
+    for i in 0..N {
+        assert_eq!(shm.get(&key(i)).await.unwrap_err().kind(), ErrorKind::NotFound, "block/{i}");
+    }
+    eventually("nothing is left", async || {
+        let g = gauges(&cluster, 0);
+        (g.objects, g.log_objects, listed().await) == (0, 0, 0)
+    })
+    .await;
+    at_rest(&cluster, 0).await;
+    used_is_live(&cluster).await;
     cluster.stop().await;
 }

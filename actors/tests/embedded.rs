@@ -5,13 +5,15 @@ mod embedding;
 
 use embedding::eventually;
 use nkv_actors::message::Existence;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
+use nkv_actors::{Client, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions};
 use std::time::Duration;
 
 fn config(job: &str) -> NodeConfig {
     NodeConfig {
         job: format!("{job}-{}", std::process::id()),
         heap_bytes: 8 << 20,
+        log_bytes: Some(0),
+        device_alloc: false,
         quarantine_ms: 5,
         ttl_ms: 1_000,
         ..NodeConfig::default()
@@ -109,8 +111,10 @@ async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
     let cluster = Cluster::start(2, config("remove")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     a.put(b"k", b"one", &on(1)).await.unwrap();
-    let e = b.put(b"k", b"two", &on(0)).await.unwrap_err();
+    let e = b.put(b"k", b"two", &on(0).if_exists(IfExists::Fail)).await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::AlreadyExists);
+    b.put(b"k", b"two", &on(0)).await.expect("the object that is there stays");
+    assert_eq!(b.get(b"k").await.unwrap(), &b"one"[..]);
     let meta = b.get_location(b"k").await.unwrap();
     a.remove(b"k").await.unwrap();
     assert_eq!(b.get(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
@@ -387,7 +391,13 @@ async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
     let client = cluster.client();
     let (small, large, other) = (bytes(4096, 1), bytes(32 << 10, 2), bytes(32 << 10, 3));
     let items: [(&[u8], &[u8]); 3] = [(b"a", &small), (b"b", &other), (b"a", &large)];
-    let results = client.put_many(&items, &PutOptions::default()).await;
+    let kept = client.put_many(&items, &PutOptions::default()).await;
+    assert!(kept.iter().all(Result::is_ok), "what is there stays: {kept:?}");
+    assert_eq!(client.get(b"a").await.unwrap(), small);
+    client.remove(b"a").await.unwrap();
+    client.remove(b"b").await.unwrap();
+    let once = PutOptions::default().if_exists(IfExists::Fail);
+    let results = client.put_many(&items, &once).await;
     assert!(results[0].is_ok() && results[1].is_ok(), "{results:?}");
     let twice = results[2].as_ref().unwrap_err();
     assert_eq!(twice.kind(), ErrorKind::InvalidArgument);

@@ -17,6 +17,8 @@ fn config(job: &str) -> NodeConfig {
     NodeConfig {
         job: format!("{job}-{}", std::process::id()),
         heap_bytes: 4 << 20,
+        log_bytes: Some(0),
+        device_alloc: false,
         quarantine_ms: 5,
         ttl_ms: HANGS_MS,
         call_timeout_ms: 400,

@@ -15,6 +15,8 @@ fn config(job: &str) -> NodeConfig {
     NodeConfig {
         job: format!("{job}-{}", std::process::id()),
         heap_bytes: 8 << 20,
+        log_bytes: Some(0),
+        device_alloc: false,
         quarantine_ms: 5,
         ttl_ms: 1_000,
         ..NodeConfig::default()

@@ -9,7 +9,7 @@ use nkv_actors::actor::Crash;
 use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::owner::GetGauges;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
+use nkv_actors::{Client, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ fn config(job: &str) -> NodeConfig {
     NodeConfig {
         job: format!("{job}-{}", std::process::id()),
         heap_bytes: 8 << 20,
+        log_bytes: Some(0),
+        device_alloc: false,
         quarantine_ms: 5,
         ttl_ms: 5_000,
         ..NodeConfig::default()
@@ -81,7 +83,8 @@ async fn a_panic_in_the_master_is_survived_with_every_object_found() {
     }
     open.publish().await.expect("an open plan outlives the master's panic");
     assert_eq!(client.get(b"half").await.unwrap(), vec![7; 4096]);
-    let e = client.put(b"k1", b"other", &PutOptions::default()).await.unwrap_err();
+    let once = PutOptions::default().if_exists(IfExists::Fail);
+    let e = client.put(b"k1", b"other", &once).await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     client.put(b"new", &[1; 9000], &PutOptions::default()).await.unwrap();
     let status = cluster.node(0).status();

@@ -11,14 +11,20 @@ const MIB: usize = 1 << 20;
 
 async fn cluster(job: &str) -> Cluster {
     let base = config(job);
-    let (heap_bytes, log_bytes) = (96 << 20, 128 << 20);
+    let (heap_bytes, log_bytes) = (224 << 20, Some(128 << 20));
     let base = NodeConfig { heap_bytes, log_bytes, data_stripes: 4, ..base };
     Cluster::start(1, base).await.unwrap()
 }
 
 async fn striped(cluster: &Cluster, transport: TransportChoice) -> Client {
     let job = cluster.node(0).config().job.clone();
-    let config = ClientConfig { job, transport, data_stripes: 4, ..ClientConfig::default() };
+    let config = ClientConfig {
+        job,
+        transport,
+        data_stripes: 4,
+        device_alloc: false,
+        ..ClientConfig::default()
+    };
     Client::connect(&cluster.node(0).info().control, config).await.unwrap()
 }
 

@@ -261,7 +261,7 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_steady_loop_no_call_waits_for_a_message_and_one_is_sent_per_128_operations_at_most() {
     let small = config("unasked-steady");
-    let roomy = NodeConfig { heap_bytes: 128 << 20, log_bytes: 64 << 20, ..small };
+    let roomy = NodeConfig { heap_bytes: 192 << 20, log_bytes: Some(64 << 20), ..small };
     let cluster = Cluster::start(2, roomy).await.unwrap();
     let keys = fill(&cluster.client(), "k", 64, 500).await;
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();

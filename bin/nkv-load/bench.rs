@@ -49,9 +49,9 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         return measure(&remote(flags)?, flags, stop);
     }
     let config = NodeConfig {
-        heap_bytes: HEAP_BYTES,
-        log_bytes: if flags.device_alloc { LOG_BYTES } else { 0 },
-        device_alloc: flags.device_alloc,
+        heap_bytes: HEAP_BYTES + LOG_BYTES,
+        log_bytes: Some(LOG_BYTES),
+        device_alloc: !flags.by_plan,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,
         ..NodeConfig::default()

@@ -75,7 +75,8 @@ fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
         bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());
     }
     if info.layout.log_slots == 0 {
-        let why = "the node has no device log: start it with --log-bytes 1GiB";
+        let why =
+            "the node has no device log: start it with --log-bytes 1GiB, as part of --heap-bytes";
         return Err(ended(exit::NO_ROOM, why));
     }
     if ring > info.layout.arena.len / 2 {

@@ -4,7 +4,7 @@
 use crate::flags::Flags;
 use crate::status::ended;
 use anyhow::Context;
-use nkv::message::View;
+use nkv::message::{RankInfo, View};
 use nkv::{Address, Blocking, ClientConfig, Cluster, MemoryChoice, NodeConfig, Secret};
 use nkv_programs::endpoints::{connect, endpoint};
 use nkv_programs::exit;
@@ -50,7 +50,7 @@ pub(crate) fn remote(flags: &Flags) -> anyhow::Result<Blocking> {
     let config = ClientConfig {
         job: flags.job.clone(),
         transport: flags.transport.choice(),
-        device_alloc: flags.device_alloc,
+        device_alloc: !flags.by_plan,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,
         fabric: flags.fabric.config(),
@@ -62,8 +62,7 @@ pub(crate) fn remote(flags: &Flags) -> anyhow::Result<Blocking> {
     Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
 }
 
-/// Refuses a run whose objects fit in no heap of the cluster: each put would fail. Warns of
-/// `--device-alloc` where no rank has a device log: each put would take a plan.
+/// Refuses a run whose objects fit in no segment of the cluster: each put would fail.
 ///
 /// # Errors
 /// With the size, the largest heap, and what to change.
@@ -72,21 +71,23 @@ pub(crate) fn heap_takes(
     flags: &Flags,
     (bytes, what): (u64, &str),
 ) -> anyhow::Result<()> {
-    if flags.device_alloc && !view.ranks.iter().any(|(info, _)| info.layout.log_slots > 0) {
-        tracing::warn!(
-            "--device-alloc, and no rank has a device log: every put takes a plan; start ranks \
-             with --log-bytes"
-        );
-    }
-    let largest = view.ranks.iter().max_by_key(|(info, _)| info.layout.arena.len);
-    let Some((info, _)) = largest.filter(|(info, _)| info.layout.arena.len < bytes) else {
+    let most = |info: &RankInfo| {
+        let log = if flags.by_plan { None } else { info.layout.device_log() };
+        info.layout.arena.len.max(log.map_or(0, |log| log.max_claim()))
+    };
+    let Some((info, most)) =
+        view.ranks.iter().map(|(info, _)| (info, most(info))).max_by_key(|(_, most)| *most)
+    else {
         return Ok(());
     };
+    if bytes <= most {
+        return Ok(());
+    }
     let why = format!(
-        "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
-         take smaller objects, or start ranks with a larger --heap-bytes",
+        "{what} is {}, and the largest object that fits in a rank has {} (rank {}): nothing could \
+         be put; take smaller objects, or start ranks with a larger --heap-bytes",
         show_bytes(bytes),
-        show_bytes(info.layout.arena.len),
+        show_bytes(most),
         info.rank
     );
     Err(ended(exit::NO_ROOM, why))

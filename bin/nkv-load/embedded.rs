@@ -43,12 +43,7 @@ const CORRUPTED_SIZE: usize = 64 << 10;
 /// # Errors
 /// If the cluster cannot be started.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    let config = NodeConfig {
-        heap_bytes: HEAP_BYTES,
-        log_bytes: if flags.device_alloc { HEAP_BYTES } else { 0 },
-        device_alloc: flags.device_alloc,
-        ..NodeConfig::default()
-    };
+    let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
     with_embedded(rt, RANKS, config, |cluster| load(flags, cluster, stop))
 }
 

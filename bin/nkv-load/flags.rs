@@ -83,9 +83,9 @@ pub(crate) struct Flags {
     #[command(flatten)]
     pub(crate) fabric: FabricFlags,
 
-    /// Put into the device logs of the owners, without asking the master
+    /// Take a plan for every put, instead of putting into the owners' device logs
     #[arg(long)]
-    pub(crate) device_alloc: bool,
+    pub(crate) by_plan: bool,
 
     /// Also write the results as one JSON object to this file ("-": stdout); it is opened before
     /// the run
@@ -195,6 +195,12 @@ pub(crate) struct Flags {
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) heap_bytes: Option<u64>,
 
+    /// Of these, bytes of the device log; 0: every put takes a plan, and the policy decides what
+    /// stays [default: as of nkv-node]
+    #[arg(long, value_name = "BYTES", requires = "trace", value_parser = parse_bytes,
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) log_bytes: Option<u64>,
+
     /// Percentages of a heap at which eviction starts and ends
     #[arg(
         long,
@@ -210,7 +216,7 @@ pub(crate) struct Flags {
     #[arg(
         long,
         value_name = "MS",
-        default_value_t = 50,
+        default_value_t = 10,
         requires = "trace",
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE
     )]

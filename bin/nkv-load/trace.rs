@@ -51,6 +51,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     );
     let config = NodeConfig {
         heap_bytes,
+        log_bytes: flags.log_bytes,
         quarantine_ms: flags.quarantine_ms,
         water_hi: flags.watermarks.hi,
         water_lo: flags.watermarks.lo,
@@ -144,5 +145,20 @@ fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
             new.commits.saturating_sub(old.commits),
             new.evictions.saturating_sub(old.evictions),
         );
+        if new.log_total > 0 {
+            eprintln!(
+                "nkv-load: rank {}: in its log {} objects, {} of {} live; this run: {} accepted, \
+                 {} duplicates, {} copied to the head, {} copied too late, {} went with the tail",
+                rank.rank,
+                new.log_objects,
+                show_bytes(new.log_live_bytes),
+                show_bytes(new.log_total),
+                new.log_accepted.saturating_sub(old.log_accepted),
+                new.log_duplicates.saturating_sub(old.log_duplicates),
+                new.log_copies.saturating_sub(old.log_copies),
+                new.log_stale_copies.saturating_sub(old.log_stale_copies),
+                new.log_evictions.saturating_sub(old.log_evictions),
+            );
+        }
     }
 }

@@ -74,6 +74,16 @@ const HEAP: &[Metric<OwnerGauges>] = &[
     counter("nkv_log_hole_checks_total", "Times all producers were asked about a hole", |o| {
         o.log_hole_checks
     }),
+    counter("nkv_log_copies_total", "Objects copied to its head", |o| o.log_copies),
+    counter("nkv_log_spills_total", "Objects of the heap that were copied to the log", |o| {
+        o.log_spills
+    }),
+    counter("nkv_log_stale_copies_total", "Such copies whose object had ended", |o| {
+        o.log_stale_copies
+    }),
+    counter("nkv_log_passed_over_bytes_total", "Bytes left out because views pin them", |o| {
+        o.log_passed_over_bytes
+    }),
     counter("nkv_log_fenced_total", "Producers proven to write no more", |o| o.log_fenced),
     counter("nkv_evictions_total", "Objects evicted", |o| o.evictions),
     counter("nkv_gets_served_total", "Gets that readers reported", |o| o.gets_served),

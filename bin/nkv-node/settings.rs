@@ -243,7 +243,7 @@ fn heap_use(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
     let marks = r.take("watermarks", watermarks, marks)?;
     (node.water_hi, node.water_lo) = (marks.hi, marks.lo);
     node.quarantine_ms = r.take("quarantine_ms", number, node.quarantine_ms)?;
-    node.log_bytes = r.take("log_bytes", parse_bytes, node.log_bytes)?;
+    node.log_bytes = r.take_unless("log_bytes", "auto", parse_bytes, node.log_bytes)?;
     node.atomic_domain = r.take("atomic_domain", str::parse, node.atomic_domain)?;
     node.device_alloc = r.take("device_alloc", boolean, node.device_alloc)?;
     Ok(())

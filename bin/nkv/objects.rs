@@ -7,7 +7,7 @@ use crate::keys::shown;
 use crate::{output, transfer};
 use clap::Args;
 use nkv::message::Existence;
-use nkv::{Blocking, Error, PutOptions};
+use nkv::{Blocking, Error, IfExists, PutOptions};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
@@ -30,6 +30,18 @@ pub(crate) struct Put {
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true,
         value_parser = |text: &str| bytes_up_to(text, u32::MAX.into()).map(|bytes| bytes as u32))]
     page_bytes: Option<u32>,
+    /// If the key has a value: fail, or keep that value and succeed; keep needs no message to the
+    /// master
+    #[arg(long, value_name = "fail|keep", default_value = "fail", value_parser = if_exists)]
+    if_exists: IfExists,
+}
+
+fn if_exists(text: &str) -> Result<IfExists, String> {
+    match text {
+        "fail" => Ok(IfExists::Fail),
+        "keep" => Ok(IfExists::Keep),
+        _ => Err("fail or keep is expected".to_string()),
+    }
 }
 
 impl Put {
@@ -37,7 +49,7 @@ impl Put {
     pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
         let key = &cluster.key(&self.key)?;
         let handle = cluster.connect()?;
-        let (largest, ranks) = cluster.retry.call(|| largest_heap(&handle))?;
+        let (largest, ranks) = cluster.retry.call(|| largest_value(&handle, self.if_exists))?;
         if let Some(rank) = self.rank.filter(|rank| *rank >= ranks) {
             let last = ranks.saturating_sub(1);
             let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
@@ -46,7 +58,8 @@ impl Put {
         let value = transfer::read(&self.file, largest)?;
         let opts = PutOptions::default()
             .preferred_rank(self.rank)
-            .page_bytes(self.page_bytes.unwrap_or(0));
+            .page_bytes(self.page_bytes.unwrap_or(0))
+            .if_exists(self.if_exists);
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
@@ -67,10 +80,13 @@ impl Put {
 
 /// Payload bytes of the largest heap, which no value can exceed, and the number of ranks of the
 /// job.
-fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
+fn largest_value(handle: &Blocking, if_exists: IfExists) -> Result<(u64, u32), Error> {
     let view = handle.membership()?;
-    let heaps = view.ranks.iter().map(|(info, _)| info.layout.arena.len);
-    let largest = heaps.max();
+    let layouts = || view.ranks.iter().map(|(info, _)| &info.layout);
+    let by_plan = layouts().map(|layout| layout.arena.len).max();
+    let logs = layouts().filter_map(|layout| layout.device_log());
+    let by_log = logs.map(|log| log.max_claim()).max().filter(|_| if_exists == IfExists::Keep);
+    let largest = by_plan.max(by_log);
     let early = || Error::not_ready("the cluster is starting: no rank has joined yet");
     Ok((largest.ok_or_else(early)?, view.world_size))
 }

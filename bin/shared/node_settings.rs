@@ -54,15 +54,16 @@ pub struct SettingFlags {
     /// [default: 256KiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub page_bytes: Option<String>,
-    /// Device log beside the heap, for puts without a message; 0: none [range: 0, or 16KiB to 8TiB
-    /// less the heap] [default: 0]
+    /// Of --heap-bytes, the device log, for puts without a message; 0: none; auto: all but a 32nd
+    /// of it, and but 16MiB or a quarter of it if that is more [range: auto, 0, or 16KiB to a page
+    /// less than --heap-bytes] [default: auto]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub log_bytes: Option<String>,
     /// Who executes claims in the device log: processors of this host, or its RDMA device [default:
     /// cpu]
     #[arg(long, value_name = "cpu|nic", allow_hyphen_values = true)]
     pub atomic_domain: Option<String>,
-    /// Whether this node's own handle puts into device logs [default: false]
+    /// Whether this node's own handle puts into device logs [default: true]
     #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]
     pub device_alloc: Option<String>,
     /// Which objects are evicted first [default: lru]
@@ -72,7 +73,7 @@ pub struct SettingFlags {
     /// [default: 95/85]
     #[arg(long, value_name = "HI/LO", allow_hyphen_values = true)]
     pub watermarks: Option<String>,
-    /// How long retired memory is held before it is used again [range: 1 to 60000] [default: 50]
+    /// How long retired memory is held before it is used again [range: 1 to 60000] [default: 10]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub quarantine_ms: Option<String>,
     /// How long a producer has from open to commit [range: 1 to 86400000] [default: 30000]

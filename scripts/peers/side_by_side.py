@@ -51,10 +51,10 @@ PAIRS = [
 # A log sustains a quarter of itself in each quarantine of 50 ms: 4 GiB are enough for some 5 M puts
 # of 4 KiB a second, and for a tenth of a second in which the owner, which shares two processors
 # with two producers, does not run.
-NODE = ["--heap-bytes", "2GiB", "--log-bytes", "4GiB"]
+NODE = ["--heap-bytes", "6GiB", "--log-bytes", "4GiB"]
 # An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are faulted in by
 # the puts.
-LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "6GiB", "--no-prefault"]
+LOOKUP_NODE = ["--heap-bytes", "6208MiB", "--log-bytes", "6GiB", "--no-prefault"]
 LOOKUPS = 1_000_000
 
 
@@ -74,10 +74,6 @@ def measure_peer(mode):
 def measure_nkv(mode, binaries):
     transport = mode.removeprefix("nkv-")
     flags = ["--bench", "--transport", transport]
-    if transport == "shm":
-        # As a client on the owner's host puts small objects: through the device log, without a
-        # message.
-        flags.append("--device-alloc")
     rows = nodes.load(binaries, mode, flags, None if transport == "embedded" else NODE)["ops"]
     table = {}
     for row in rows:

@@ -7,7 +7,7 @@
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ClaimStep, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing, LogLayout,
-    LogObject, LogPut, LogTimes, OpenClaims,
+    LogObject, LogPut, LogRules, OpenClaims,
 };
 use nkv_store::op::Op;
 use nkv_store::threads::spawn_named;
@@ -100,8 +100,8 @@ fn world() -> (Process, DeviceLog) {
     let name = SegmentName { job: "log-bench".into(), rank: 0, incarnation: random_u64() };
     let memory: Arc<dyn Memory> = Arc::new(shm::create(&name, LOG_BASE + LOG_BYTES, true).unwrap());
     let layout = LogLayout::new(LOG_BASE, LOG_BYTES, UNIT, HEADER_BASE).unwrap();
-    let times = LogTimes { quarantine_ns: 0, claim_ttl_ns: 5_000_000_000 };
-    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
+    let rules = LogRules::with_a_quarter_free(0, 5_000_000_000);
+    let log = DeviceLog::fresh(memory.clone(), layout, rules, Arc::default()).unwrap();
     let claims = Arc::new(OpenClaims::new(Landing::InCall));
     (Process { memory, layout, claims }, log)
 }

@@ -18,10 +18,14 @@
 
 mod accept;
 mod claim;
+mod copier;
+mod demand;
 mod directory;
 mod hole;
 mod known;
+mod left_behind;
 mod log_layout;
+mod moves;
 mod open_claims;
 mod rebuild;
 mod retire;
@@ -31,9 +35,11 @@ pub use claim::{
     Abandon, Abort, BUMP_PTR_OFF, Claim, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF,
     LogPut, Skip,
 };
+pub use copier::Copier;
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
+pub use moves::Moves;
 pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims};
 pub use retire::Retire;
 
@@ -41,20 +47,35 @@ use crate::error::StoreError;
 use crate::layout::ObjHeader;
 use crate::memory::Memory;
 use crate::quarantine::Quarantine;
+use demand::Demand;
 use known::{Kind, KnownClaims};
+use left_behind::Left;
+use moves::Survey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The durations that the log's rules use, in nanoseconds of the caller's clock.
+/// What the log's rules depend on. Times are in nanoseconds of the caller's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogTimes {
+pub struct LogRules {
     /// Quarantine of objects that were live [I8].
     pub quarantine_ns: u64,
     /// Age at which a hole makes the owner ask every producer. It is longer than any producer waits
     /// for room: a producer that waits has a claim open, and its answer is "not yet" until it
     /// abandons that claim.
     pub claim_ttl_ns: u64,
+    /// Bytes kept claimable at least, however little producers claim; None: a 128th of the log.
+    /// Never more than a quarter.
+    pub least_room: Option<u64>,
+    /// Whether the owner may claim: it is in the atomic domain of the word [I1].
+    pub owner_claims: bool,
+}
+
+impl LogRules {
+    /// Rules with these times that keep a quarter of the log claimable.
+    pub const fn with_a_quarter_free(quarantine_ns: u64, claim_ttl_ns: u64) -> Self {
+        LogRules { quarantine_ns, claim_ttl_ns, least_room: Some(u64::MAX), owner_claims: true }
+    }
 }
 
 /// A range of units that are not known to be settled.
@@ -72,7 +93,7 @@ struct Gap {
 pub struct DeviceLog {
     memory: Arc<dyn Memory>,
     layout: LogLayout,
-    times: LogTimes,
+    rules: LogRules,
     known: KnownClaims,
     /// Every position below is free; a claim ends exactly here.
     tail: u64,
@@ -93,6 +114,18 @@ pub struct DeviceLog {
     check: Option<u64>,
     /// Positions of retired claims.
     quarantine: Quarantine<u64>,
+    /// Pinned extents behind the tail, by their position in the lap that the tail is in or comes to
+    /// next.
+    left: BTreeMap<u64, Left>,
+    /// Since when a claim that somebody may still write keeps the tail at a pinned extent.
+    stuck_since_ns: Option<u64>,
+    /// End of the owner's last claim over a pinned extent.
+    passed_to: Option<u64>,
+    /// A producer took a plan since, maybe for want of room.
+    wanted: bool,
+    moves: Arc<Moves>,
+    survey: Survey,
+    demand: Demand,
     counts: LogCounts,
     usage: LogUsage,
 }
@@ -104,7 +137,8 @@ impl DeviceLog {
     pub fn fresh(
         memory: Arc<dyn Memory>,
         layout: LogLayout,
-        times: LogTimes,
+        rules: LogRules,
+        moves: Arc<Moves>,
     ) -> Result<DeviceLog, StoreError> {
         let bump = memory.load(BUMP_PTR_OFF)?;
         if bump != 0 {
@@ -113,15 +147,20 @@ impl DeviceLog {
             )));
         }
         memory.store(HEAP_LIMIT_OFF, layout.log_bytes())?;
-        Ok(DeviceLog::of(memory, layout, times, 0))
+        Ok(DeviceLog::of((memory, layout), rules, moves, 0))
     }
 
     /// An empty table of a log of which nothing from `tail` on is known.
-    fn of(memory: Arc<dyn Memory>, layout: LogLayout, times: LogTimes, tail: u64) -> DeviceLog {
+    fn of(
+        (memory, layout): (Arc<dyn Memory>, LogLayout),
+        rules: LogRules,
+        moves: Arc<Moves>,
+        tail: u64,
+    ) -> DeviceLog {
         DeviceLog {
             memory,
             layout,
-            times,
+            rules,
             known: KnownClaims::none(layout),
             tail,
             limit: layout.limit(tail),
@@ -132,6 +171,13 @@ impl DeviceLog {
             clear_below: 0,
             check: None,
             quarantine: Quarantine::default(),
+            left: BTreeMap::new(),
+            stuck_since_ns: None,
+            passed_to: None,
+            wanted: false,
+            moves,
+            survey: Survey::default(),
+            demand: Demand::new(rules.quarantine_ns, rules.least_room),
             counts: LogCounts { before_bytes: tail, ..LogCounts::default() },
             usage: LogUsage::default(),
         }

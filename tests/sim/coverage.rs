@@ -107,6 +107,8 @@ impl Coverage {
             ("bytes abandoned", o.log_abandoned_bytes),
             ("bytes voided", o.log_voided_bytes),
             ("hole checks", o.log_hole_checks),
+            ("copies", o.log_copies),
+            ("spills", o.log_spills),
             ("producers fenced", o.log_fenced),
         ];
         log.iter().for_each(|(what, n)| self.add(&format!("log: {what}"), *n));

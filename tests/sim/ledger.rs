@@ -186,6 +186,10 @@ struct History {
     at: BTreeMap<SlotEpoch, PutId>,
     // READY in a log, and neither accepted nor found to be one too many.
     unaccepted: BTreeMap<SlotEpoch, PutId>,
+    // Copies in a log that its owner has not accepted yet, and whose bytes they are.
+    copies: BTreeMap<SlotEpoch, PutId>,
+    // Where objects lay before they were copied: they end there, and their puts do not.
+    moved_from: BTreeSet<SlotEpoch>,
     // The process of each incarnation, and the processes that were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
@@ -352,6 +356,9 @@ impl Ledger {
     pub fn retired(&self, spot: SlotEpoch, cause: Cause) {
         let mut history = self.lock();
         let now = history.tick();
+        if history.moved_from.contains(&spot) {
+            return;
+        }
         let Some(&put) = history.at.get(&spot) else { return };
         let entry = &mut history.puts[put as usize];
         if entry.gone.is_none() {

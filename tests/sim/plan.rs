@@ -102,6 +102,7 @@ impl Plan {
             true => MemoryChoice::Private,
             false => MemoryChoice::Shm,
         };
+        let log_bytes = self.logs[rank as usize] * PAYLOAD_ALIGN;
         NodeConfig {
             rank,
             world_size: self.ranks.len() as u32,
@@ -109,7 +110,8 @@ impl Plan {
             listen: ip(host),
             port: PORT,
             memory,
-            log_bytes: self.logs[rank as usize] * PAYLOAD_ALIGN,
+            heap_bytes: self.base.heap_bytes + log_bytes,
+            log_bytes: Some(log_bytes),
             ..self.base.clone()
         }
     }

@@ -12,7 +12,7 @@ use crate::ledger::Outcome;
 use crate::process::Pid;
 use crate::stack::StackfulFuture;
 use nkv::message::{MasterCounters, ObjMeta};
-use nkv::{Client, ErrorKind, PutOptions};
+use nkv::{Client, ErrorKind, IfExists, PutOptions};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -121,7 +121,8 @@ impl Worker {
         PutOptions::default()
             .preferred_rank(preferred_rank)
             .page_bytes(page_bytes)
-            .device_alloc(log.then_some(true))
+            .device_alloc(log)
+            .if_exists(if log { IfExists::Keep } else { IfExists::Fail })
     }
 
     fn report(&self, what: &'static str, key: usize, outcome: Outcome) {

@@ -44,7 +44,7 @@ impl Default for ClientConfig {
             job: "nkv".to_string(),
             transport: TransportChoice::Auto,
             call_timeout_ms: 2_000,
-            device_alloc: false,
+            device_alloc: true,
             data_stripes: 0,
             get_pool_bytes: GET_POOL_BYTES,
             prefault: true,

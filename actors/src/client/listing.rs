@@ -59,7 +59,9 @@ impl Client {
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
     /// # example::on_one_rank("list", async |cache| {
-    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// // By a plan: what is put into a log is listed some 200 ms later.
+    /// let by_plan = PutOptions::default().device_alloc(false);
+    /// cache.put(b"block/1", b"kv bytes", &by_plan).await?;
     /// let first_page = cache.list(Some("^block/"), None, 100).await?;
     /// assert_eq!(&*first_page[0].key, b"block/1");
     /// # Ok(())
@@ -117,7 +119,9 @@ impl Client {
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
     /// # example::on_one_rank("remove-matching", async |cache| {
-    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// // By a plan: what is put into a log is listed some 200 ms later.
+    /// let by_plan = PutOptions::default().device_alloc(false);
+    /// cache.put(b"block/1", b"kv bytes", &by_plan).await?;
     /// assert_eq!(cache.remove_matching("^block/").await?, 1);
     /// # Ok(())
     /// # });

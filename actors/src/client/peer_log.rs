@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// After a refusal no put uses the log for this long. The time doubles with every refusal in a row,
 /// at most `MOST_DOUBLINGS` times: to 64 s.
 const REFUSED_NS: u64 = 1_000_000_000;
+/// How long puts do not wait for room after one waited in vain: a hole may keep the log full.
+const STUCK_NS: u64 = 500_000_000;
 const MOST_DOUBLINGS: u32 = 6;
 /// Most given-up claims kept until they are reported. The owner asks about claims that are never
 /// reported.
@@ -45,6 +47,7 @@ pub(crate) struct PeerLog {
     // Refusals in a row, and until when no put uses this log because of them.
     refusals: AtomicU32,
     refused_until_ns: AtomicU64,
+    stuck_until_ns: AtomicU64,
 }
 
 impl PeerLog {
@@ -61,6 +64,7 @@ impl PeerLog {
             given_up: Mutex::default(),
             refusals: AtomicU32::new(0),
             refused_until_ns: AtomicU64::new(0),
+            stuck_until_ns: AtomicU64::new(0),
         }
     }
 
@@ -74,6 +78,15 @@ impl PeerLog {
     pub(super) fn was_refused(&self, clock: &dyn Clock) {
         let times = self.refusals.fetch_add(1, Ordering::Relaxed).min(MOST_DOUBLINGS);
         self.refused_until_ns.store(clock.now_ns() + (REFUSED_NS << times), Ordering::Relaxed);
+    }
+
+    /// Whether a put waited for room in vain a short while ago.
+    pub(super) fn is_stuck(&self, clock: &dyn Clock) -> bool {
+        clock.now_ns() < self.stuck_until_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn was_stuck(&self, clock: &dyn Clock) {
+        self.stuck_until_ns.store(clock.now_ns() + STUCK_NS, Ordering::Relaxed);
     }
 
     pub(super) fn was_served(&self) {

@@ -6,7 +6,7 @@
 use super::Client;
 use super::peer::Peer;
 use super::peer_log::PeerLog;
-use crate::client::PutOptions;
+use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner};
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
@@ -16,7 +16,9 @@ use nkv_transport::verbs::Kind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a claim waits for room, and the pause between two polls.
+/// How long a put waits for room before it claims, and a claim for room, and the pause between two
+/// polls. Room is made within Q and a few milliseconds.
+const ROOM_WAIT: Duration = Duration::from_millis(60);
 const CLAIM_WAIT: Duration = Duration::from_millis(20);
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Most claims of one put: a claim across the end of the log is skipped, and made again.
@@ -45,7 +47,8 @@ pub(crate) enum TryPut {
 
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
-        opts.device_alloc.unwrap_or(self.shared.config.device_alloc)
+        let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
+        allowed && opts.if_exists == IfExists::Keep
     }
 
     /// The rank whose log a key belongs to.
@@ -117,10 +120,19 @@ impl Client {
         let Some(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
             return Ok(false);
         };
-        let _inside = log.gate.enter();
         let mut line = ControlLine::unread();
-        let room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?;
-        let Some(bound) = room.flatten() else { return Ok(false) };
+        let mut inside = log.gate.enter();
+        let mut room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
+        if room.is_none() {
+            drop(inside);
+            if !self.wait_for_room(peer, log, &put, &mut line)? {
+                return Ok(false);
+            }
+            inside = log.gate.enter();
+            room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
+        }
+        let _inside = inside;
+        let Some(bound) = room else { return Ok(false) };
         let Some(open) = log.open.enter(bound) else { return Ok(false) };
         for _ in 0..CLAIMS_PER_PUT {
             // If a claim is lost in flight, its slot stays in doubt until the data path is severed.
@@ -178,6 +190,31 @@ impl Client {
             let epoch = nkv_store::layout::epoch_of(found);
             Error::reclaimed(format!("a claim in the log of rank {} is void ({epoch})", peer.rank))
         })
+    }
+
+    /// Waits until the log has room: at most `ROOM_WAIT`, and not at all for a while after a wait
+    /// in vain. False if it has none.
+    fn wait_for_room(
+        &self,
+        peer: &Peer,
+        log: &PeerLog,
+        put: &LogPut,
+        line: &mut ControlLine,
+    ) -> Result<bool> {
+        let clock = &*self.shared.env.clock;
+        let mut waited = Duration::ZERO;
+        while waited < ROOM_WAIT && !log.is_stuck(clock) {
+            self.shared.env.machine.rest(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
+            let read = or_plan(peer, log.read_control_line(&*peer.verbs, line))?;
+            if read.is_none() || put.room(line).is_some() {
+                return Ok(read.is_some());
+            }
+        }
+        if waited >= ROOM_WAIT {
+            log.was_stuck(clock);
+        }
+        Ok(false)
     }
 
     /// Waits at most `CLAIM_WAIT` while the claim is above the limit. None: the claim is given up

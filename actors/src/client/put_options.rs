@@ -1,5 +1,17 @@
 //! What a put may ask for. Not a message: the master gets only what concerns it.
 
+/// What a put over a key that has an object means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum IfExists {
+    /// The object that is there stays, and the put is Ok: values are immutable, and a key names one
+    /// content.
+    #[default]
+    Keep,
+    /// The put is `AlreadyExists`. It asks the master. Beside a put by a log that begins at the
+    /// same time, both may be Ok, and the log's object is the one that is served.
+    Fail,
+}
+
 /// Options of a put. The default asks for nothing.
 ///
 /// ```
@@ -17,6 +29,8 @@ pub struct PutOptions {
     /// false, or as the handle is configured if absent. Objects larger than a quarter of the log
     /// take a plan, and so do all objects while the log is full.
     pub(crate) device_alloc: Option<bool>,
+    /// What to do if the key has an object.
+    pub(crate) if_exists: IfExists,
 }
 
 impl PutOptions {
@@ -31,6 +45,13 @@ impl PutOptions {
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {
         self.page_bytes = bytes;
+        self
+    }
+
+    /// What to do if the key has an object: keep it and return Ok (the default), or fail.
+    #[must_use]
+    pub fn if_exists(mut self, what: IfExists) -> Self {
+        self.if_exists = what;
         self
     }
 

@@ -214,7 +214,8 @@ impl Client {
         filled(results, todo.iter().map(|((i, _), _)| Err(moves_on(keys[*i]))).collect())
     }
 
-    /// Reads an object by its location. NotFound if it is no longer there.
+    /// Reads an object by its location. NotFound if it is no longer there: it may have ended, or
+    /// its owner may have copied it elsewhere, where its key leads.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }

@@ -10,11 +10,11 @@ mod write_plan;
 use super::peer::Peer;
 use super::put_log::TryPut;
 use super::{Client, about_keys, continued, filled, holds_within, one, spread};
-use crate::client::PutOptions;
 use crate::client::plans::PlanState;
 use crate::client::producer::GiveUp;
+use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{OpenItem, PlanDesc, PlanRef, Request, Response};
+use crate::message::{Existence, OpenItem, PlanDesc, PlanRef, Request, Response};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
@@ -122,7 +122,7 @@ impl Client {
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
         let opened = self.open_many(&open, opts).await;
         let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
-        name_repeated(&mut plans, &open, at);
+        let repeated = name_repeated(&mut plans, &open, at);
         let granted = plans.iter().flatten().cloned().collect();
         let mut unfinished = Unfinished { client: self, plans: granted };
         let values = plans.iter().zip(items).filter(|(plan, _)| plan.is_ok());
@@ -140,11 +140,11 @@ impl Client {
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
         self.shared.writes.by_plan.add(stored);
-        if self.wants_log(opts) {
-            // As with a put through a log: Ok where the key has an object already.
+        if opts.if_exists == IfExists::Keep {
             let there =
                 |r: &&mut Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::AlreadyExists);
             results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
+            repeated.iter().for_each(|&(first, again)| results[again] = results[first].clone());
         }
         about_keys(results, items.iter().map(|(key, _)| *key))
     }
@@ -199,6 +199,35 @@ impl Client {
     }
 
     async fn open_many(
+        &self,
+        items: &[(&[u8], u64)],
+        opts: &PutOptions,
+    ) -> Result<Vec<Result<Arc<PlanState>>>> {
+        if opts.if_exists == IfExists::Keep {
+            return self.granted_plans(items, opts).await;
+        }
+        // The master may not have listed yet what a log serves.
+        let valid = |i: &usize| Key::check(items[*i].0).is_ok();
+        let asked: Vec<usize> = (0..items.len()).filter(valid).collect();
+        let keys: Vec<&[u8]> = asked.iter().map(|i| items[*i].0).collect();
+        let mut done: Vec<_> = items.iter().map(|_| None).collect();
+        // Where the logs cannot be asked, the master's list alone decides.
+        let found = self.exists(&keys).await.unwrap_or_default();
+        for (i, found) in asked.into_iter().zip(found) {
+            if found == Existence::Ready {
+                done[i] = Some(Err(Error::already_exists(
+                    "the key is stored; values are immutable, remove it first",
+                )));
+            }
+        }
+        let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let left: Vec<_> = left.map(|(item, _)| *item).collect();
+        let opened =
+            if left.is_empty() { Vec::new() } else { self.granted_plans(&left, opts).await? };
+        Ok(filled(done, opened))
+    }
+
+    async fn granted_plans(
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,

@@ -129,7 +129,7 @@ impl On<ReadOn> for Evictor {
             return self.read(rest, ctx);
         }
         for (target, reply) in std::mem::take(&mut self.waiting) {
-            reply.send(self.evict_down_to(target, 0));
+            reply.send(self.evict_down_to(target));
         }
         self.check_watermark();
     }

@@ -162,6 +162,12 @@ fn ups(all: &mut Vec<Lie>) {
     each(all, "an announced object", &logged, &LOGGED, |o| {
         HostileInput::OwnerToMaster(OwnerToMaster::Announced(vec![o]))
     });
+    let moved = |slot, epoch, to| {
+        let list = vec![MovedObject { slot, epoch, to }];
+        HostileInput::OwnerToMaster(OwnerToMaster::Moved(list))
+    };
+    each(all, "a moved object", &logged, &LOGGED, |to| moved(1, 1, to));
+    all.push(("moved from a slot that is not there".into(), moved(u32::MAX, 1, logged.clone())));
     let answer = |served, removed, taken| {
         HostileInput::OwnerToMaster(OwnerToMaster::LogAnswer { number: 1, served, removed, taken })
     };

@@ -4,9 +4,9 @@ use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
 use crate::message::{
     Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
-    MasterToOwner, ObjMeta, ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId,
-    PlanOpened, PlanRef, Purpose, ReadCounts, Request, Response, SeenView, Selection, SlotContent,
-    SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    MasterToOwner, MovedObject, ObjMeta, ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster,
+    PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, ReadCounts, Request, Response, SeenView,
+    Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -87,6 +87,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
         OwnerToMaster::PlansRecorded { up_to: PLAN },
         OwnerToMaster::Announced(vec![logged()]),
+        OwnerToMaster::Moved(vec![MovedObject { slot: 1, epoch: 1, to: logged() }]),
         OwnerToMaster::LogAnswer {
             number: 1,
             served: vec![logged()],

@@ -11,8 +11,8 @@ use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, ObjMeta, Request, Response, SegmentId,
-    SlotRef,
+    KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta, Request, Response,
+    SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -151,8 +151,11 @@ impl Master {
     /// `but`: keys that owners were asked about already.
     fn question_of(&self, request: &Request, but: &[KeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| self.id_of(k);
+        let but: HashSet<&KeyId> = but.iter().collect();
         match request {
-            Request::GetLocation { keys, .. } | Request::Exists(keys) => {
+            Request::GetLocation { keys, .. }
+            | Request::Exists(keys)
+            | Request::MatchPrefix(keys) => {
                 // An entry that is being written or removed, that is unreachable or that is gone
                 // must not hide an object that a log serves under the same key.
                 let gone = gone_slots(request);
@@ -182,7 +185,10 @@ impl Master {
             self.log_questions.insert(number, asked);
             return;
         }
-        if let Request::GetLocation { keys, .. } | Request::Exists(keys) = &asked.ask.request {
+        if let Request::GetLocation { keys, .. }
+        | Request::Exists(keys)
+        | Request::MatchPrefix(keys) = &asked.ask.request
+        {
             let gone = gone_slots(&asked.ask.request);
             let by_id: HashMap<KeyId, &KeyBytes> =
                 keys.iter().map(|k| (self.id_of(k), k)).collect();
@@ -264,6 +270,11 @@ impl Master {
         let failed = |text: String| Response::Failed(Error::disconnected(text));
         let (keys, gone) = match &ask.request {
             Request::GetLocation { keys, gone } => (keys, gone),
+            // A shorter run is a correct answer, too.
+            Request::MatchPrefix(keys) => {
+                let answer = self.match_prefix(keys, &HashMap::new());
+                return reply.send(answer);
+            }
             Request::Exists(_) => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
@@ -281,9 +292,11 @@ impl Master {
 
     fn all_answered(&mut self, asked: Asked) {
         let Asked { ask, reply, removed, until_ms, about, besides, taken, .. } = asked;
-        if matches!(ask.request, Request::GetLocation { .. } | Request::Exists(_))
-            && let Some(question) = self.question_of(&ask.request, &about)
-        {
+        let is_lookup = matches!(
+            ask.request,
+            Request::GetLocation { .. } | Request::Exists(_) | Request::MatchPrefix(_)
+        );
+        if is_lookup && let Some(question) = self.question_of(&ask.request, &about) {
             // A key that was listed at the first question may be gone since, and a log may hold it.
             // Each key is asked about once, and all questions share one limit. Without an owner to
             // ask, `ask_logs` answers.
@@ -316,6 +329,7 @@ impl Master {
                 Some(Response::Locations(list))
             }
             Request::Exists(keys) => Some(self.exists(keys, besides)),
+            Request::MatchPrefix(keys) => Some(self.match_prefix(keys, besides)),
             _ => None,
         }
     }
@@ -389,6 +403,41 @@ impl Master {
         }
         if !duplicates.is_empty() {
             self.durable.members.send(segment_id, MasterToOwner::Retire(duplicates));
+        }
+    }
+
+    /// Objects of a log lie elsewhere in it now. What is listed, or put aside, is listed there.
+    pub(super) fn moved(&mut self, segment_id: SegmentId, list: Vec<MovedObject>) {
+        let Some(allocator) = self.allocators.get(&segment_id).filter(|b| b.reported) else {
+            return;
+        };
+        let incarnation = allocator.info.incarnation;
+        for MovedObject { slot, epoch, to } in list {
+            let at = SlotRef { incarnation, slot: to.slot, epoch: to.epoch };
+            let from = SlotRef { incarnation, slot, epoch };
+            let header_off = self.header_off(segment_id, at.slot);
+            if let Some(aside) = self.aside.get_mut(&to.id).and_then(|a| a.get_mut(&segment_id))
+                && *aside == from
+            {
+                *aside = at;
+            }
+            let Some(entry) = self.objects.get_mut(&to.id).filter(|e| e.is_at(from)) else {
+                // Announced, and then listed elsewhere or not any more.
+                if !to.key.is_empty() {
+                    self.announced(segment_id, vec![to]);
+                }
+                continue;
+            };
+            let removing = entry.state == State::Removing;
+            entry.relocate(from, Replica { segment_id, at, header_off, object: to.object });
+            if let Some(allocator) = self.allocators.get_mut(&segment_id) {
+                allocator.forget_logged(slot, epoch);
+                allocator.name_logged(at.slot, at.epoch, to.id);
+            }
+            if removing {
+                // The owner was asked to retire the original, which had ended by then.
+                self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));
+            }
         }
     }
 

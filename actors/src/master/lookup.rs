@@ -85,14 +85,22 @@ impl Master {
         found
     }
 
-    pub(super) fn match_prefix(&mut self, keys: &[KeyBytes]) -> Response {
+    /// `besides`: as of [`Self::exists`].
+    pub(super) fn match_prefix(
+        &mut self,
+        keys: &[KeyBytes],
+        besides: &HashMap<KeyId, ObjMeta>,
+    ) -> Response {
         if let Err(e) = keys.iter().try_for_each(|key| Key::check(key)) {
             return Response::Failed(e.into());
         }
         let mut run = Vec::new();
         for key in keys {
-            let Some(e) = self.readable(key) else { break };
-            run.extend(self.metas(e).next());
+            let listed = self.readable(key).and_then(|e| self.metas(e).next());
+            let Some(meta) = listed.or_else(|| besides.get(&self.id_of(key)).cloned()) else {
+                break;
+            };
+            run.push(meta);
         }
         self.counters.lookup_hits += run.len() as u64;
         self.counters.lookup_misses += u64::from(run.len() < keys.len());

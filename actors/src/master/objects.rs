@@ -73,6 +73,12 @@ impl Entry {
         self.replicas().any(|replica| replica.at == at)
     }
 
+    /// The replica at `from` lies elsewhere now.
+    pub(super) fn relocate(&mut self, from: SlotRef, to: Replica) {
+        let all = std::iter::once(&mut self.replica).chain(&mut self.others);
+        all.filter(|replica| replica.at == from).for_each(|replica| *replica = to);
+    }
+
     /// Forgets the replica at `at`; false if it was the last one.
     fn outlives(&mut self, at: SlotRef) -> bool {
         if self.others.is_empty() {

@@ -185,7 +185,7 @@ impl Master {
         if open.bytes_total > room {
             return Err(Error::invalid(format!(
                 "key {key} of {} bytes is larger than the heap of {best} ({room} bytes); raise \
-                 --heap-bytes",
+                 --heap-bytes, or leave plans more of it by a lower --log-bytes",
                 open.bytes_total
             )));
         }

@@ -187,6 +187,13 @@ impl RankInfo {
                 slots.iter().try_for_each(|e| self.check_entry(e))
             }
             OwnerToMaster::Announced(objects) => self.check_objects(objects),
+            OwnerToMaster::Moved(moved) => {
+                list("objects", moved.len(), MAX_BATCH)?;
+                moved.iter().try_for_each(|m| {
+                    self.check_slot(m.slot, m.epoch)?;
+                    self.check_logged(&m.to)
+                })
+            }
             OwnerToMaster::LogAnswer { served, removed, taken, .. } => {
                 let most = self.layout.log_slots;
                 ensure(*taken <= u64::from(most), || {

@@ -2,8 +2,8 @@
 //! client.
 
 use super::{
-    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, ObjectDesc, OwnerGauges,
-    PlanId, PlanRef, SeenView, SlotRef, Term,
+    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, MovedObject, ObjectDesc,
+    OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
 };
 use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
@@ -132,6 +132,8 @@ pub enum OwnerToMaster {
     },
     /// Objects of the device log whose key string is known now.
     Announced(Vec<LogObjectEntry>),
+    /// Objects of log or heap that are served from copies in the log now.
+    Moved(Vec<MovedObject>),
     /// Answer to `AskLog`.
     LogAnswer {
         /// Number of the question.

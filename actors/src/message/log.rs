@@ -19,6 +19,17 @@ pub struct LogObjectEntry {
     pub object: ObjectDesc,
 }
 
+/// An object of log or heap that is served from a copy in the log of its segment now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedObject {
+    /// Header slot that it was served from.
+    pub slot: u32,
+    /// Epoch of that slot.
+    pub epoch: u32,
+    /// The copy; with the key string, unless its producer has not reported it.
+    pub to: LogObjectEntry,
+}
+
 /// What the master asks the owners of logs when its answer must include objects that are not
 /// announced yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

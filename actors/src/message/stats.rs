@@ -149,6 +149,14 @@ gauges! {
     log_evictions,
     /// Times that all producers were asked about a hole.
     log_hole_checks,
+    /// Objects that its owner copied to its head: they were read, or had to leave the heap.
+    log_copies,
+    /// Copies of objects that had ended when the copy was ready.
+    log_stale_copies,
+    /// Objects of the heap among the copies: the evictor had chosen them.
+    log_spills,
+    /// Bytes that the owner claimed itself, because they are pinned by views.
+    log_passed_over_bytes,
     /// Producers that did not answer about a hole, and were proved to write no more.
     log_fenced,
     /// Objects evicted.

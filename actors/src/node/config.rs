@@ -72,10 +72,11 @@ pub struct NodeConfig {
     pub water_hi: u32,
     /// Eviction ends at this percentage.
     pub water_lo: u32,
-    /// Bytes of the device log of the first segment, beside its heap; 0 for none. Producers with
-    /// `device_alloc` put objects of up to a quarter of it there without asking the master; it
-    /// holds the newest. Puts can go on at a quarter of its bytes per quarantine.
-    pub log_bytes: u64,
+    /// Of `heap_bytes`, those of the device log of the first segment: puts of up to a quarter of it
+    /// go there without asking the master. 0: no log. None: all but a 32nd of it, but
+    /// at least 16 MiB or a quarter; no log if `heap_bytes` is below 4 MiB. The rest takes what is
+    /// written by plans.
+    pub log_bytes: Option<u64>,
     /// When a claim in the device log is open for this many milliseconds, with all claims before it
     /// settled, the owner asks the producers about it. It becomes void once no producer can still
     /// have it open [I14].
@@ -121,7 +122,7 @@ impl Default for NodeConfig {
             heap_bytes: 64 << 20,
             memory: MemoryChoice::Shm,
             prefault: true,
-            quarantine_ms: 50,
+            quarantine_ms: 10,
             ttl_ms: 10_000,
             heartbeat_ms: 0,
             write_ttl_ms: 30_000,
@@ -129,10 +130,10 @@ impl Default for NodeConfig {
             call_timeout_ms: 2_000,
             water_hi: 95,
             water_lo: 85,
-            log_bytes: 0,
+            log_bytes: None,
             log_claim_ttl_ms: 5_000,
             atomic_domain: AtomicDomain::Cpu,
-            device_alloc: false,
+            device_alloc: true,
             data_stripes: 0,
             get_pool_bytes: GET_POOL_BYTES,
             policy: PolicyKind::Lru,
@@ -148,6 +149,13 @@ impl Default for NodeConfig {
 
 /// Smallest device log.
 const MIN_LOG_BYTES: u64 = MIN_LOG_UNITS * PAYLOAD_ALIGN;
+/// Payload bytes below which a segment has no log by default.
+const LEAST_WITH_LOG: u64 = 4 << 20;
+/// What the log leaves to plans by default: a part, but at least so many bytes, and these are at
+/// most another part. An object written page by page must fit in there.
+const PLANS_PART: u64 = 32;
+const PLANS_BYTES: u64 = 16 << 20;
+const PLANS_MOST: u64 = 4;
 
 impl NodeConfig {
     /// Checks all settings; the error names the bad setting and its allowed values.
@@ -183,17 +191,17 @@ impl NodeConfig {
             ));
         }
         self.validate_ranges()?;
-        if (1..MIN_LOG_BYTES).contains(&self.log_bytes)
-            || self.log_bytes > MAX_ARENA_BYTES - self.heap_bytes
+        let most = self.heap_bytes.saturating_sub(PAYLOAD_ALIGN);
+        if let Some(log) = self.log_bytes.filter(|log| *log > 0)
+            && !(MIN_LOG_BYTES..=most).contains(&log)
         {
             return bad(format!(
-                "log_bytes is 0, or {MIN_LOG_BYTES} to {} beside a heap of {}, not {}",
-                MAX_ARENA_BYTES - self.heap_bytes,
+                "log_bytes is 0, or {MIN_LOG_BYTES} to {most}, a page less than heap_bytes {}, not \
+                 {log}",
                 self.heap_bytes,
-                self.log_bytes
             ));
         }
-        if self.atomic_domain == AtomicDomain::Nic && (self.log_bytes == 0 || self.fabric.is_none())
+        if self.atomic_domain == AtomicDomain::Nic && (self.parts().1 == 0 || self.fabric.is_none())
         {
             return bad(
                 "atomic_domain nic is about the device log and needs an RDMA device: give \
@@ -222,6 +230,17 @@ impl NodeConfig {
         }
         let marks = Watermarks { hi: self.water_hi, lo: self.water_lo };
         marks.validate().map_err(|e| StartError::Config(e.to_string()))
+    }
+
+    /// How the payload bytes of the first segment are divided: for plans, and for the device log.
+    pub fn parts(&self) -> (u64, u64) {
+        let by_default = match self.heap_bytes {
+            0..LEAST_WITH_LOG => 0,
+            bytes => bytes - (bytes / PLANS_PART).max(PLANS_BYTES.min(bytes / PLANS_MOST)),
+        };
+        let log = self.log_bytes.unwrap_or(by_default).min(self.heap_bytes);
+        let log = log - log % PAYLOAD_ALIGN;
+        (self.heap_bytes - log, log)
     }
 
     fn validate_ranges(&self) -> Result<(), StartError> {

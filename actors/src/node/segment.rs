@@ -306,9 +306,10 @@ fn make_memory(
     bytes: u64,
     incarnation: u64,
 ) -> Result<Made, StartError> {
+    let (arena_bytes, log_bytes) = if id == 0 { config.parts() } else { (bytes, 0) };
     let wanted = HeapConfig {
-        arena_bytes: bytes,
-        log_bytes: if id == 0 { config.log_bytes } else { 0 },
+        arena_bytes,
+        log_bytes,
         rank: config.rank,
         segment_id: u64::from(id),
         incarnation,

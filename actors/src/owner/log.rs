@@ -4,6 +4,7 @@
 
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
+use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
 use super::{Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
@@ -12,8 +13,9 @@ use crate::message::{
 };
 use nkv_store::KeyId;
 use nkv_store::device_log::{
-    DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
+    DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogRules, Retire,
 };
+use nkv_store::layout::AtomicDomain;
 use nkv_store::object::Slots;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +35,7 @@ pub(super) struct Log {
     pins_checked_ns: u64,
     // Objects whose key string is known and that the master has not been sent: slot and epoch.
     named: VecDeque<(u32, u32)>,
+    pub(super) unnamed: UnnamedMoves,
 }
 
 /// A producer that may have an open claim.
@@ -42,10 +45,21 @@ enum ClaimHolder {
     Attached(AttachId),
     /// A producer over tcp, by its token.
     Agents(u64),
+    /// The thread of this process that copies objects within the log.
+    Copier,
 }
 
-/// The index of the segment, as the log updates it, and the (slot, epoch) of removed objects.
-struct SegmentDirectory<'a>(&'a mut Slots, Vec<(u32, u32)>);
+/// What a pass over the log changed.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Slot and epoch of objects that are not served any more.
+    ended: Vec<(u32, u32)>,
+    /// Objects that are served from a copy now, with slot and epoch before.
+    moved: Vec<((u32, u32), LogObject)>,
+}
+
+/// The index of the segment, as the log updates it, and what changed.
+struct SegmentDirectory<'a>(&'a mut Slots, Changes);
 
 impl Directory for SegmentDirectory<'_> {
     fn contains(&self, key: &KeyId) -> bool {
@@ -58,7 +72,22 @@ impl Directory for SegmentDirectory<'_> {
 
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
         self.0.index_mut().remove(*key, slot, epoch);
-        self.1.push((slot, epoch));
+        self.1.ended.push((slot, epoch));
+    }
+
+    fn in_heap(&self, slot: u32, epoch: u32) -> Option<LogObject> {
+        let (key, object) = self.0.live_object(slot, epoch)?;
+        Some(LogObject { key, slot, epoch, object })
+    }
+
+    fn serves(&self, key: &KeyId, slot: u32) -> bool {
+        self.0.serving(*key, |found| found == slot).is_some()
+    }
+
+    fn moved(&mut self, copy: &LogObject, from: (u32, u32)) {
+        self.insert(copy);
+        self.0.index_mut().remove(copy.key, from.0, from.1);
+        self.1.moved.push((from, *copy));
     }
 
     fn expect(&self, hash: u64) {
@@ -81,14 +110,27 @@ impl Log {
     pub(super) fn of(durable: &OwnerDurable, slots: &mut Slots, now_ns: u64) -> Option<Log> {
         let layout = durable.heap.layout();
         let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
-        let times = LogTimes { quarantine_ns: layout.quarantine_ns(), claim_ttl_ns };
+        let rules = LogRules {
+            quarantine_ns: layout.quarantine_ns(),
+            claim_ttl_ns,
+            least_room: None,
+            owner_claims: layout.atomic_domain == AtomicDomain::Cpu,
+        };
         let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);
-        let mut segment = SegmentDirectory(slots, Vec::new());
-        match DeviceLog::rebuild(memory, log, times, now_ns, &mut segment) {
+        let rules = (rules, durable.tables.moves.clone());
+        let mut segment = SegmentDirectory(slots, Changes::default());
+        let rebuilt = DeviceLog::rebuild(memory, log, rules, now_ns, &mut segment);
+        let rebuilt = rebuilt.and_then(|mut log| {
+            // A pin outlives the actor, and so does what it holds behind the tail.
+            log.find_left_behind(slots.held()?)?;
+            Ok(log)
+        });
+        match rebuilt {
             Ok(log) => {
                 // What was reported before an actor restart is sent again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
-                Some(Log { log, asking: None, pins_checked_ns: 0, named })
+                let unnamed = UnnamedMoves::default();
+                Some(Log { log, asking: None, pins_checked_ns: 0, named, unnamed })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
@@ -133,6 +175,7 @@ impl Log {
         let accepted = counts.accepted.bytes
             + counts.duplicates.bytes
             + counts.found_retired.bytes
+            + counts.stale_copies.bytes
             + counts.before_bytes;
         set(&g.log_accepted_bytes, accepted);
         set(&g.log_skipped_bytes, counts.skipped.bytes);
@@ -142,6 +185,10 @@ impl Log {
         set(&g.log_duplicates, counts.duplicates.claims);
         set(&g.log_evictions, counts.evicted.claims);
         set(&g.log_hole_checks, counts.hole_checks);
+        set(&g.log_copies, counts.copies.claims);
+        set(&g.log_spills, counts.spills.claims);
+        set(&g.log_stale_copies, counts.stale_copies.claims);
+        set(&g.log_passed_over_bytes, counts.passed_over.bytes);
     }
 }
 
@@ -183,14 +230,16 @@ impl Owner {
         // Advance first: it is cheap and producers wait for it. Under a flood of puts the rest
         // takes long.
         self.advance(log, now)?;
-        let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
+        let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
         let accepted = log.log.accept(now, &mut segment);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
-        // Also for objects that were removed before an error.
-        let evicted = segment.1;
-        self.forget_evicted(&evicted);
+        // Also for objects that changed before an error.
+        let changes = segment.1;
+        self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
+        self.forget_evicted(&changes.ended);
         done?;
+        self.copy_survivors(&mut log.log)?;
         self.advance(log, now)?;
         self.check_holes(log, now)
     }
@@ -229,6 +278,7 @@ impl Owner {
                 .into_iter()
                 .map(ClaimHolder::Attached)
                 .chain(by_tcp.into_iter().map(ClaimHolder::Agents))
+                .chain([ClaimHolder::Copier])
                 .collect();
             tracing::info!(below, producers = asked.len(), "asking about a hole in the log");
             log.asking = Some(check.ask(asked));
@@ -245,8 +295,11 @@ impl Owner {
             Ok(report) => {
                 let fenced = report.fenced;
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
-                let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
-                log.log.close_holes(report, now, &mut segment)?;
+                let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
+                let closed = log.log.close_holes(report, now, &mut segment);
+                let changes = segment.1;
+                self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
+                closed?;
             }
             Err(asking) => log.asking = Some(asking),
         }
@@ -256,6 +309,8 @@ impl Owner {
     fn stands(&self, party: ClaimHolder, below: u64, now: u64) -> ProducerState {
         let t = &self.durable.tables;
         match party {
+            ClaimHolder::Copier if t.moves.is_clear_below(below) => ProducerState::Clear,
+            ClaimHolder::Copier => ProducerState::Open,
             ClaimHolder::Agents(token) => t.log_producers.stands(token, below, now),
             ClaimHolder::Attached(id) if t.attachments.cannot_write(id) => ProducerState::Fenced,
             ClaimHolder::Attached(id) if t.attachments.is_clear_below(id, below, now) => {
@@ -271,6 +326,7 @@ impl Owner {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
             let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else { return };
+            let (slot, epoch) = log.unnamed.resolve((slot, epoch));
             let object = log.log.object(slot, epoch);
             // The header holds the key identity: a key string that does not match it is dropped
             // [I16].
@@ -323,7 +379,7 @@ impl Owner {
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
-        let mut segment = SegmentDirectory(&mut self.slots, Vec::new());
+        let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
         let mut gone = Vec::new();
         for &(slot, epoch) in list {
             match log.log.retire(slot, epoch, now, &mut segment) {

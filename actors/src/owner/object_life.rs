@@ -19,6 +19,8 @@ pub(super) enum Became {
 pub(super) enum ObjectEnd {
     /// The evictor chose it, or the owner, to make contiguous room.
     Evicted,
+    /// The evictor chose it, and it is served from the log now.
+    Spilled,
     /// It was removed, or another object of its key is served.
     Removed,
     /// Its plan ended before it was live.
@@ -75,7 +77,7 @@ impl Owner {
                 Gauges::add(&gauges.retired, count);
                 Gauges::add(&gauges.evictions, count);
             }
-            ObjectEnd::Removed => Gauges::add(&gauges.retired, count),
+            ObjectEnd::Removed | ObjectEnd::Spilled => Gauges::add(&gauges.retired, count),
             ObjectEnd::Reclaimed => Gauges::add(&gauges.reclaimed, count),
             ObjectEnd::InLog | ObjectEnd::Absent => {}
         }
@@ -85,7 +87,7 @@ impl Owner {
             gone.iter().for_each(|r| t.forget(r.slot, r.epoch));
         }
         // Also of what the evictor chose: a reading of the headers may have listed it again.
-        if matches!(how, ObjectEnd::Evicted | ObjectEnd::Removed) {
+        if matches!(how, ObjectEnd::Evicted | ObjectEnd::Spilled | ObjectEnd::Removed) {
             let ended = gone.iter().map(|r| (r.slot, r.epoch)).collect();
             self.notify_evictor(HeapEvent::Ended(ended));
         }

@@ -13,6 +13,8 @@ const REPORTED_PER_FRAME: usize = 4096;
 impl Owner {
     /// Sends every slot except those that are free at their first epoch, in bounded parts.
     pub(super) fn report(&mut self, number: u64) {
+        // First: it may end objects of the heap for their copies in the log.
+        self.process_log();
         // A plan that the link recorded is open, also if its message is not handled yet.
         let recorded: Vec<_> = {
             let t = self.durable.tables.lock();
@@ -48,7 +50,6 @@ impl Owner {
         };
         // Live logged objects whose key string is known. The master finds the others by asking, and
         // gets them as `Announced` once their key string is known.
-        self.process_log();
         entries.extend(self.named_in_log().into_iter().map(|o| SlotEntry {
             slot: o.slot,
             epoch: o.epoch,

@@ -8,7 +8,7 @@ use crate::message::{EndCause, Gauges, KeyBytes, KeyReport, PlanId, PlanOpened, 
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
 use nkv_store::SegmentLayout;
-use nkv_store::device_log::BUMP_PTR_OFF;
+use nkv_store::device_log::{BUMP_PTR_OFF, Moves};
 use nkv_store::heap::Heap;
 use nkv_store::object::Usage;
 use nkv_transport::grants::{Grant, Grants};
@@ -122,6 +122,8 @@ pub struct OwnerTables {
     pub log_producers: LogProducers,
     /// Shared by the owner and the thread that polls its log.
     pub log_signals: LogSignals,
+    /// Shared by the owner and the thread that copies objects within its log.
+    pub moves: Arc<Moves>,
     /// The evictor may have missed an admitted or a retired object: it must read the headers.
     pub evictor_missed: AtomicBool,
     /// Figures.
@@ -141,6 +143,7 @@ impl OwnerTables {
             pins: PinTables::of(heap),
             log_producers: LogProducers::of(heap, grants.clone()),
             log_signals: LogSignals::default(),
+            moves: Arc::default(),
             grants,
             evictor_missed: AtomicBool::new(false),
             gauges,

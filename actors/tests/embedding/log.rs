@@ -7,7 +7,8 @@ use nkv_actors::{Client, Cluster, NodeConfig, PutOptions, TransportChoice};
 pub const LOG: u64 = 4 << 20;
 
 pub fn with_log(job: &str) -> NodeConfig {
-    NodeConfig { log_bytes: LOG, ..config(job) }
+    let heap = config(job);
+    NodeConfig { heap_bytes: heap.heap_bytes + LOG, log_bytes: Some(LOG), ..heap }
 }
 
 pub fn logged(rank: u32) -> PutOptions {

@@ -13,6 +13,8 @@ pub fn config(job: &str) -> NodeConfig {
     NodeConfig {
         job: format!("{job}-{}", std::process::id()),
         heap_bytes: 8 << 20,
+        log_bytes: Some(0),
+        device_alloc: false,
         quarantine_ms: 5,
         ttl_ms: 5_000,
         ..NodeConfig::default()
@@ -60,7 +62,7 @@ pub fn left_in_shm(job: &str) -> usize {
 /// A client without a node of its own, with the given transport.
 pub async fn client_by(cluster: &Cluster, transport: TransportChoice) -> Client {
     let job = cluster.node(0).config().job.clone();
-    let config = ClientConfig { job, transport, ..ClientConfig::default() };
+    let config = ClientConfig { job, transport, device_alloc: false, ..ClientConfig::default() };
     Client::connect(&cluster.node(0).info().control, config).await.unwrap()
 }
 

@@ -197,7 +197,7 @@ fn wrong_values_are_refused_with_their_source() {
 fn every_value_reaches_what_it_sets() {
     let args = "--job j --rank 1 --world-size 2 --master-addr h --port 9 --listen 127.0.0.2 --http \
                 off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB --log-bytes \
-                64KiB --log-claim-ttl-ms 1500 --device-alloc on --policy fifo --watermarks 100/99 \
+                64KiB --log-claim-ttl-ms 1500 --device-alloc off --policy fifo --watermarks 100/99 \
                 --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 --heartbeat-ms 80 \
                 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 --rdma-devices b,a \
                 --rdma-gid-index 3 --rdma-pairs 8 --data-connections 12 --drain-ms 13 --rejoins 14 \
@@ -207,7 +207,7 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
     assert_eq!((n.master_host.as_str(), n.listen.to_string().as_str()), ("h", "127.0.0.2"));
     assert_eq!((n.heap_bytes, n.page_bytes, n.prefault), (3 << 20, 4096, false));
-    assert_eq!((n.log_bytes, n.log_claim_ttl_ms, n.device_alloc), (64 << 10, 1500, true));
+    assert_eq!((n.log_bytes, n.log_claim_ttl_ms, n.device_alloc), (Some(64 << 10), 1500, false));
     assert_eq!((n.memory, n.policy), (nkv::MemoryChoice::Private, nkv_store::PolicyKind::Fifo));
     assert_eq!((n.water_hi, n.water_lo, n.quarantine_ms), (100, 99, 5));
     assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));

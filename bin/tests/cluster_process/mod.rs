@@ -27,7 +27,8 @@ pub fn by_devices() -> bool {
 
 /// Pause between two checks of a condition that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Heap of a rank unless the test says otherwise.
+/// Heap of a rank unless the test says otherwise. Without `--log-bytes` it has no log: what is put
+/// is listed at once, and space is what plans use.
 const HEAP: &str = "16MiB";
 
 /// What a test changes in the command of every rank.
@@ -119,8 +120,13 @@ impl ProcessCluster {
         assert!(self.nodes[rank as usize].is_none(), "rank {rank} runs");
         let mut command = self.command(rank);
         (self.customise)(rank, &mut command);
-        if !command.get_args().any(|a| a == "--heap-bytes") {
+        let given = |flag: &str| command.get_args().any(|a| a == flag);
+        let (heap, log) = (given("--heap-bytes"), given("--log-bytes"));
+        if !heap {
             command.args(["--heap-bytes", HEAP]);
+        }
+        if !log {
+            command.args(["--log-bytes", "0"]);
         }
         let node = Process::start(command);
         if rank == 0 {

@@ -41,7 +41,7 @@ pub fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
     let log_bytes = set("NKV_FLOOD_LOG_MIB", LOG_MIB) << 20;
     let cluster = ProcessCluster::start(1, move |command| {
         let flags = [
-            ("--heap-bytes", 2 * log_bytes),
+            ("--heap-bytes", 3 * log_bytes),
             ("--log-bytes", log_bytes),
             ("--quarantine-ms", QUARANTINE_MS),
         ];
@@ -96,12 +96,13 @@ pub fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
 }
 
 fn check(total: u64, (ids, seen): (&Ids, &Seen), by_plan: &[u64], g: &OwnerGauges) {
+    let both = by_plan.iter().filter(|id| ids.contains(**id)).count() as u64;
+    // Objects that were read are copied, and those of plans that had to go.
+    let copies = seen.twice + both;
+    assert!(copies <= g.log_copies + g.log_stale_copies, "in the log twice: {seen:?} {g:#?}");
     // Less the object that the observer put first.
-    let by_log = seen.ready - 1;
-    assert_eq!(seen.twice, 0, "ids that are in the log twice");
+    let by_log = seen.ready - 1 - copies;
     assert_eq!(seen.damaged, 0, "objects that are not what was put");
-    let both = by_plan.iter().filter(|id| ids.contains(**id)).count();
-    assert_eq!(both, 0, "put by a plan, and in the log as well");
     let mut planned = Ids::new(total);
     let twice = by_plan.iter().filter(|id| !planned.set(**id)).count();
     assert_eq!(twice, 0, "put by a plan twice");
@@ -117,5 +118,5 @@ fn check(total: u64, (ids, seen): (&Ids, &Seen), by_plan: &[u64], g: &OwnerGauge
     assert_eq!(g.log_skipped_bytes, bytes(seen.dead), "{g:#?}");
     assert_eq!(g.log_abandoned_bytes, bytes(seen.never), "{g:#?}");
     assert_eq!((g.log_voided_bytes, g.log_fenced), (0, 0), "nobody died: {g:#?}");
-    assert_eq!(g.log_accepted, seen.ready, "{g:#?}");
+    assert_eq!(g.log_accepted + g.log_stale_copies, seen.ready, "{g:#?}");
 }

@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         late_writers::viewer {
             i9_a_view_of_a_stopped_process_holds_its_object_until_it_is_dropped,
             i9_a_view_of_a_killed_process_ends_with_it,
-            i9_a_log_that_a_killed_viewer_kept_full_goes_on,
+            i9_a_log_goes_on_beside_a_view_and_takes_its_bytes_back_when_its_process_was_killed,
         }
     );
     trials!(all, late_writers::races { what_a_remove_overtook_is_never_read_again });

@@ -48,7 +48,7 @@ fn rate(json: &Value, op: &str, processes: u64) -> f64 {
 fn every_row_of_the_budgets_is_there_with_a_copy_beside_it() {
     // Producers that are faster than a starved owner's log put small objects into the heap by
     // plans: it has room for them and for the ring's large objects.
-    let cluster = node("512MiB", "128MiB");
+    let cluster = node("640MiB", "128MiB");
     let json = outcome(&load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]));
     for size in SIZES {
         for op in ["get warm", "get cold", "put log busy"] {
@@ -76,7 +76,7 @@ fn by_tcp_large_copies_are_timed_one_by_one_and_in_batches() {
 
 #[test]
 fn lookups_find_all_that_is_there_and_nothing_else_and_a_log_too_small_is_refused() {
-    let cluster = node("16MiB", "64MiB");
+    let cluster = node("80MiB", "64MiB");
     let json = outcome(&load(&cluster, &["--lookups", "10000"]));
     let (asked, hits) = (json["blocks"].as_u64().unwrap(), json["hit_blocks"].as_u64().unwrap());
     assert_eq!(asked, 60_000, "three passes over as many there as not");
@@ -101,7 +101,7 @@ fn a_node_without_a_log_or_with_too_small_a_heap_is_refused_with_the_flag_to_cha
     assert_eq!(ended.code, 6);
     assert!(ended.stderr.contains("--log-bytes 257MiB"), "{}", ended.stderr);
 
-    let cluster = node("32MiB", "32MiB");
+    let cluster = node("64MiB", "32MiB");
     let ended = load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]);
     assert_eq!(ended.code, 6);
     assert!(ended.stderr.contains("--heap-bytes"), "{}", ended.stderr);

@@ -233,7 +233,7 @@ fn completions_and_man_pages_come_from_every_program() {
         assert!(run(nkv, &["completions", shell]).contains("evict"), "{shell}");
         for (program, flag) in [
             (env!("CARGO_BIN_EXE_nkv-node"), "heap-bytes"),
-            (env!("CARGO_BIN_EXE_nkv-load"), "device-alloc"),
+            (env!("CARGO_BIN_EXE_nkv-load"), "by-plan"),
         ] {
             assert!(run(program, &["--completions", shell]).contains(flag), "{program} {shell}");
             assert!(run(program, &["--man"]).contains(".TH"), "{program}");

@@ -183,7 +183,7 @@ fn the_keys_of_a_killed_rank_are_shown_as_such_until_it_is_gone() {
 #[test]
 fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
     let mut cluster = ProcessCluster::start(2, |command| {
-        command.args(["--ttl-ms", "4000", "--log-bytes", "16MiB"]);
+        command.args(["--ttl-ms", "4000", "--log-bytes", "8MiB"]);
     });
     let handle = cluster.connect(0);
     let by_log = |rank| PutOptions::default().preferred_rank(rank).device_alloc(true);

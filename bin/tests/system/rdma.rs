@@ -5,7 +5,7 @@ mod deaths;
 
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::Existence;
-use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
+use nkv::{Blocking, ErrorKind, IfExists, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, timed};
 use nkv_store::Buffer;
 use nkv_transport::Kind;
@@ -42,7 +42,8 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
         let (key, value) = (format!("k{i}"), bytes(i as u32, size));
         writer.put(key.as_bytes(), &value, &on(i as u32 % 3)).unwrap();
         assert!(reader.get(key.as_bytes()).unwrap() == value, "{size} bytes");
-        let e = writer.put(key.as_bytes(), b"another", &on(0)).unwrap_err();
+        let once = on(0).if_exists(IfExists::Fail);
+        let e = writer.put(key.as_bytes(), b"another", &once).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     }
     let keys: Vec<String> = (0..sizes.len()).map(|i| format!("k{i}")).collect();

@@ -5,11 +5,13 @@
 
 use super::{Abandon, DeviceLog, Directory, Gap, Kind, LogObject};
 use crate::error::StoreError;
+use crate::key::KeyId;
 use crate::layout::{
     HEADER_BYTES, LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, epoch_of, flag, low, word,
 };
 use crate::object::{dead, ready, writing};
 use crate::words::Words;
+use std::collections::HashSet;
 
 /// Most abandoned claims kept above the frontier. A producer claims above the limit at most once
 /// until the limit moves, so correct producers stay far below. A claim beyond this number becomes a
@@ -70,8 +72,14 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<u64, StoreError> {
-        let mut walk = Walk { pass, now_ns, directory, settled: 0, gaps: Vec::new() };
-        let cap = self.claimed_bytes()?.min(self.limit);
+        let mut walk =
+            Walk { pass, now_ns, directory, settled: 0, gaps: Vec::new(), rebuilt: HashSet::new() };
+        self.take_abandoned()?;
+        let claimed = self.claimed_bytes()?;
+        let by_others = claimed.saturating_sub(self.counts.passed_over.bytes);
+        let left = self.limit.saturating_sub(claimed);
+        self.demand.observe(now_ns, by_others, left, self.layout.max_claim());
+        let cap = claimed.min(self.limit);
         let mut gaps = std::mem::take(&mut self.gaps);
         // A gap that ends at the frontier may be the start of a claim that waited there and extends
         // beyond.
@@ -249,6 +257,12 @@ impl DeviceLog {
             return Ok(());
         }
         if walk.pass == Pass::Accept {
+            if let Some(from) = self.move_to(x) {
+                self.settle_move((x, n), object, from, walk.now_ns, walk.directory)?;
+                // Only now: after an error the claim must still be known as a copy [I6].
+                self.forget_move(x);
+                return Ok(());
+            }
             if walk.directory.contains(&object.key) {
                 self.memory.store(at + OWNER_OFF, word(0, object.epoch))?;
                 self.known.put(x, n, Kind::Never);
@@ -257,7 +271,14 @@ impl DeviceLog {
             }
             self.memory.store(at + LAST_ACCESS_OFF, walk.now_ns / 1_000_000)?;
             self.memory.store(at + OWNER_OFF, word(flag::LIVE, object.epoch))?;
+        } else if self.copies_heap(x, walk.directory) || !walk.rebuilt.insert(object.key) {
+            // The actor ended between a copy's LIVE and its original's end: one of them is enough.
+            self.memory.store(at + OWNER_OFF, word(0, object.epoch))?;
+            self.counts.found_retired.add(n);
+            self.hold(x, n, walk.now_ns);
+            return Ok(());
         }
+        self.demand.object(n, x, self.layout.log_bytes());
         walk.directory.insert(object);
         self.known.put(x, n, Kind::Live);
         self.counts.accepted.add(n);
@@ -331,6 +352,8 @@ struct Walk<'a, D: ?Sized> {
     settled: u64,
     /// Units that stay unknown, in order.
     gaps: Vec<Gap>,
+    /// Keys found LIVE by a rebuild.
+    rebuilt: HashSet<KeyId>,
 }
 
 impl<D: ?Sized> Walk<'_, D> {

@@ -39,6 +39,20 @@ pub trait Directory {
     /// The object of that slot and epoch is no longer served. `key` is read from the header at this
     /// time: if it disagrees with slot and epoch, slot and epoch are right.
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32);
+    /// The live object of the heap in that slot at that epoch.
+    fn in_heap(&self, _slot: u32, _epoch: u32) -> Option<LogObject> {
+        None
+    }
+    /// Whether the key leads to that slot: not any more once a copy of its object is served.
+    fn serves(&self, _key: &KeyId, _slot: u32) -> bool {
+        true
+    }
+    /// The object of `from` (slot, epoch) is served from its copy from now on; its header is LIVE
+    /// until this returns. If it is of the heap, the caller of `accept` ends it.
+    fn moved(&mut self, copy: &LogObject, from: (u32, u32)) {
+        self.insert(copy);
+        self.remove(&copy.key, from.0, from.1);
+    }
     /// A key of this hash will be looked up soon. Only a hint: the header that it comes from may be
     /// an old one.
     fn expect(&self, _: u64) {}
@@ -65,7 +79,7 @@ impl Sum {
     }
 }
 
-/// Counts of claims by outcome since this table was created. The first seven add up, in bytes, to
+/// Counts of claims by outcome since this table was created. The first eight add up, in bytes, to
 /// everything that is settled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogCounts {
@@ -77,6 +91,8 @@ pub struct LogCounts {
     pub found_retired: Sum,
     /// READY, but the key was served already.
     pub duplicates: Sum,
+    /// Copies of objects that had ended when the owner accepted the copy.
+    pub stale_copies: Sum,
     /// DEAD: across the end of the log, or aborted by the producer.
     pub skipped: Sum,
     /// Given up by the producer while it waited for room.
@@ -84,6 +100,12 @@ pub struct LogCounts {
     /// Void by the hole rule. `claims` counts ranges here, since single claims cannot be
     /// distinguished.
     pub voided: Sum,
+    /// Accepted copies of objects, also counted as accepted.
+    pub copies: Sum,
+    /// Copies of objects of the heap among them.
+    pub spills: Sum,
+    /// Claims of the owner over pinned extents, also counted as abandoned.
+    pub passed_over: Sum,
     /// Accepted claims that were retired to make room.
     pub evicted: Sum,
     /// Accepted claims that were retired on request.

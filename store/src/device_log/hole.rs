@@ -90,8 +90,9 @@ impl DeviceLog {
     /// limit are not.
     pub fn hole(&mut self, now_ns: u64) -> Result<Option<HoleCheck>, StoreError> {
         static CHECKS: AtomicU64 = AtomicU64::new(0);
-        let old = |since: u64| now_ns.saturating_sub(since) > self.times.claim_ttl_ns;
-        if self.check.is_some() || !self.gaps.first().is_some_and(|gap| old(gap.since_ns)) {
+        let old = |since: u64| now_ns.saturating_sub(since) > self.rules.claim_ttl_ns;
+        let first = self.gaps.first().map(|gap| gap.since_ns);
+        if self.check.is_some() || !first.into_iter().chain(self.stuck_since_ns).any(old) {
             return Ok(None);
         }
         let below = self.claimed_bytes()?;

@@ -76,6 +76,11 @@ impl LogLayout {
         Region { offset: self.log_base, len: self.log_bytes }
     }
 
+    /// Header of any slot of the segment, log or heap.
+    pub(super) fn any_header_off(&self, slot: u32) -> u64 {
+        self.header_base + u64::from(slot) * HEADER_BYTES
+    }
+
     /// Header slot of a position.
     #[inline]
     pub fn slot(&self, p: u64) -> u32 {

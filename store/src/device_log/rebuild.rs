@@ -3,8 +3,10 @@
 //! they are holes again until another hole check ends.
 
 use super::accept::Pass;
-use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogLayout, LogTimes};
+use super::left_behind::Left;
+use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogLayout, LogRules, Moves};
 use crate::error::StoreError;
+use crate::layout::epoch_of;
 use crate::memory::Memory;
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ impl DeviceLog {
     pub fn rebuild<D: Directory + ?Sized>(
         memory: Arc<dyn Memory>,
         layout: LogLayout,
-        times: LogTimes,
+        (rules, moves): (LogRules, Arc<Moves>),
         now_ns: u64,
         directory: &mut D,
     ) -> Result<DeviceLog, StoreError> {
@@ -32,10 +34,31 @@ impl DeviceLog {
                 layout.unit()
             )));
         };
-        let mut log = DeviceLog::of(memory, layout, times, tail);
+        let mut log = DeviceLog::of((memory, layout), rules, moves, tail);
         log.pass(Pass::Rebuild, now_ns, directory)?;
         // Owner words read before this are visible to every access after it, so Q may begin [I8].
         log.memory.flush();
         Ok(log)
+    }
+
+    /// After a rebuild: of what is held (slot, epoch), finds the extents that the tail had passed
+    /// before the actor restarted. The claims over them are holes, which become void as others do.
+    pub fn find_left_behind(
+        &mut self,
+        held: impl IntoIterator<Item = (u32, u32)>,
+    ) -> Result<(), StoreError> {
+        for (slot, epoch) in held {
+            let Some(x) = self.layout.position(slot, epoch).filter(|x| *x < self.tail) else {
+                continue;
+            };
+            let header = self.header(x)?;
+            let bytes = self.layout.claim_bytes(header.bytes_total);
+            if let Some(bytes) = bytes.filter(|_| epoch_of(header.publish) == epoch) {
+                let laps = (self.tail - x).div_ceil(self.layout.log_bytes());
+                let at = x + laps * self.layout.log_bytes();
+                self.left.insert(at, Left { bytes, slot, epoch });
+            }
+        }
+        Ok(())
     }
 }

@@ -19,10 +19,9 @@ pub enum Retire {
 }
 
 impl DeviceLog {
-    /// Retires the oldest objects while less than a quarter of the log is claimable or in
-    /// quarantine to become so. Returns how many. It retires no more than that: a quarter is the
-    /// largest claim, so a producer finds room for any claim. Retired space becomes claimable after
-    /// the quarantine Q, so a log sustains L/4 bytes per Q: size it for that.
+    /// Retires the oldest objects while less room than wanted is claimable or in quarantine to
+    /// become so: see `demand.rs`. Returns how many. Retired space becomes claimable after the
+    /// quarantine Q, so a log sustains L/32 bytes per Q: size it for that.
     ///
     /// Quarantine begins at `now_ns`; call [`DeviceLog::restart_quarantines`] with the time read
     /// afterwards.
@@ -31,7 +30,7 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<u64, StoreError> {
-        let wanted = self.claimed_bytes()?.saturating_add(self.layout.max_claim());
+        let wanted = self.claimed_bytes()?.saturating_add(self.demand.room(&self.layout));
         // Once everything up to here is retired and free, the limit is `wanted`.
         let needed = wanted.saturating_sub(self.layout.log_bytes());
         let stop = self.first_unknown();
@@ -64,6 +63,15 @@ impl DeviceLog {
         result.map(|()| retired)
     }
 
+    /// An object of so many bytes was put elsewhere: maybe because it found no room here. Room for
+    /// such objects is kept from now on, for a lap.
+    pub fn put_elsewhere(&mut self, bytes_total: u64) {
+        if let Some(n) = self.layout.claim_bytes(bytes_total) {
+            self.demand.object(n, self.frontier, self.layout.log_bytes());
+            self.wanted = true;
+        }
+    }
+
     /// Retires one object at any position: its owner word has lost LIVE when this returns.
     pub fn retire<D: Directory + ?Sized>(
         &mut self,
@@ -94,7 +102,7 @@ impl DeviceLog {
     /// retired word is visible [I8], but the time of a retire is read before its store, and the
     /// process may be stopped between the two.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
-        self.quarantine.restart(now_ns.saturating_add(self.times.quarantine_ns));
+        self.quarantine.restart(now_ns.saturating_add(self.rules.quarantine_ns));
     }
 
     /// Time at which [`DeviceLog::advance`] has work to do next, apart from pins.
@@ -106,13 +114,19 @@ impl DeviceLog {
     /// by the last `advance`, can hold the tail there, and no timer is due when that view is
     /// dropped.
     pub fn held_by_pin(&self) -> bool {
-        self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Over)))
+        let Some((n, kind)) = self.known_at(self.tail).filter(|_| self.tail < self.retired_to)
+        else {
+            return false;
+        };
+        kind == Kind::Over || self.left.range(self.tail..self.tail + n).next().is_some()
     }
 
     /// True while the claim at the tail never was readable: it waits for neither a quarantine nor a
     /// view, so it can be passed at once.
     pub fn tail_is_free(&self) -> bool {
-        self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Never)))
+        let at_tail = self.known_at(self.tail).filter(|_| self.tail < self.retired_to);
+        let left = |n: u64| self.left.range(self.tail..self.tail + n).next().is_some();
+        at_tail.is_some_and(|(n, kind)| kind == Kind::Never && !left(n))
     }
 
     /// Moves tail and limit past everything that is retired, whose quarantine is over, and for
@@ -129,14 +143,20 @@ impl DeviceLog {
             }
         }
         while self.tail < self.retired_to {
-            let bytes = match self.known_at(self.tail) {
-                Some((bytes, Kind::Never)) => bytes,
-                Some((bytes, Kind::Over)) if self.unpinned(&unpinned) => bytes,
-                _ => break,
+            let Some((bytes, kind)) = self.known_at(self.tail) else { break };
+            let pinned = match kind {
+                Kind::Never => None,
+                Kind::Over => self.pinned_at_tail(&unpinned),
+                Kind::Live | Kind::Quarantined => break,
             };
+            let passed = self.leave_behind((self.tail, bytes), pinned, &unpinned, now_ns)?;
+            if passed == 0 {
+                break;
+            }
             self.known.put(self.tail, 0, Kind::Never);
-            self.tail += bytes;
+            self.tail += passed;
         }
+        self.forget_moves();
         let limit = self.layout.limit(self.tail);
         let moved = limit.saturating_sub(self.limit);
         if moved > 0 {
@@ -148,10 +168,10 @@ impl DeviceLog {
         Ok(moved)
     }
 
-    /// Whether the object at the tail is free of views.
-    fn unpinned(&self, unpinned: impl Fn(u32, u32) -> bool) -> bool {
-        let epoch = self.layout.epoch(self.tail);
-        epoch.is_some_and(|epoch| unpinned(self.layout.slot(self.tail), epoch))
+    /// Slot and epoch of the object at the tail, if it is pinned.
+    fn pinned_at_tail(&self, unpinned: &impl Fn(u32, u32) -> bool) -> Option<(u32, u32)> {
+        let object = (self.layout.slot(self.tail), self.layout.epoch(self.tail)?);
+        (!unpinned(object.0, object.1)).then_some(object)
     }
 
     /// Clears LIVE, then removes the index entry; the caller flushes. The quarantine begins.
@@ -163,13 +183,19 @@ impl DeviceLog {
         directory: &mut D,
     ) -> Result<(), StoreError> {
         let header = self.header(x)?;
-        let Some(epoch) = self.layout.epoch(x) else {
-            return Ok(());
-        };
-        let slot = self.layout.slot(x);
-        let at = self.layout.header_off(slot) + OWNER_OFF;
-        self.memory.store(at, word(low(header.owner) & !flag::LIVE, epoch))?;
-        directory.remove(&key_of(&header), slot, epoch);
+        self.end_live(x, bytes, now_ns)?;
+        if let Some(epoch) = self.layout.epoch(x) {
+            directory.remove(&key_of(&header), self.layout.slot(x), epoch);
+        }
+        Ok(())
+    }
+
+    /// Clears LIVE. The quarantine begins; the caller flushes.
+    pub(super) fn end_live(&mut self, x: u64, bytes: u64, now_ns: u64) -> Result<(), StoreError> {
+        let Some(epoch) = self.layout.epoch(x) else { return Ok(()) };
+        let at = self.layout.header_off(self.layout.slot(x)) + OWNER_OFF;
+        let owner = self.memory.load(at)?;
+        self.memory.store(at, word(low(owner) & !flag::LIVE, epoch))?;
         self.usage.live.sub(bytes);
         self.hold(x, bytes, now_ns);
         Ok(())
@@ -179,6 +205,6 @@ impl DeviceLog {
     pub(super) fn hold(&mut self, x: u64, bytes: u64, now_ns: u64) {
         self.known.put(x, bytes, Kind::Quarantined);
         self.usage.quarantined.add(bytes);
-        self.quarantine.begin(x, now_ns.saturating_add(self.times.quarantine_ns));
+        self.quarantine.begin(x, now_ns.saturating_add(self.rules.quarantine_ns));
     }
 }

@@ -26,7 +26,7 @@ const HEADER_BASE: u64 = 4096;
 /// Quarantine in nanoseconds.
 const Q: u64 = 1000;
 const TTL: u64 = 5000;
-const TIMES: LogTimes = LogTimes { quarantine_ns: Q, claim_ttl_ns: TTL };
+const RULES: LogRules = LogRules::with_a_quarter_free(Q, TTL);
 
 /// A directory that records its calls.
 #[derive(Debug, Default)]
@@ -71,7 +71,15 @@ fn open_entries(claims: &OpenClaims) -> (usize, usize) {
 
 /// Bytes settled with any outcome, since the log was formatted.
 fn settled_bytes(c: &LogCounts) -> u64 {
-    let sums = [c.accepted, c.found_retired, c.duplicates, c.skipped, c.abandoned, c.voided];
+    let sums = [
+        c.accepted,
+        c.found_retired,
+        c.duplicates,
+        c.stale_copies,
+        c.skipped,
+        c.abandoned,
+        c.voided,
+    ];
     c.before_bytes + sums.iter().map(|sum| sum.bytes).sum::<u64>()
 }
 
@@ -81,6 +89,7 @@ struct World {
     layout: LogLayout,
     log: DeviceLog,
     index: Index,
+    moves: Arc<Moves>,
 }
 
 fn layout(units: u64) -> LogLayout {
@@ -89,13 +98,14 @@ fn layout(units: u64) -> LogLayout {
 
 fn world(units: u64) -> World {
     let memory = Arc::new(AnonMemory::new(LOG_BASE + units * U).unwrap());
-    world_of(memory, units, TIMES)
+    world_of(memory, units, RULES)
 }
 
-fn world_of(memory: Arc<dyn Memory>, units: u64, times: LogTimes) -> World {
+fn world_of(memory: Arc<dyn Memory>, units: u64, rules: LogRules) -> World {
     let layout = layout(units);
-    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
-    World { memory, layout, log, index: Index::default() }
+    let moves = Arc::<Moves>::default();
+    let log = DeviceLog::fresh(memory.clone(), layout, rules, moves.clone()).unwrap();
+    World { memory, layout, log, index: Index::default(), moves }
 }
 
 fn key(name: u64) -> KeyId {

@@ -54,6 +54,13 @@ impl Slots {
         read_header(self.heap(), slot).unwrap_or_default()
     }
 
+    /// The live object of a slot at that epoch, in the extent that was reserved for it.
+    pub fn live_object(&self, slot: u32, epoch: u32) -> Option<(KeyId, ObjectDesc)> {
+        let Some(State::Live(packed)) = self.state_at(slot, epoch) else { return None };
+        let (h, extent) = (self.header(slot), packed.extent(&self.heap().layout().arena));
+        Some((key_of(&h), ObjectDesc { extent, ..ObjectDesc::of_header(&h) }))
+    }
+
     /// Every slot that is not free at its first epoch. The master assumes that state for slots that
     /// are not reported, so the report of a new segment is short. Walks all slots.
     pub fn report(&self) -> impl Iterator<Item = SlotReport> + '_ {
@@ -63,11 +70,9 @@ impl Slots {
                 State::Free if at.epoch == FIRST_EPOCH => return None,
                 State::Free => SlotKind::Free,
                 State::Open(_) => SlotKind::Open,
-                State::Live(packed) => {
-                    let h = self.header(slot);
-                    let extent = packed.extent(&arena);
-                    let object = ObjectDesc { extent, ..ObjectDesc::of_header(&h) };
-                    SlotKind::Live { key: key_of(&h), object }
+                State::Live(_) => {
+                    let (key, object) = self.live_object(slot, at.epoch)?;
+                    SlotKind::Live { key, object }
                 }
                 State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
             };

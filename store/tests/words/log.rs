@@ -5,7 +5,7 @@ use crate::segment::{BYTES, KEYS, Modelled};
 use nkv_store::KeyId;
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, Entry, HEAP_LIMIT_OFF,
-    LogLayout, LogObject, LogPut, LogTimes, OpenClaims,
+    LogLayout, LogObject, LogPut, LogRules, OpenClaims,
 };
 use nkv_store::layout::{HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF};
 use nkv_store::object::{Expect, Reading};
@@ -82,8 +82,8 @@ pub fn log(units: u64, slots: &[u64]) -> Owner {
     let watched = slots.iter().flat_map(of_slot).chain([HEAP_LIMIT_OFF, BUMP_PTR_OFF]);
     let memory = Arc::new(Modelled::new(LOG_BASE + units * U, watched, None));
     let layout = LogLayout::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap();
-    let times = LogTimes { quarantine_ns: 0, claim_ttl_ns: 0 };
-    let log = DeviceLog::fresh(memory.clone(), layout, times).unwrap();
+    let rules = LogRules::with_a_quarter_free(0, 0);
+    let log = DeviceLog::fresh(memory.clone(), layout, rules, Arc::default()).unwrap();
     Owner { segment: Segment { memory, layout }, log, index: Index::default() }
 }
 

@@ -43,6 +43,17 @@ impl History {
         put
     }
 
+    /// The put whose object, served before in this segment, was copied to `spot`.
+    fn copied(&self, spot: SlotEpoch, id: KeyId, bytes: &[u8]) -> Option<PutId> {
+        let key = *self.by_id.get(&id)?;
+        let of = |p: &&PutId| {
+            let put = self.put(**p);
+            let here = put.spot.is_some_and(|s| s.incarnation == spot.incarnation);
+            here && put.len == bytes.len() && is_of(**p, bytes)
+        };
+        self.keys[key].puts.iter().rev().find(of).copied()
+    }
+
     /// True if it is READY in a log and neither accepted nor a duplicate yet.
     pub(super) fn is_unaccepted(&self, put: &Put) -> bool {
         put.logged.is_some_and(|spot| self.unaccepted.contains_key(&spot))
@@ -77,6 +88,10 @@ impl Ledger {
     /// READY took at this spot of a log.
     pub fn settled(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut history = self.lock();
+        if let Some(put) = history.copied(spot, id, bytes) {
+            history.copies.insert(spot, put);
+            return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
+        }
         let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
         let now = history.tick();
         let entry = &mut history.puts[put as usize];
@@ -96,6 +111,18 @@ impl Ledger {
     /// Its owner serves it from here on. `slots`: those of its log.
     pub fn accepted(&self, spot: SlotEpoch, slots: u32) {
         let mut history = self.lock();
+        if let Some(put) = history.copies.remove(&spot) {
+            // The original ends now, and nobody misses it.
+            let entry = &mut history.puts[put as usize];
+            let (before, gone) = (entry.spot.replace(spot), entry.gone);
+            history.moved_from.extend(before);
+            history.at.insert(spot, put);
+            if gone.is_some() {
+                let text = format!("[I6] put {put} had ended, and its copy at {spot:?} is served");
+                history.wrong(&self.trace, text);
+            }
+            return self.trace.event("moved", (put, spot), || format!("put {put} to {spot:?}"));
+        }
         let Some(put) = history.unaccepted.remove(&spot) else {
             let text = format!("[I15] {spot:?} is served, and was never settled");
             return history.wrong(&self.trace, text);
@@ -119,6 +146,13 @@ impl Ledger {
     /// Its owner found it a duplicate.
     pub fn is_duplicate(&self, spot: SlotEpoch) {
         let mut history = self.lock();
+        if let Some(put) = history.copies.remove(&spot) {
+            if history.put(put).is_live() {
+                let text = format!("put {put} is live, and its copy at {spot:?} is void");
+                history.wrong(&self.trace, text);
+            }
+            return self.trace.event("stale copy", (put, spot), || format!("put {put}"));
+        }
         let Some(put) = history.unaccepted.remove(&spot) else {
             let text = format!("[I15] {spot:?} is one too many, and was never settled");
             return history.wrong(&self.trace, text);

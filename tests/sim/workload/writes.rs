@@ -69,7 +69,7 @@ impl Worker {
 
     pub(super) async fn put_by_pages(&mut self) {
         // A put page by page needs a plan.
-        let (key, opts) = (self.key(), self.options().device_alloc(None));
+        let (key, opts) = (self.key(), self.options().device_alloc(false));
         let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);
         let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;

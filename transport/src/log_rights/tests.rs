@@ -7,7 +7,7 @@ mod races;
 
 use super::*;
 use nkv_store::device_log::{ClaimStep, DeviceLog};
-use nkv_store::device_log::{ClaimWrite, Directory, LogCounts, LogObject, LogPut, LogTimes};
+use nkv_store::device_log::{ClaimWrite, Directory, LogCounts, LogObject, LogPut, LogRules};
 use nkv_store::layout::{KEY_CHECK_OFF, word};
 use nkv_store::object::writing;
 use nkv_store::op::Op;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const U: u64 = 128;
 const LOG_BASE: u64 = 8192;
 const HEADER_BASE: u64 = 4096;
-const TIMES: LogTimes = LogTimes { quarantine_ns: 10, claim_ttl_ns: 10 };
+const RULES: LogRules = LogRules::with_a_quarter_free(10, 10);
 
 /// One connection: a request at a time, and how often it was cut.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ fn world(units: u64) -> World {
 
 fn world_of(memory: Arc<dyn Memory>, units: u64) -> World {
     let layout = LogLayout::new(log_base(units), units * U, U, HEADER_BASE).unwrap();
-    let log = DeviceLog::fresh(memory.clone(), layout, TIMES).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), layout, RULES, Arc::default()).unwrap();
     let rights = Arc::new(LogRights::new(layout, memory.clone()));
     World { memory, layout, log, index: Index::default(), rights }
 }

@@ -8,7 +8,7 @@ mod work;
 use super::{INCARNATION, JOB, Raw, eventually};
 use nkv_store::device_log::{
     Abandon, BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, LogLayout,
-    LogObject, LogPut, LogTimes,
+    LogObject, LogPut, LogRules,
 };
 use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::{AnonMemory, KeyHasher, KeyId, Memory, Stripes};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 const HEADER_BASE: u64 = 4096;
 /// Quarantine and claim TTL: there are no readers here, and holes are checked at once.
-const TIMES: LogTimes = LogTimes { quarantine_ns: 0, claim_ttl_ns: 0 };
+const RULES: LogRules = LogRules::with_a_quarter_free(0, 0);
 /// Tokens of two producers.
 const ONE: u64 = 0xa1;
 const TWO: u64 = 0xb2;
@@ -58,7 +58,7 @@ fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
     let log_base = HEADER_BASE + (units * 64).next_multiple_of(4096);
     let memory = Arc::new(AnonMemory::new(log_base + units * unit).unwrap());
     let layout = LogLayout::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
-    let log = DeviceLog::fresh(memory.clone(), layout, TIMES).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), layout, RULES, Arc::default()).unwrap();
     let grants = Arc::new(Grants::new());
     let [one, two] = [ONE, TWO].map(|token| {
         let rights = Arc::new(LogRights::new(layout, memory.clone()));

@@ -1,5 +1,6 @@
-//! A key that is in one batch twice: the first item is put, and the others get an error that names
-//! both. Without this their error would blame a put of another caller.
+//! A key that is in one batch twice: the first item is put. The others get its result, or, if no
+//! put may find its key (`IfExists::Fail`), an error that names both. Without this their error
+//! would blame a put of another caller.
 
 use super::super::find::shown;
 use crate::error::{Error, ErrorKind, Result};
@@ -7,11 +8,17 @@ use hashbrown::HashMap;
 
 /// Items that were refused because an earlier item of the same batch has their key: sets their
 /// error to InvalidArgument with both positions. `at` holds the positions in the caller's batch.
-pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)], at: &[usize]) {
+/// Returns the index of the first item of such a key and that of a further one.
+pub(super) fn name_repeated<T>(
+    opened: &mut [Result<T>],
+    items: &[(&[u8], u64)],
+    at: &[usize],
+) -> Vec<(usize, usize)> {
+    let mut repeated = Vec::new();
     let refused = |r: &Result<T>| matches!(r, Err(e) if e.kind() == ErrorKind::NotReady);
     // The usual case: nothing was refused.
     if !opened.iter().any(refused) {
-        return;
+        return repeated;
     }
     let mut first: HashMap<&[u8], usize> = HashMap::new();
     for i in 0..opened.len().min(items.len()) {
@@ -19,6 +26,7 @@ pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)],
         if opened[i].is_ok() {
             first.entry(key).or_insert(i);
         } else if let Some(before) = first.get(key).filter(|_| refused(&opened[i])) {
+            repeated.push((*before, i));
             let (first, second) = (at.get(*before).unwrap_or(before), at.get(i).unwrap_or(&i));
             opened[i] = Err(Error::invalid(format!(
                 "key {} stands twice in this batch, at {first} and {second} (counted from 0): the \
@@ -27,6 +35,7 @@ pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)],
             )));
         }
     }
+    repeated
 }
 
 #[cfg(test)]
@@ -39,7 +48,7 @@ mod tests {
         let wait = || Err(Error::not_ready("being written by another put"));
         let items: [(&[u8], u64); 4] = [(b"a", 1), (b"b", 1), (b"a", 1), (b"b", 1)];
         let mut opened: Vec<Result<()>> = vec![Ok(()), wait(), wait(), wait()];
-        name_repeated(&mut opened, &items, &[3, 5, 7, 9]);
+        assert_eq!(name_repeated(&mut opened, &items, &[3, 5, 7, 9]), [(0, 2)]);
         assert_eq!(opened[1], wait(), "another put has it");
         let error = opened[2].clone().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);

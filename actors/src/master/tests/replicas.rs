@@ -109,8 +109,9 @@ async fn i6_a_removal_is_done_when_each_replica_is_retired() {
 async fn a_read_that_finds_the_first_replica_gone_takes_the_second() {
     let job = format!("two-replicas-{}", std::process::id());
     let memory = MemoryChoice::Private;
+    let (heap_bytes, log_bytes) = (8 << 20, Some(0));
     let config =
-        NodeConfig { job: job.clone(), memory, heap_bytes: 8 << 20, ..NodeConfig::default() };
+        NodeConfig { job: job.clone(), memory, heap_bytes, log_bytes, ..NodeConfig::default() };
     let cluster = Cluster::start(3, config).await.unwrap();
     let hasher = cluster.node(0).hasher();
     // Looked up at the rank that its hash selects, which is not the one that has it.

@@ -96,16 +96,19 @@ impl Worker {
     }
 
     async fn get(&mut self) {
-        let Some(s) = self.board.pick(&mut self.random) else {
-            return;
-        };
+        if let Some(s) = self.board.pick(&mut self.random) {
+            self.get_of(&s).await;
+        }
+    }
+
+    async fn get_of(&self, s: &Stored) {
         let (before, what) = (self.board.doomed(), shown(&s.key));
         match self.board.calls.make("get", &what, self.client.get(&s.key)).await {
             Ok(got) => drop(self.board.calls.compare(&s.key, s.version, s.len, &got)),
-            Err(e) if self.board.log_made_room(&s, &e) => {}
+            Err(e) if self.board.log_made_room(s, &e) => {}
             Err(e) => {
                 let dooms = (before, self.board.doomed());
-                self.judge("get", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
+                self.judge("get", &s.key, &e, (dooms, Self::on_doomed(s, dooms)));
             }
         }
     }
@@ -147,6 +150,10 @@ impl Worker {
         let read = self.client.read_into(meta, &mut dst);
         match self.board.calls.make("read_into", &what, read).await {
             Ok(n) => drop(self.board.calls.compare(&s.key, s.version, s.len, &dst[..n])),
+            // The log's owner may have copied it: then it is found by its key.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.board.mark(&s).is_some() => {
+                self.get_of(&s).await;
+            }
             Err(e) if self.board.log_made_room(&s, &e) => {}
             // It needs only the owner, so the master's absence excuses no error.
             Err(e) => {

@@ -75,6 +75,12 @@ impl Logs {
         Some(Mark { incarnation, position })
     }
 
+    /// The first position of a rank's log.
+    pub fn start_of(&self, rank: u32) -> Option<Mark> {
+        let incarnation = *self.lock().latest.get(&rank)?;
+        Some(Mark { incarnation, position: 0 })
+    }
+
     /// Position of an object; none if it is not in a log.
     pub fn mark_of(&self, meta: &ObjMeta) -> Option<Mark> {
         let position = self.of(meta.at.incarnation)?.log.position(meta.at.slot, meta.at.epoch)?;

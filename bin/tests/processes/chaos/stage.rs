@@ -70,7 +70,7 @@ impl TestCluster {
             .build()
             .unwrap();
         let flags = [
-            ("--heap-bytes", HEAP_BYTES),
+            ("--heap-bytes", HEAP_BYTES + LOG_BYTES),
             ("--log-bytes", LOG_BYTES),
             ("--log-claim-ttl-ms", CLAIM_TTL_MS),
             ("--ttl-ms", TTL_MS),

@@ -60,7 +60,7 @@ pub fn relayed_cluster(ranks: u32, times: Times) -> (ProcessCluster, Relay) {
 fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
     ProcessCluster::none(ranks, move |rank, command| {
         let flags = [
-            ("--heap-bytes", HEAP_BYTES),
+            ("--heap-bytes", HEAP_BYTES + LOG_BYTES),
             ("--log-bytes", LOG_BYTES),
             ("--ttl-ms", times.ttl_ms),
             ("--write-ttl-ms", times.write_ttl_ms),
@@ -77,7 +77,7 @@ fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
 
 /// Options of a put to a rank's heap.
 pub fn on(rank: u32) -> PutOptions {
-    PutOptions::default().preferred_rank(rank)
+    PutOptions::default().preferred_rank(rank).device_alloc(false)
 }
 
 /// Puts version `version` of `key`.

@@ -89,7 +89,7 @@ pub fn every_byte_is_right_while_writers_readers_and_an_owner_die() {
 impl Run {
     fn start(seed: u64) -> Self {
         let flags = [
-            ("--heap-bytes", room().0),
+            ("--heap-bytes", room().0 + room().1),
             ("--log-bytes", room().1),
             ("--log-claim-ttl-ms", 500),
             ("--ttl-ms", 1_000),

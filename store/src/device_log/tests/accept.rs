@@ -249,7 +249,7 @@ fn a_claim_that_hangs_costs_a_drain_one_look_and_not_a_walk_over_all_behind_it()
     // 32 headers fit below the payloads of the test logs.
     let plain = AnonMemory::new(LOG_BASE + 32 * U).unwrap();
     let memory = Arc::new(Watched { plain, loads: AtomicU64::new(0) });
-    let mut w = world_of(memory.clone(), 32, TIMES);
+    let mut w = world_of(memory.clone(), 32, RULES);
     let (hangs, writes) = (w.claim(1, 2 * U), w.place(2, 8 * U));
     w.run(&mut writes.publication().announce());
     for name in 3..20 {

@@ -133,8 +133,9 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     memory.store(HEAP_LIMIT_OFF, g.end() - 2 * U).unwrap();
     memory.store(BUMP_PTR_OFF, g.end() - 4 * U).unwrap();
     let mut index = Index::default();
-    let log = DeviceLog::rebuild(memory.clone(), g, TIMES, 0, &mut index).unwrap();
-    let mut w = World { memory, layout: g, log, index };
+    let log =
+        DeviceLog::rebuild(memory.clone(), g, (RULES, Arc::default()), 0, &mut index).unwrap();
+    let mut w = World { memory, layout: g, log, index, moves: Arc::default() };
     // Holes of an earlier run, void at once: there is no producer to ask.
     w.log.accept(0, &mut w.index).unwrap();
     let check = w.log.hole(TTL + 1).unwrap().unwrap();

@@ -5,7 +5,14 @@ use crate::layout::{OWNER_OFF, flag, word};
 
 fn restart(w: &mut World, now_ns: u64) {
     w.index = Index::default();
-    w.log = DeviceLog::rebuild(w.memory.clone(), w.layout, TIMES, now_ns, &mut w.index).unwrap();
+    w.log = DeviceLog::rebuild(
+        w.memory.clone(),
+        w.layout,
+        (RULES, w.moves.clone()),
+        now_ns,
+        &mut w.index,
+    )
+    .unwrap();
     assert!(w.log.next_due_ns().is_none_or(|due| due == now_ns + Q));
     w.log.restart_quarantines(now_ns);
 }
@@ -85,11 +92,17 @@ fn a_limit_that_no_owner_wrote_is_refused() {
     let mut w = world(8);
     for limit in [0, 7 * U, 8 * U + 1, w.layout.end() + U] {
         w.memory.store(HEAP_LIMIT_OFF, limit).unwrap();
-        let log = DeviceLog::rebuild(w.memory.clone(), w.layout, TIMES, 0, &mut w.index);
+        let log = DeviceLog::rebuild(
+            w.memory.clone(),
+            w.layout,
+            (RULES, Arc::default()),
+            0,
+            &mut w.index,
+        );
         assert!(matches!(log, Err(StoreError::BadSegment(_))), "{limit}");
     }
     w.memory.store(BUMP_PTR_OFF, U).unwrap();
-    let log = DeviceLog::fresh(w.memory.clone(), w.layout, TIMES);
+    let log = DeviceLog::fresh(w.memory.clone(), w.layout, RULES, Arc::default());
     assert!(matches!(log, Err(StoreError::BadSegment(_))));
 }
 

@@ -40,7 +40,9 @@ fn i8_the_limit_moves_only_after_quarantine_counted_from_when_it_was_settled() {
 
 #[test]
 fn i9_a_pinned_object_holds_the_tail_and_loses_live_all_the_same() {
-    let mut w = world(8);
+    let memory = Arc::new(AnonMemory::new(LOG_BASE + 8 * U).unwrap());
+    // An owner that may not claim, so it cannot leave the object behind.
+    let mut w = world_of(memory, 8, LogRules { owner_claims: false, ..RULES });
     w.fill(1, 8);
     w.log.retire_ahead(0, &mut w.index).unwrap();
     w.log.restart_quarantines(0);

@@ -1,6 +1,6 @@
 //! The owner of the model: its steps in any order, the hole rule spread over many of them.
 
-use super::{Bug, Model, Step, TIMES, Wrong};
+use super::{Actual, Bug, COPIER, Model, RULES, Step, Wrong};
 use crate::device_log::tests::Index;
 use crate::device_log::*;
 use std::collections::HashSet;
@@ -18,8 +18,12 @@ impl Model {
             }
             60..80 => self.pass(),
             80..84 => self.read_mail(),
-            84..96 => self.hole_rule()?,
+            84..93 => self.hole_rule()?,
             96..98 if self.dice.one_in(3) => self.remove(),
+            93..96 => {
+                let survivors = self.w.log.survivors().unwrap();
+                self.w.moves.give(survivors);
+            }
             98.. if self.dice.one_in(4) => self.restart()?,
             _ => {}
         }
@@ -66,11 +70,18 @@ impl Model {
             let check = self.w.log.hole(self.now).unwrap();
             if let Some(check) = check {
                 self.asked_below = check.below();
-                self.asking = Some(check.ask(self.producers.iter().map(|p| p.id)));
+                let all = self.producers.iter().map(|p| p.id);
+                self.asking = Some(check.ask(all.chain([COPIER])));
             }
             return Ok(());
         };
         for id in asking.outstanding().to_vec() {
+            if id == COPIER {
+                if self.w.moves.is_clear_below(asking.below()) {
+                    asking.clear(&id);
+                }
+                continue;
+            }
             match self.producers.iter_mut().find(|producer| producer.id == id) {
                 // Replaced since: it was dead and could write no more.
                 None => asking.fenced(&id),
@@ -100,7 +111,8 @@ impl Model {
         let open = self.actual.range(..self.asked_below).filter(|(_, actual)| !actual.done);
         for (&p, actual) in open {
             let writer = self.producers.iter().find(|producer| producer.id == actual.producer);
-            if self.all_seeing && writer.is_some_and(|writer| !writer.fenced) {
+            let writes = writer.map_or(actual.producer == COPIER, |writer| !writer.fenced);
+            if self.all_seeing && writes {
                 return Err(Wrong::VoidUnderAWriter(p));
             }
         }
@@ -119,13 +131,31 @@ impl Model {
         self.w.index = Index { objects: Default::default(), ..index };
         let (memory, layout) = (self.w.memory.clone(), self.w.layout);
         let index = &mut self.w.index;
-        self.w.log = DeviceLog::rebuild(memory, layout, TIMES, now, index).unwrap();
+        self.w.log =
+            DeviceLog::rebuild(memory, layout, (RULES, self.w.moves.clone()), now, index).unwrap();
         self.w.log.restart_quarantines(now);
+        self.w.log.find_left_behind(self.pins.iter().copied()).unwrap();
         let after = live(&self.w.log);
         if self.all_seeing && before != after {
             return Err(Wrong::Restart(format!("{before:?} became {after:?}")));
         }
         Ok(())
+    }
+
+    /// The copying thread makes a step.
+    pub(super) fn copier_step(&mut self) {
+        self.copier.step().unwrap();
+        if self.w.moves.is_clear_below(u64::MAX - 1) {
+            let copies = self.actual.values_mut().filter(|actual| actual.producer == COPIER);
+            copies.for_each(|copy| copy.done = true);
+        }
+        for (p, (slot, epoch)) in self.w.moves.pending() {
+            let of = self.w.layout.position(slot, epoch).unwrap();
+            let Actual { n, name, key, .. } = self.actual[&of];
+            let (done, acknowledged) = (false, false);
+            let copy = Actual { n, producer: COPIER, name, key, done, acknowledged };
+            self.actual.entry(p).or_insert(copy);
+        }
     }
 
     pub(super) fn note_counts(&mut self, counts: LogCounts) {
@@ -135,5 +165,8 @@ impl Model {
         self.met.duplicates += counts.duplicates.claims;
         self.met.removed += counts.removed.claims;
         self.met.evicted += counts.evicted.claims;
+        self.met.copies += counts.copies.claims;
+        self.met.stale_copies += counts.stale_copies.claims;
+        self.met.passed_over += counts.passed_over.claims;
     }
 }

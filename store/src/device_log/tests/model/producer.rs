@@ -1,7 +1,7 @@
 //! A producer of the model: one process, one put at a time, whose verbs land one by one after they
 //! were posted, also after it died.
 
-use super::{Actual, Bug, Model, Step as Done, TIMES, Wrong};
+use super::{Actual, Bug, Model, RULES, Step as Done, Wrong};
 use crate::device_log::tests::{U, key, open_entries};
 use crate::device_log::*;
 use crate::key::KeyId;
@@ -136,7 +136,7 @@ impl Model {
             return Ok(());
         }
         if begin && self.dice.one_in(100) {
-            self.producers[i].asleep_until = self.now + self.dice.below(2 * TIMES.claim_ttl_ns);
+            self.producers[i].asleep_until = self.now + self.dice.below(2 * RULES.claim_ttl_ns);
         }
         if begin || !matches!(self.producers[i].life, Life::Idle) {
             return self.go_on(i);
@@ -186,7 +186,11 @@ impl Model {
         let next = match life {
             Life::Idle => self.begin(i),
             Life::Looked(put, line) => match put.room(&line) {
-                None => Life::Idle,
+                None => {
+                    // It takes a plan.
+                    self.w.log.put_elsewhere(self.producers[i].bytes);
+                    Life::Idle
+                }
                 Some(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
                 Some(bound) => {
                     let ticket = self.producers[i].claims.enter_from(0, bound).unwrap();

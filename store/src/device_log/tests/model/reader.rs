@@ -2,7 +2,7 @@
 //! only by the rules of its kind [I7] [I8] [I9]. An accepted copy is compared with what really
 //! happened.
 
-use super::{Model, Step, TIMES, Wrong};
+use super::{Model, RULES, Step, Wrong};
 use crate::device_log::tests::U;
 use crate::device_log::*;
 use crate::layout::ObjHeader;
@@ -129,7 +129,7 @@ impl Model {
     /// Whether the copy may be accepted; if so, it must be the object.
     fn judge(&mut self, reader: &Copying) -> Step {
         let Copying { at, kind, began, before, copy, .. } = reader;
-        let in_time = chain_in_time(*began, self.now, TIMES.quarantine_ns);
+        let in_time = chain_in_time(*began, self.now, RULES.quarantine_ns);
         // Read directly after the first check, before the copy: must be equal.
         let by_time = *kind == Kind::OutOfOrder && in_time;
         let believed = by_time || *kind == Kind::Pinned || unchanged(before, &self.header_at(at));
@@ -141,6 +141,7 @@ impl Model {
             return Ok(());
         }
         self.met.reads += 1;
+        self.w.log.touch(at.slot, at.epoch);
         let p = self.w.layout.position(at.slot, at.epoch).unwrap();
         let actual = &self.actual[&p];
         let name = actual.name.to_le_bytes();
