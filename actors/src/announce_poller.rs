@@ -7,7 +7,7 @@ use crate::environment::Platform;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
-use nkv_store::device_log::{BUMP_PTR_OFF, Copier, LogLayout};
+use nkv_store::device_log::{BUMP_PTR_OFF, Copier, LogLayout, Step};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{AtomicDomain, PUBLISH_OFF, epoch_of, low, state};
 use nkv_store::threads::spawn_named;
@@ -151,18 +151,20 @@ impl AnnouncePoller {
         let copier = Copier::new(heap.memory().clone(), log, moves.clone(), COPY_PIECE);
         let Some(mut copier) = copier else { return };
         let mut step = move || match copier.step() {
-            Ok(more) => more,
+            Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "an object is not copied: it goes");
-                false
+                Step::Idle
             }
         };
         match self.durable.platform {
             Platform::Threads => {
                 let thread = spawn_named("nkv-log-copy", move || {
                     while !stop.load(Ordering::Acquire) {
-                        if !step() {
-                            moves.wait(COPY_WAIT);
+                        match step() {
+                            Step::Moved => {}
+                            Step::Waiting => std::thread::sleep(SHORTEST),
+                            Step::Idle => moves.wait(COPY_WAIT),
                         }
                     }
                 });
@@ -172,8 +174,8 @@ impl AnnouncePoller {
             }
             Platform::Here => drop(tokio::task::spawn_local(async move {
                 while !stop.load(Ordering::Acquire) {
-                    let more = step();
-                    tokio::time::sleep(if more { COPY_PAUSE_HERE } else { COPY_WAIT }).await;
+                    let idle = step() == Step::Idle;
+                    tokio::time::sleep(if idle { COPY_WAIT } else { COPY_PAUSE_HERE }).await;
                 }
             })),
         }

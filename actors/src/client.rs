@@ -11,6 +11,7 @@ mod config;
 mod contact;
 pub(crate) mod control;
 mod counters;
+mod fetch;
 mod find;
 pub(crate) mod keys;
 mod listing;
@@ -56,7 +57,6 @@ use keys::HandleKeys;
 use locations::Locations;
 use nkv_store::fork::ProcessMark;
 use nkv_store::{Key, KeyHasher};
-use nkv_transport::ring::Waiting;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
@@ -213,9 +213,7 @@ impl Client {
 
     /// The same for a runtime that one thread drives for one call at a time: a call may block it.
     fn for_a_thread(&self) -> Self {
-        let mut pool = self.pool.another();
-        pool.waiting = Waiting::Thread;
-        Self { pool: Arc::new(pool), ..self.clone() }
+        Self { pool: Arc::new(self.pool.for_a_thread()), ..self.clone() }
     }
 
     /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,

@@ -135,3 +135,22 @@ fn a_closed_handle_of_a_thread_says_so_too() {
     is_closed_error("remove_many", handle.remove_many(&[b"k"]).remove(0));
     runtime.block_on(cluster.stop());
 }
+
+#[test]
+fn a_node_goes_on_writing_when_the_handle_of_one_of_its_threads_is_gone() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = nkv_actors::NodeConfig { ttl_ms: 500, ..config("closed-one-of-them") };
+    let cluster = runtime.block_on(Cluster::start(1, config)).unwrap();
+    let client = cluster.client();
+    let opts = PutOptions::default();
+    let plan = runtime.block_on(client.open_for_write(b"k", 4, &opts)).unwrap();
+    let handle = client.blocking().unwrap();
+    handle.put(b"l", b"v", &opts).unwrap();
+    drop(handle);
+    // The master would end the plans of a producer that has no connection for a TTL.
+    std::thread::sleep(std::time::Duration::from_millis(1_500));
+    plan.write_from(0, b"page").unwrap();
+    runtime.block_on(plan.publish()).unwrap();
+    assert_eq!(&runtime.block_on(client.get(b"k")).unwrap()[..], b"page");
+    runtime.block_on(cluster.stop());
+}

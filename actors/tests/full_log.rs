@@ -5,6 +5,7 @@ mod embedding;
 
 use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, eventually, used_is_live};
+use nkv_actors::message::Existence;
 use nkv_actors::{Cluster, PutOptions, TransportChoice};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,14 +42,14 @@ async fn a_log_full_of_what_is_never_read_goes_on() {
     let cluster = Cluster::start(1, with_log("log-never")).await.unwrap();
     let client = attached(&cluster, TransportChoice::Shm).await;
     client.remove(b"first").await.unwrap();
-    client.put(b"k", &bytes(64 << 10, 1), &PutOptions::default()).await.unwrap();
+    client.put(b"k", &bytes(60 << 10, 1), &PutOptions::default()).await.unwrap();
     eventually("served", async || client.get(b"k").await.is_ok()).await;
     // Each is a duplicate, void as soon as it is seen; together four times what the log holds.
     let mut by_log = client.write_counters().by_log;
     let full = by_log + 4 * LOG / (64 << 10);
     eventually("the log takes them all", async || {
         // While the log is full the put takes a plan, and is refused.
-        let _ = client.put(b"k", &bytes(64 << 10, 1), &logged(0)).await;
+        let _ = client.put(b"k", &bytes(60 << 10, 1), &logged(0)).await;
         by_log = client.write_counters().by_log;
         by_log >= full
     })
@@ -82,5 +83,38 @@ async fn a_log_keeps_the_newest_and_a_full_one_sends_puts_to_the_heap() {
     client.remove_all().await.unwrap();
     eventually("empty", async || gauges(&cluster, 0).log_objects == 0).await;
     used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_put_of_what_is_served_writes_nothing_and_counts_as_a_read() {
+    let cluster = Cluster::start(1, with_log("log-there")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    let value = bytes(64 << 10, 1);
+    client.put(b"k", &value, &logged(0)).await.unwrap();
+    eventually("served", async || client.exists(&[b"k"]).await.unwrap() == [Existence::Ready])
+        .await;
+    let before = (client.write_counters(), gauges(&cluster, 0).log_claimed_bytes);
+    client.put(b"k", &bytes(64 << 10, 2), &logged(0)).await.unwrap();
+    let after = (client.write_counters(), gauges(&cluster, 0).log_claimed_bytes);
+    assert_eq!(after.0.there_already, before.0.there_already + 1);
+    assert_eq!((after.0.by_log, after.1), (before.0.by_log, before.1));
+    // It never was read, and outlives a lap, since somebody wanted it.
+    let copies = || gauges(&cluster, 0).log_copies;
+    let mut next = 0u32;
+    eventually("it is copied to the log's head", async || {
+        next += 1;
+        client.put(&next.to_be_bytes(), &value, &logged(0)).await.unwrap();
+        copies() > 0
+    })
+    .await;
+    assert_eq!(client.get(b"k").await.unwrap(), value);
+    // Where the key is not served any more, the put stores it.
+    client.remove(b"k").await.unwrap();
+    client.put(b"k", &bytes(64 << 10, 3), &logged(0)).await.unwrap();
+    eventually("the new one is served", async || {
+        client.get(b"k").await.is_ok_and(|found| found == bytes(64 << 10, 3))
+    })
+    .await;
     cluster.stop().await;
 }

@@ -148,7 +148,8 @@ fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
         if new.log_total > 0 {
             eprintln!(
                 "nkv-load: rank {}: in its log {} objects, {} of {} live; this run: {} accepted, \
-                 {} duplicates, {} copied to the head, {} copied too late, {} went with the tail",
+                 {} duplicates, {} copied to the head, {} copied in vain, {} went with the tail, \
+                 {} of them though they had been read",
                 rank.rank,
                 new.log_objects,
                 show_bytes(new.log_live_bytes),
@@ -158,6 +159,7 @@ fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
                 new.log_copies.saturating_sub(old.log_copies),
                 new.log_stale_copies.saturating_sub(old.log_stale_copies),
                 new.log_evictions.saturating_sub(old.log_evictions),
+                new.log_lost_reads.saturating_sub(old.log_lost_reads),
             );
         }
     }

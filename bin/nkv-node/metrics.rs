@@ -81,6 +81,9 @@ const HEAP: &[Metric<OwnerGauges>] = &[
     counter("nkv_log_stale_copies_total", "Such copies whose object had ended", |o| {
         o.log_stale_copies
     }),
+    counter("nkv_log_lost_reads_total", "Objects that were read but not copied in time", |o| {
+        o.log_lost_reads
+    }),
     counter("nkv_log_passed_over_bytes_total", "Bytes left out because views pin them", |o| {
         o.log_passed_over_bytes
     }),

@@ -54,8 +54,8 @@ pub struct SettingFlags {
     /// [default: 256KiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub page_bytes: Option<String>,
-    /// Of --heap-bytes, the device log, for puts without a message; 0: none; auto: all but a 32nd
-    /// of it, and but 16MiB or a quarter of it if that is more [range: auto, 0, or 16KiB to a page
+    /// Of --heap-bytes, the device log, for puts without a message; 0: none; auto: all but a 64th
+    /// of it, and but 8MiB or a quarter of it if that is more [range: auto, 0, or 16KiB to a page
     /// less than --heap-bytes] [default: auto]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub log_bytes: Option<String>,

@@ -35,7 +35,7 @@ pub use claim::{
     Abandon, Abort, BUMP_PTR_OFF, Claim, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF,
     LogPut, Skip,
 };
-pub use copier::Copier;
+pub use copier::{Copier, Step};
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
@@ -125,7 +125,12 @@ pub struct DeviceLog {
     wanted: bool,
     moves: Arc<Moves>,
     survey: Survey,
+    /// Since when retiring waits for copies.
+    copying_since_ns: Option<u64>,
+    awaits_copy: bool,
     demand: Demand,
+    /// Bytes of live objects that were read, each as often as it was.
+    read_bytes: u64,
     counts: LogCounts,
     usage: LogUsage,
 }
@@ -177,7 +182,10 @@ impl DeviceLog {
             wanted: false,
             moves,
             survey: Survey::default(),
+            copying_since_ns: None,
+            awaits_copy: false,
             demand: Demand::new(rules.quarantine_ns, rules.least_room),
+            read_bytes: 0,
             counts: LogCounts { before_bytes: tail, ..LogCounts::default() },
             usage: LogUsage::default(),
         }

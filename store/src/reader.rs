@@ -142,16 +142,20 @@ impl Reader {
         find(self.words(), &self.layout, key)
     }
 
+    /// Prefetches the part of the index that `find` of this key will read.
+    #[inline]
+    pub fn expect(&self, key: KeyId) {
+        // Both buckets: a key that is not in its own is searched in the neighbour, too.
+        if let Some([home, beside]) = index::buckets_of(&self.layout.index, key) {
+            self.words().prefetch(home.min(beside), 2 * BUCKET_BYTES);
+        }
+    }
+
     /// Finds those keys for which `found` has no hit yet; faster than one by one, because all
     /// buckets, then all headers, are fetched from memory in parallel.
     pub fn find_many(&self, keys: &[KeyId], found: &mut [Option<Hit>]) {
         debug_assert_eq!(keys.len(), found.len());
-        for key in keys {
-            // Both buckets: a key that is not in its own is searched in the neighbour, too.
-            if let Some([home, beside]) = index::buckets_of(&self.layout.index, *key) {
-                self.words().prefetch(home.min(beside), 2 * BUCKET_BYTES);
-            }
-        }
+        keys.iter().for_each(|key| self.expect(*key));
         for key in keys {
             let Some([home, _]) = index::buckets_of(&self.layout.index, *key) else { continue };
             if let Some(entry) = index::probe(self.words(), home, *key).next() {

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Words of a stack: debug builds have large frames. Untouched pages cost nothing.
-const STACK_WORDS: usize = 64 << 10;
+const STACK_WORDS: usize = 128 << 10;
 
 thread_local! {
     // The client that runs on a stack now.

@@ -12,6 +12,7 @@ mod client;
 mod connections;
 mod deadline;
 mod execute;
+mod find;
 mod frame;
 mod gather;
 mod line;

@@ -1,6 +1,9 @@
 //! Results of a batch, one for each of its items and in their order.
 
+use crate::environment::Platform;
 use crate::error::{Error, Result};
+use nkv_store::threads::side_by_side;
+use nkv_transport::verbs::Kind;
 
 /// The result of a batch of one item.
 pub(super) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
@@ -40,4 +43,27 @@ fn missing<T>() -> Result<T> {
 /// The same error for each of `n` items.
 pub(super) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {
     (0..n).map(|_| Err(e.clone())).collect()
+}
+
+/// Most threads beside the caller's that wait for other hosts.
+const MOST_HELPERS: usize = 7;
+
+/// Calls `each` for all work: over tcp in threads side by side if there is more than one piece,
+/// since each waits for another host; else, and in a simulation, one after the other.
+pub(super) fn at_once<W: Send>(
+    platform: Platform,
+    kind: Kind,
+    work: Vec<W>,
+    each: impl Fn(W) + Sync,
+) {
+    let helpers = match (platform, kind) {
+        (Platform::Threads, Kind::Tcp) => work.len().saturating_sub(1).min(MOST_HELPERS),
+        _ => 0,
+    };
+    let helpers = std::iter::repeat_n((), helpers);
+    let never = side_by_side("nkv-fetch", work, (), helpers, |(), piece| {
+        each(piece);
+        Ok::<(), std::convert::Infallible>(())
+    });
+    let Ok(()) = never;
 }

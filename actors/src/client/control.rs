@@ -23,6 +23,10 @@ use std::time::Duration;
 
 /// Most idle connections that a pool keeps.
 const MAX_IDLE: usize = 8;
+/// Bytes that are written while an end of a ring polls.
+const POLLED_BYTES: u64 = 256 << 10;
+/// A connect to the node in this process that takes longer fails.
+const OWN_RING_LIMIT: Duration = Duration::from_millis(100);
 /// A connect for presence that takes longer fails.
 const PRESENCE_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to reach a master that does not answer, within the call's limit.
@@ -31,8 +35,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Where requests go.
 #[derive(Clone)]
 pub(crate) enum MasterPath {
-    /// In this process.
-    Local(ActorAddr<Master>, Arc<Members>),
+    /// In this process; with the address of its node's unix socket, if it has one.
+    Local(ActorAddr<Master>, Arc<Members>, Option<Address>),
     /// Over the wire: addresses, nearest first.
     Remote(Arc<[Address]>),
 }
@@ -54,6 +58,7 @@ impl std::fmt::Display for MasterPath {
 struct Conn {
     stream: BoxStream,
     buf: Vec<u8>,
+    is_ring: bool,
 }
 
 /// One caller's connections. A pool belongs to one runtime.
@@ -67,7 +72,9 @@ pub(crate) struct ControlPool {
     idle: OwnProcessOnly<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
-    pub(super) waiting: Waiting,
+    waiting: Waiting,
+    // The plans opened last take longer to write than an end of a ring polls.
+    writes_long: AtomicBool,
     // Whether to ask for rings; false once a ring could not be used.
     rings: AtomicBool,
     // One for all pools of a handle.
@@ -102,6 +109,7 @@ impl ControlPool {
             idle: OwnProcessOnly::new(Mutex::default()),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
+            writes_long: AtomicBool::new(false),
             rings: AtomicBool::new(rings),
             slow_path: Arc::default(),
         }
@@ -113,6 +121,26 @@ impl ControlPool {
         let rings = self.rings.load(Ordering::Relaxed);
         let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer, rings);
         Self { slow_path: self.slow_path.clone(), ..fresh }
+    }
+
+    /// The same for a runtime that one thread drives: a call may block it.
+    pub(super) fn for_a_thread(&self) -> Self {
+        Self { waiting: Waiting::Thread, ..self.another() }
+    }
+
+    /// A thread asks the master in its process over a ring, too: both ends poll for a while, where
+    /// a mailbox would wake one thread for a request and another for its answer. Not while it
+    /// writes more than that while is enough for: then both are asleep anyway.
+    fn by_ring(&self, request: &Request) -> Option<&Address> {
+        if let Request::OpenForWrite { items, .. } = request {
+            let bytes = items.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes_total));
+            self.writes_long.store(bytes > POLLED_BYTES, Ordering::Relaxed);
+        }
+        let MasterPath::Local(_, _, socket) = &self.path else { return None };
+        let wanted = matches!(self.waiting, Waiting::Thread)
+            && self.rings.load(Ordering::Relaxed)
+            && !self.writes_long.load(Ordering::Relaxed);
+        socket.as_ref().filter(|_| wanted)
     }
 
     /// The error for an answer of the wrong kind: the other end is not the master that this client
@@ -142,29 +170,57 @@ impl ControlPool {
         };
         let response = match &self.path {
             MasterPath::Local(..) => asked.await,
-            MasterPath::Remote(_) => within(limit, asked).await.unwrap_or_else(|_| {
-                let ms = limit.as_millis();
-                Err(Error::timeout(format!(
-                    "the master {} did not answer within {ms} ms",
-                    self.path
-                )))
-            }),
+            MasterPath::Remote(_) => self.in_time(limit, asked).await,
         }?;
         response.check().map(|()| response)
     }
 
+    async fn in_time(
+        &self,
+        limit: Duration,
+        asked: impl Future<Output = Result<Response>>,
+    ) -> Result<Response> {
+        within(limit, asked).await.unwrap_or_else(|_| {
+            let ms = limit.as_millis();
+            Err(Error::timeout(format!("the master {} did not answer within {ms} ms", self.path)))
+        })
+    }
+
     async fn call_once(&self, request: &Request, limit: Duration) -> Result<Response> {
-        let answered = match &self.path {
-            MasterPath::Local(master, _) => {
-                let (producer, request) = (self.producer, request.clone());
-                master.call(Ask { producer, request }, limit).await
+        let answered = match (&self.path, self.by_ring(request)) {
+            (MasterPath::Remote(addresses), _) => self.call_remote(addresses, request).await,
+            (MasterPath::Local(master, ..), socket) => {
+                let ring = match socket {
+                    Some(socket) => self.own_ring(socket).await,
+                    None => None,
+                };
+                match ring {
+                    Some(ring) => self.in_time(limit, self.exchange_and_keep(ring, request)).await,
+                    None => {
+                        let (producer, request) = (self.producer, request.clone());
+                        master.call(Ask { producer, request }, limit).await
+                    }
+                }
             }
-            MasterPath::Remote(addresses) => self.call_remote(addresses, request).await,
         };
         match answered? {
             Response::Failed(e) => Err(e),
             response => Ok(response),
         }
+    }
+
+    /// A ring to the master in this process. None if it has none left, or its socket is gone: from
+    /// then on its mailbox is used.
+    async fn own_ring(&self, socket: &Address) -> Option<Conn> {
+        if let Some(idle) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Some(idle);
+        }
+        let made = within(OWN_RING_LIMIT, self.connect_to(socket, true)).await;
+        let ring = made.ok().and_then(Result::ok).filter(|conn| conn.is_ring);
+        if ring.is_none() {
+            self.rings.store(false, Ordering::Relaxed);
+        }
+        ring
     }
 
     async fn call_remote(&self, master: &[Address], request: &Request) -> Result<Response> {
@@ -196,7 +252,7 @@ impl ControlPool {
         let broken = |e: &dyn std::fmt::Display| {
             Error::disconnected(format!("the connection to the master broke: {e}"))
         };
-        let Conn { stream, buf } = conn;
+        let Conn { stream, buf, .. } = conn;
         write_frame(stream, buf, id, request).await.map_err(|e| match e {
             WireError::TooLarge { .. } | WireError::Encode(_) => Error::invalid(format!(
                 "this batch does not fit a frame of {MAX_FRAME_BYTES} bytes; split it ({e})"
@@ -248,13 +304,15 @@ impl ControlPool {
                 )));
             }
         };
-        let Some(lane_bytes) = ring else { return Ok(Conn { stream, buf: Vec::new() }) };
+        let Some(lane_bytes) = ring else {
+            return Ok(Conn { stream, buf: Vec::new(), is_ring: false });
+        };
         let ring = ring::take(stream, lane_bytes, self.waiting).await.map_err(|error| {
             tracing::debug!(%address, %error, "no ring; using the socket");
             self.rings.store(false, Ordering::Relaxed);
             Error::disconnected(format!("no ring with {address}: {error}"))
         })?;
-        Ok(Conn { stream: Box::new(ring), buf: Vec::new() })
+        Ok(Conn { stream: Box::new(ring), buf: Vec::new(), is_ring: true })
     }
 
     /// Keeps one connection open for as long as the client lives: by it the master counts the
@@ -264,7 +322,11 @@ impl ControlPool {
         self.rings.store(false, Ordering::Relaxed);
         while client.strong_count() > 0 {
             match &self.path {
-                MasterPath::Local(_, members) => watch_here(members, &client).await,
+                MasterPath::Local(_, members, _) => {
+                    // Handles of threads come and go; the producer lives as long as this.
+                    members.producer_up(self.producer, false);
+                    watch_here(members, &client).await;
+                }
                 MasterPath::Remote(addresses) => {
                     let connecting = self.connect(addresses);
                     if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, connecting).await {

@@ -11,6 +11,9 @@ counters! {
     Writes as WriteCounters {
         /// Objects put through a device log, without waiting for a message.
         by_log,
+        /// Puts of at least 64 KiB under a key that a mapped segment served already: nothing was
+        /// written.
+        there_already,
         /// Objects put by a plan.
         by_plan,
         /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given

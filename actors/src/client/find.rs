@@ -2,6 +2,7 @@
 //! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
 //! hint: the header there decides [I2].
 
+use super::batch::at_once;
 use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, filled, key_bytes, spread};
@@ -11,7 +12,7 @@ use nkv_store::KeyId;
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
-use nkv_transport::verbs::Op;
+use nkv_transport::verbs::{Find, Op};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use zerocopy::IntoBytes;
 /// If the client has a location to fall back on, the master gets this fraction of the call's limit.
 const STAND_IN_SHARE: u32 = 4;
 /// Keys in one batch of one-sided lookups.
-const REMOTE_BATCH: usize = 64;
+const REMOTE_BATCH: usize = 128;
 
 /// Where an object can be read.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub(super) struct SearchState {
     /// A hint pointed to an owner that cannot be reached: from here on only the master's answers
     /// are used.
     pub unreached: bool,
+    /// The index of the rank that the key's hash selects was just searched in vain.
+    pub searched: bool,
     /// Replicas that the master named and that were not tried yet: the next location is one of
     /// these, without asking again.
     pub next: Vec<ObjMeta>,
@@ -109,7 +112,7 @@ impl Client {
                 *known = cached.map(|meta| Located::by(Via::Cache, meta));
             }
         }
-        let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
+        let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached && !tried[*i].searched;
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
         for (i, meta) in self.find_remote(keys, &ids, &wanted) {
             found[i] = tried[i].allows(&meta).then_some(Located::by(Via::Index, meta));
@@ -147,27 +150,44 @@ impl Client {
             let Some(rank) = self.shared.rank_of(ids[*i].hash) else { return found };
             by_rank.entry(rank).or_default().push(*i);
         }
-        for (rank, wanted) in by_rank {
-            let now = self.shared.env.clock.now_ns();
-            let remote = self.shared.peers.remote(rank).filter(|peer| !peer.is_unresponsive(now));
-            let Some(peer) = remote else { continue };
-            for part in wanted.chunks(REMOTE_BATCH) {
-                let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
-                let read = peer.run_blocking(|| look_up_remote(&peer, &asked));
-                // A rank whose read fails is skipped for a while: the master knows the locations.
-                let Ok(hits) = read else {
-                    peer.mark_unresponsive(self.shared.env.clock.now_ns());
-                    break;
-                };
-                for (i, meta) in part.iter().zip(hits) {
-                    if let Some(meta) = meta {
-                        self.shared.locations.keep(keys[*i], &meta);
-                        found.push((*i, meta));
-                    }
-                }
-            }
+        let now = self.shared.env.clock.now_ns();
+        let asked = by_rank.into_iter().filter_map(|(rank, wanted)| {
+            let peer = self.shared.peers.remote(rank).filter(|peer| !peer.is_unresponsive(now))?;
+            Some((peer, wanted, Vec::new()))
+        });
+        let mut asked: Vec<_> = asked.collect();
+        let Some((first, ..)) = asked.first() else { return found };
+        let kind = first.kind();
+        // All ranks at once: each answer takes a round trip.
+        first.clone().run_blocking(|| {
+            let asked = asked.iter_mut().collect();
+            at_once(self.shared.env.platform, kind, asked, |(peer, wanted, hits)| {
+                self.find_at(peer, ids, wanted, hits);
+            });
+        });
+        for (i, meta) in asked.into_iter().flat_map(|(.., hits)| hits) {
+            self.shared.locations.keep(keys[i], &meta);
+            found.push((i, meta));
         }
         found
+    }
+
+    /// The lookups at one rank.
+    fn find_at(
+        &self,
+        peer: &Arc<Peer>,
+        ids: &[KeyId],
+        wanted: &[usize],
+        hits: &mut Vec<(usize, ObjMeta)>,
+    ) {
+        for part in wanted.chunks(REMOTE_BATCH) {
+            let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
+            // A rank whose read fails is skipped for a while: the master knows the locations.
+            let Ok(found) = look_up_remote(peer, &asked) else {
+                return peer.mark_unresponsive(self.shared.env.clock.now_ns());
+            };
+            hits.extend(part.iter().zip(found).filter_map(|(i, meta)| Some((*i, meta?))));
+        }
     }
 
     /// Asks the master. If it does not answer, or does not know yet, the last known location is
@@ -248,7 +268,7 @@ pub(super) fn shown(key: &[u8]) -> String {
 }
 
 /// The location of an object whose header was read.
-fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
+pub(super) fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
     ObjMeta {
         key,
         rank: peer.rank,
@@ -258,9 +278,21 @@ fn meta_of(peer: &Peer, key: KeyId, hit: &Hit) -> ObjMeta {
     }
 }
 
+/// Has the owner's end look the keys up, if it can: one round trip for any number of keys. None if
+/// it cannot.
+fn look_up_there(peer: &Peer, keys: &[KeyId]) -> Option<Result<Vec<Option<ObjMeta>>>> {
+    let mut finds: Vec<_> = keys.iter().map(|key| Find::new(*key, &mut [])).collect();
+    let done = peer.verbs.find(&mut finds)?;
+    let meta = |find: &Find<'_>| Some(meta_of(peer, find.key, &find.hit(&peer.layout)?));
+    Some(done.map(|()| finds.iter().map(meta).collect()).map_err(Error::from))
+}
+
 /// Reads the buckets, then the headers that they point to: two batches of reads for any number of
-/// keys.
+/// keys, or one round trip where the owner's end looks them up.
 fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
+    if let Some(found) = look_up_there(peer, keys) {
+        return found;
+    }
     let mut found = vec![None; keys.len()];
     let homes = keys.iter().map(|k| buckets_of(&peer.layout.index, *k));
     let Some(homes) = homes.collect::<Option<Vec<_>>>() else { return Ok(found) };

@@ -99,7 +99,7 @@ impl Client {
             return None;
         }
         let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
-        let noted = peer.note(Via::Index, touch);
+        let noted = peer.note(Some(Via::Index), touch);
         self.shared.reads.by_loads.one();
         if noted >= MANY_TOUCHES {
             peer.flush_touches(MANY_TOUCHES);

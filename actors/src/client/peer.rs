@@ -117,6 +117,7 @@ pub struct Peer {
     // Until then its index is not read.
     unresponsive_until_ns: AtomicU64,
     touches: Mutex<TouchBatch>,
+    usual_bytes: AtomicU64,
     // A whole batch was sent since the last call of `touches_sent`: the next batch takes the rest
     // along.
     touches_sent: AtomicBool,
@@ -222,6 +223,7 @@ impl Peer {
             disconnected: AtomicBool::new(false),
             unresponsive_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
+            usual_bytes: AtomicU64::new(0),
             touches_sent: AtomicBool::new(false),
             messages: Arc::default(),
             made: ProcessMark::here(),
@@ -246,16 +248,27 @@ impl Peer {
         self.touches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a read. The Producer's timer sends the touches in batches. Returns how many are noted.
-    pub(crate) fn note(&self, via: Via, touch: Touch) -> usize {
+    /// Notes a read, or a put of what is stored already. The Producer's timer sends the touches in
+    /// batches. Returns how many are noted.
+    pub(crate) fn note(&self, read: Option<Via>, touch: Touch) -> usize {
         let mut noted = self.noted();
-        noted.counts.count(via);
+        if let Some(via) = read {
+            noted.counts.count(via);
+        }
         if noted.list.len() >= MAX_TOUCHES {
             // Drops the older half: touches only carry recency.
             noted.list.drain(..MAX_TOUCHES / 2);
         }
+        if read.is_some() {
+            self.usual_bytes.store(touch.bytes, Ordering::Relaxed);
+        }
         noted.list.push(touch);
         noted.list.len()
+    }
+
+    /// Bytes of the object that was read last.
+    pub(crate) fn usual_bytes(&self) -> u64 {
+        self.usual_bytes.load(Ordering::Relaxed)
     }
 
     /// Sends the noted touches without waiting, if there are at least `enough`.
@@ -282,7 +295,7 @@ impl Peer {
     /// Sends the noted touches; with `wait`, returns once they have left this process.
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
-        let some = batch.counts != ReadCounts::default();
+        let some = !batch.list.is_empty() || batch.counts != ReadCounts::default();
         self.messages.one_way.add(usize::from(some));
         match &self.link {
             Link::Local(owner, _) => {

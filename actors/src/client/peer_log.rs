@@ -191,9 +191,8 @@ impl PeerLog {
         Ok(())
     }
 
-    /// The bound to claim with; None without room. Over RDMA, reading the control line takes as
-    /// long as the claim, so it is skipped while the last known bump leaves room below the last
-    /// known limit.
+    /// The bound to claim with; None without room. Where reading the control line takes as long as
+    /// the claim, it is skipped while the last known bump leaves room below the last known limit.
     pub(super) fn room(
         &self,
         verbs: &dyn Verbs,
@@ -201,7 +200,7 @@ impl PeerLog {
         line: &mut ControlLine,
     ) -> Result<Option<u64>> {
         let bump = self.bump.load(Ordering::Relaxed);
-        if verbs.kind() == Kind::Rdma && bump > 0 {
+        if waits_for_network(verbs) && bump > 0 {
             *line = ControlLine::known(self.limit.load(Ordering::Relaxed), bump);
             if let Some(bound) = put.room(line) {
                 return Ok(Some(bound));
@@ -211,13 +210,57 @@ impl PeerLog {
         Ok(put.room(line))
     }
 
-    /// Claims by one fetch-and-add; returns the position of the claim.
-    pub(super) fn claim(&self, verbs: &dyn Verbs, put: &LogPut) -> Result<u64> {
+    /// Claims by one fetch-and-add; returns the position of the claim. Over tcp the control line
+    /// comes with the answer.
+    pub(super) fn claim(
+        &self,
+        verbs: &dyn Verbs,
+        put: &LogPut,
+        line: &mut ControlLine,
+    ) -> Result<u64> {
+        if verbs.kind() == Kind::Tcp {
+            let claimed = self.claim_all(verbs, std::slice::from_ref(put), line)?;
+            return claimed.first().copied().ok_or_else(no_claim);
+        }
         let mut ops = [put.fetch_add()];
         verbs.post(self.token, &mut ops)?;
-        match ops {
-            [Op::FetchAdd { old, .. }] => Ok(old),
-            _ => Err(Error::internal("a claim that is no fetch-and-add")),
+        let p = claimed(&ops[0])?;
+        if waits_for_network(verbs) {
+            self.bump.fetch_max(p.saturating_add(put.claim_bytes()), Ordering::Relaxed);
         }
+        Ok(p)
     }
+
+    /// Claims for many puts by one batch, which also reads the control line.
+    pub(super) fn claim_all(
+        &self,
+        verbs: &dyn Verbs,
+        puts: &[LogPut],
+        line: &mut ControlLine,
+    ) -> Result<Vec<u64>> {
+        let mut ops: Vec<_> = puts.iter().map(LogPut::fetch_add).collect();
+        ops.push(line.read());
+        verbs.post(self.token, &mut ops)?;
+        let positions = ops[..puts.len()].iter().map(claimed).collect();
+        drop(ops);
+        self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
+        self.bump.fetch_max(line.bump_ptr(), Ordering::Relaxed);
+        positions
+    }
+}
+
+fn claimed(op: &Op<'_>) -> Result<u64> {
+    match op {
+        Op::FetchAdd { old, .. } => Ok(*old),
+        _ => Err(no_claim()),
+    }
+}
+
+fn no_claim() -> Error {
+    Error::internal("a claim that is no fetch-and-add")
+}
+
+/// Whether each batch takes a round trip over a network.
+fn waits_for_network(verbs: &dyn Verbs) -> bool {
+    matches!(verbs.kind(), Kind::Tcp | Kind::Rdma)
 }

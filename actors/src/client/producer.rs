@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Touches are checked this often, and sent if an owner has at least this many.
+/// Touches and key strings are checked this often, and touches sent.
 const FLUSH_MS: u64 = 20;
-/// Every this many checks, touches are sent however few they are.
+/// Every this many checks, key strings are sent however few they are.
 const FLUSH_ALL_TICKS: u64 = 5;
 /// Checks between two requests for the membership because of owners not attached to yet.
 const ATTACH_AGAIN_TICKS: u64 = 25;
@@ -265,7 +265,6 @@ impl On<ProducerTick> for Producer {
         }
         // Send a batch that is worth a message, or one that has waited long enough.
         let all = self.ticks.is_multiple_of(FLUSH_ALL_TICKS);
-        let enough = if all { 1 } else { TOUCH_BATCH };
         let peers = shared.peers.all();
         for peer in &peers {
             if all {
@@ -279,7 +278,10 @@ impl On<ProducerTick> for Producer {
             }
         }
         // The last touches of a steady reader are sent with its next batch.
-        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(all && p.touches_sent());
+        let due = |p: &Arc<Peer>| {
+            let (noted, steady) = (p.touches_noted(), p.touches_sent());
+            noted >= TOUCH_BATCH || noted > 0 && !steady
+        };
         for peer in peers.into_iter().filter(due) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {

@@ -3,12 +3,14 @@
 //! thread. The key is reported to the owner later, in a batch, so that the object can be listed. A
 //! put that the log cannot take uses a plan.
 
+mod batch;
+
 use super::Client;
 use super::peer::Peer;
 use super::peer_log::PeerLog;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Abandoned, ClientToOwner};
+use crate::message::{Abandoned, ClientToOwner, Touch};
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::{Key, KeyId};
@@ -21,6 +23,9 @@ use std::time::Duration;
 const ROOM_WAIT: Duration = Duration::from_millis(60);
 const CLAIM_WAIT: Duration = Duration::from_millis(20);
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// From this size on, a put first looks whether the key is stored: that takes less time than a
+/// twentieth of the copy.
+const CHECKED_BYTES: usize = 64 << 10;
 /// Most claims of one put: a claim across the end of the log is skipped, and made again.
 const CLAIMS_PER_PUT: usize = 4;
 
@@ -33,6 +38,31 @@ fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
         }
         other => other.map(Some),
     }
+}
+
+/// Whether a mapped segment serves the key. Then the put counts as a read: somebody wants it.
+fn is_there(peer: &Peer, id: KeyId) -> bool {
+    let hit = peer.reader.as_ref().and_then(|reader| reader.find(id));
+    let Some(hit) = hit.filter(|_| peer.is_alive()) else { return false };
+    let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: 0 };
+    let _ = peer.note(None, touch);
+    true
+}
+
+/// The error of a put whose claim has ended: `found` is its publish word.
+fn void_claim(peer: &Peer, found: u64) -> Error {
+    let epoch = nkv_store::layout::epoch_of(found);
+    Error::reclaimed(format!("a claim in the log of rank {} is void ({epoch})", peer.rank))
+}
+
+/// What a log did with an object.
+enum Took {
+    /// It is written and READY.
+    Written,
+    /// Its key is served already.
+    There,
+    /// The log has no room now, or the object can never fit.
+    No,
 }
 
 /// Result of a put without a message.
@@ -86,9 +116,13 @@ impl Client {
         let id = KeyId { hash, check: peer.hasher.check(key) };
         let put = || self.put_into((&peer, log), (key, id), value, opts);
         match peer.run_blocking(put) {
-            Ok(true) => {
+            Ok(Took::Written) => {
                 log.was_served();
                 self.shared.writes.by_log.one();
+                TryPut::Done(Ok(()))
+            }
+            Ok(Took::There) => {
+                self.shared.writes.there_already.one();
                 TryPut::Done(Ok(()))
             }
             // Too many claims are open, or the owner revoked the token: puts use plans for a while.
@@ -97,7 +131,7 @@ impl Client {
                 log.was_refused(clock);
                 TryPut::NeedsPlan
             }
-            Ok(false) => {
+            Ok(Took::No) => {
                 self.shared.writes.log_full.one();
                 TryPut::NeedsPlan
             }
@@ -105,68 +139,76 @@ impl Client {
         }
     }
 
-    /// Whether the log took the object: it may have no room now, or the object can never fit.
+    fn page_bytes(&self, opts: &PutOptions) -> u32 {
+        match opts.page_bytes {
+            0 => self.shared.settings.page_bytes,
+            bytes => bytes,
+        }
+    }
+
+    /// Puts into the log, unless the key is served there already.
     fn put_into(
         &self,
         (peer, log): (&Peer, &PeerLog),
         (key, id): (&[u8], KeyId),
         value: &[u8],
         opts: &PutOptions,
-    ) -> Result<bool> {
-        let page = match opts.page_bytes {
-            0 => self.shared.settings.page_bytes,
-            bytes => bytes,
+    ) -> Result<Took> {
+        let page_bytes = self.page_bytes(opts);
+        let Some(put) = LogPut::new(log.layout, id, page_bytes, value.len() as u64) else {
+            return Ok(Took::No);
         };
-        let Some(put) = LogPut::new(log.layout, id, page, value.len() as u64) else {
-            return Ok(false);
-        };
+        let checked = value.len() >= CHECKED_BYTES;
+        if let Some(reader) = peer.reader.as_ref().filter(|_| checked) {
+            reader.expect(id);
+        }
         let mut line = ControlLine::unread();
         let mut inside = log.gate.enter();
         let mut room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
+        if checked && is_there(peer, id) {
+            return Ok(Took::There);
+        }
         if room.is_none() {
             drop(inside);
             if !self.wait_for_room(peer, log, &put, &mut line)? {
-                return Ok(false);
+                return Ok(Took::No);
             }
             inside = log.gate.enter();
             room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
         }
         let _inside = inside;
-        let Some(bound) = room else { return Ok(false) };
-        let Some(open) = log.open.enter(bound) else { return Ok(false) };
+        let Some(bound) = room else { return Ok(Took::No) };
+        let Some(open) = log.open.enter(bound) else { return Ok(Took::No) };
         for _ in 0..CLAIMS_PER_PUT {
             // If a claim is lost in flight, its slot stays in doubt until the data path is severed.
-            let Some(p) = or_plan(peer, log.claim(&*peer.verbs, &put))? else {
-                return Ok(false);
+            let Some(p) = or_plan(peer, log.claim(&*peer.verbs, &put, &mut line))? else {
+                return Ok(Took::No);
             };
             open.note(p);
-            if peer.kind() == Kind::Rdma {
-                log.bump.fetch_max(p.saturating_add(put.claim_bytes()), Ordering::Relaxed);
-            }
             match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
                 None => {
                     open.leave();
-                    return Ok(false);
+                    return Ok(Took::No);
                 }
                 Some(ClaimStep::Skip(skip)) => {
                     peer.verbs.post(log.token, &mut skip.ops())?;
                     log.read_control_line(&*peer.verbs, &mut line)?;
                     let Some(bound) = put.room(&line) else {
                         open.leave();
-                        return Ok(false);
+                        return Ok(Took::No);
                     };
                     open.note(bound);
                 }
                 Some(ClaimStep::Write(write)) => {
                     Self::place(peer, log, &write, value, open)?;
                     log.name(p, key);
-                    return Ok(true);
+                    return Ok(Took::Written);
                 }
                 Some(ClaimStep::Wait(_)) => break,
             }
         }
         open.leave();
-        Ok(false)
+        Ok(Took::No)
     }
 
     /// Writes header, pages and READY as one chain. After a failure it marks the claim DEAD [I13].
@@ -186,10 +228,7 @@ impl Client {
         })?;
         let took = object.took(&ops);
         open.leave();
-        took.map_err(|found| {
-            let epoch = nkv_store::layout::epoch_of(found);
-            Error::reclaimed(format!("a claim in the log of rank {} is void ({epoch})", peer.rank))
-        })
+        took.map_err(|found| void_claim(peer, found))
     }
 
     /// Waits until the log has room: at most `ROOM_WAIT`, and not at all for a while after a wait
@@ -232,13 +271,7 @@ impl Client {
             if waited >= CLAIM_WAIT {
                 let given_up = claim.abandon();
                 let abandoned = Abandoned { position: given_up.p, bytes: given_up.n };
-                debug_assert!(log.layout.is_claim(abandoned.position, abandoned.bytes));
-                // If it is never reported, the claim is a hole that the owner asks about.
-                if !peer.send(ClientToOwner::Abandoned(abandoned)) {
-                    log.keep_given_up(abandoned);
-                }
-                log.bump.store(0, Ordering::Relaxed);
-                self.shared.writes.log_abandoned.one();
+                self.give_up_claim(peer, log, abandoned);
                 return Ok(None);
             }
             if waited > Duration::ZERO {

@@ -3,6 +3,7 @@
 //! again, never twice at one location, until the master answers NotFound. Slowness alone is never
 //! NotFound.
 
+use super::fetch::Fetched;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
@@ -68,6 +69,11 @@ impl Client {
     #[tracing::instrument(level = "debug", name = "get", skip_all, fields(key = shown(key)))]
     async fn get_located(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
+        match self.fetch(key) {
+            Fetched::Read(bytes) => return Ok(bytes),
+            Fetched::Absent => tried.searched = true,
+            Fetched::Unknown => {}
+        }
         for _ in 0..=MAX_PLACES {
             let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
             let located = located.inspect_err(|e| self.count_lost(&tried, e))?;
@@ -95,7 +101,7 @@ impl Client {
             Miss::Unreached(e) if via == Via::Master && others.is_empty() => return Err(e),
             Miss::Unreached(_) => tried.unreached = true,
         }
-        tried.next = others;
+        (tried.next, tried.searched) = (others, false);
         self.shared.locations.forget(key);
         Ok(tried)
     }
@@ -118,6 +124,7 @@ impl Client {
     }
 
     /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.
+    /// Beyond that length, and after an error, the contents of `dst` are undefined.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -137,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Reads many; one result per item, in order.
+    /// Reads many; one result per item, in order. What is undefined is as in [`Client::get_into`].
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -177,9 +184,20 @@ impl Client {
         keys: &[&[u8]],
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
+        let fetched = self.fetch_many(keys, items);
         let mut results = vec![None; items.len()];
+        let mut todo = Vec::new();
         let places = items.iter_mut().map(|(_, dst)| &mut **dst).enumerate();
-        let mut todo: Vec<_> = places.map(|place| (place, SearchState::default())).collect();
+        for (place, fetched) in places.zip(fetched) {
+            let searched = matches!(fetched, Fetched::Absent);
+            match fetched {
+                Fetched::Read(n) => results[place.0] = Some(Ok(n)),
+                _ => todo.push((place, SearchState { searched, ..SearchState::default() })),
+            }
+        }
+        if todo.is_empty() {
+            return filled(results, Vec::new());
+        }
         for _ in 0..=MAX_PLACES {
             let wanted: Vec<&[u8]> = todo.iter().map(|((i, _), _)| keys[*i]).collect();
             let (places, tried): (Vec<_>, Vec<_>) = todo.into_iter().unzip();
@@ -280,7 +298,7 @@ impl Client {
             peer.run_blocking(|| self.read_group(&peer, &mut slots, &mut results));
             for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
                 let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
-                peer.note(s.via, Touch { slot, epoch, bytes: s.meta.object.bytes_total });
+                peer.note(Some(s.via), Touch { slot, epoch, bytes: s.meta.object.bytes_total });
                 self.shared.reads.via(s.via);
             }
             peer.flush_touches(TOUCH_BATCH);

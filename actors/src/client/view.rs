@@ -117,7 +117,7 @@ impl Client {
             // Checked last: the memory of an owner that is gone may hold anything.
             Ok(bytes) if peer.is_alive() => {
                 let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };
-                peer.note(via, touch);
+                peer.note(Some(via), touch);
                 self.shared.reads.viewed.one();
                 self.shared.reads.via(via);
                 Some(Ok(ObjectView { bytes, peer: peer.clone() }))

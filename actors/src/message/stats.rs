@@ -153,6 +153,8 @@ gauges! {
     log_copies,
     /// Copies of objects that had ended when the copy was ready.
     log_stale_copies,
+    /// Objects that had been read and were retired all the same: they were not copied in time.
+    log_lost_reads,
     /// Objects of the heap among the copies: the evictor had chosen them.
     log_spills,
     /// Bytes that the owner claimed itself, because they are pinned by views.

@@ -73,8 +73,8 @@ pub struct NodeConfig {
     /// Eviction ends at this percentage.
     pub water_lo: u32,
     /// Of `heap_bytes`, those of the device log of the first segment: puts of up to a quarter of it
-    /// go there without asking the master. 0: no log. None: all but a 32nd of it, but
-    /// at least 16 MiB or a quarter; no log if `heap_bytes` is below 4 MiB. The rest takes what is
+    /// go there without asking the master. 0: no log. None: all but a 64th of it, but
+    /// at least 8 MiB or a quarter; no log if `heap_bytes` is below 4 MiB. The rest takes what is
     /// written by plans.
     pub log_bytes: Option<u64>,
     /// When a claim in the device log is open for this many milliseconds, with all claims before it
@@ -153,8 +153,8 @@ const MIN_LOG_BYTES: u64 = MIN_LOG_UNITS * PAYLOAD_ALIGN;
 const LEAST_WITH_LOG: u64 = 4 << 20;
 /// What the log leaves to plans by default: a part, but at least so many bytes, and these are at
 /// most another part. An object written page by page must fit in there.
-const PLANS_PART: u64 = 32;
-const PLANS_BYTES: u64 = 16 << 20;
+const PLANS_PART: u64 = 64;
+const PLANS_BYTES: u64 = 8 << 20;
 const PLANS_MOST: u64 = 4;
 
 impl NodeConfig {

@@ -191,7 +191,11 @@ impl Building {
 
     fn client(&self) -> Client {
         let path = match &self.master {
-            Some((m, members)) => MasterPath::Local(m.clone(), members.clone()),
+            Some((m, members)) => {
+                let socket = self.unjoined.made.socket.as_ref();
+                let socket = socket.map(|file| Address::Unix(file.0.clone()));
+                MasterPath::Local(m.clone(), members.clone(), socket)
+            }
             None => MasterPath::Remote([self.master_at()].into()),
         };
         Client::from_parts(Parts {

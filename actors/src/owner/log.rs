@@ -148,7 +148,10 @@ impl Log {
     /// True while producers are being asked about a hole, objects wait to be reported, or the tail
     /// waits for a pin.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
+        self.asking.is_some()
+            || !self.named.is_empty()
+            || self.waits_for_view()
+            || self.log.awaits_copy()
     }
 
     /// True while a pinned object is all that keeps the tail from moving.
@@ -188,6 +191,7 @@ impl Log {
         set(&g.log_copies, counts.copies.claims);
         set(&g.log_spills, counts.spills.claims);
         set(&g.log_stale_copies, counts.stale_copies.claims);
+        set(&g.log_lost_reads, counts.lost_reads.claims);
         set(&g.log_passed_over_bytes, counts.passed_over.bytes);
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Most rings of a node at a time, some 130 KiB each; further clients keep their sockets.
 pub(crate) const MAX_RINGS: usize = 256;
 /// How long a node spins for the next request of a client that usually sends one soon.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(50);
 /// The same after an open. A sleeping client has to wake, on a core that may have been halted, and
 /// write its bytes: with some 100 KiB the commit comes within this time.
 const SPIN_AFTER_OPEN: Duration = Duration::from_micros(100);

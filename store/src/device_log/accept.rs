@@ -78,7 +78,8 @@ impl DeviceLog {
         let claimed = self.claimed_bytes()?;
         let by_others = claimed.saturating_sub(self.counts.passed_over.bytes);
         let left = self.limit.saturating_sub(claimed);
-        self.demand.observe(now_ns, by_others, left, self.layout.max_claim());
+        let most = self.layout.max_claim();
+        self.demand.observe(now_ns, by_others, left, most, self.read_bytes);
         let cap = claimed.min(self.limit);
         let mut gaps = std::mem::take(&mut self.gaps);
         // A gap that ends at the frontier may be the start of a claim that waited there and extends

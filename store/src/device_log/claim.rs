@@ -82,10 +82,20 @@ impl LogPut {
     /// units: another process overwrote the word and the log is unusable.
     #[inline]
     pub fn room(&self, line: &ControlLine) -> Option<u64> {
-        let bump_ptr = line.bump_ptr();
         // The owner's limit never passes the last epoch, so every position below it has an epoch
         // [I3].
-        let fits = bump_ptr.checked_add(self.n).is_some_and(|end| end <= line.heap_limit());
+        self.ends_below(line, line.heap_limit())
+    }
+
+    /// The same for a claim that may wait in line: at most a quarter of the log beyond the limit.
+    pub(super) fn in_line(&self, line: &ControlLine) -> Option<u64> {
+        self.ends_below(line, line.heap_limit().saturating_add(self.layout.max_claim()))
+    }
+
+    #[inline]
+    fn ends_below(&self, line: &ControlLine, most: u64) -> Option<u64> {
+        let bump_ptr = line.bump_ptr();
+        let fits = bump_ptr.checked_add(self.n).is_some_and(|end| end <= most);
         (fits && bump_ptr.is_multiple_of(self.layout.unit())).then_some(bump_ptr)
     }
 

@@ -3,13 +3,16 @@
 //! [`DeviceLog::survivors`](super::DeviceLog::survivors), and the owner decides when it accepts the
 //! copy whether it is served. It needs the processors' atomic domain [I1].
 
-use super::claim::{ClaimStep, ClaimWrite, ControlLine, LogPut};
+use super::claim::{Claim, ClaimStep, ClaimWrite, ControlLine, LogPut};
 use super::{LogLayout, LogObject, Moves};
 use crate::error::StoreError;
 use crate::layout::{OWNER_OFF, flag, word};
 use crate::memory::Memory;
 use crate::op::Op;
 use std::sync::Arc;
+
+/// Steps that a claim without room waits, at a tenth of a millisecond each.
+const MOST_WAITS: u32 = 100;
 
 /// See the file's first paragraph.
 #[derive(Debug)]
@@ -21,12 +24,22 @@ pub struct Copier {
     now: Option<Copying>,
 }
 
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// There was nothing to do.
+    Idle,
+    /// It began a copy, moved a piece, or ended one.
+    Moved,
+    /// The claim still waits for room.
+    Waiting,
+}
+
 /// A copy in progress.
 #[derive(Debug)]
-struct Copying {
-    write: ClaimWrite,
-    from: LogObject,
-    done: u64,
+enum Copying {
+    Waiting { claim: Claim, from: LogObject, waits: u32, skipped: bool },
+    Writing { write: ClaimWrite, from: LogObject, done: u64 },
 }
 
 impl Copier {
@@ -41,13 +54,16 @@ impl Copier {
         moves.take_place().then(|| Copier { memory, layout, moves, buffer, now: None })
     }
 
-    /// Begins the next copy, or moves one piece; false if there was nothing to do.
-    pub fn step(&mut self) -> Result<bool, StoreError> {
+    /// Begins the next copy, or moves one piece.
+    pub fn step(&mut self) -> Result<Step, StoreError> {
         let next = match self.now.take() {
-            Some(copying) => self.go_on(copying),
+            Some(Copying::Writing { write, from, done }) => self.go_on(write, from, done),
+            Some(Copying::Waiting { claim, from, waits, skipped }) => {
+                self.place(claim, from, (waits, skipped))
+            }
             None => match self.moves.next() {
-                Some(object) => self.begin(object),
-                None => return Ok(false),
+                Some(object) => self.begin(object, false),
+                None => return Ok(Step::Idle),
             },
         };
         if next.is_err() {
@@ -55,61 +71,79 @@ impl Copier {
             self.moves.leave();
         }
         self.now = next?;
-        Ok(true)
+        let waits = matches!(self.now, Some(Copying::Waiting { .. }));
+        Ok(if waits { Step::Waiting } else { Step::Moved })
     }
 
-    /// Claims for a copy and announces it. None if there is no room now: the object goes with the
-    /// tail.
-    fn begin(&mut self, from: LogObject) -> Result<Option<Copying>, StoreError> {
+    /// Claims for a copy, in line with producers: a copy that only claimed where there is room
+    /// would get none while they flood the log.
+    fn begin(&mut self, from: LogObject, skipped: bool) -> Result<Option<Copying>, StoreError> {
         if !self.is_live(&from)? {
             return Ok(None);
         }
         let page = from.object.page_bytes;
         let put = LogPut::new(self.layout, from.key, page, from.object.bytes_total);
         let Some(put) = put else { return Ok(None) };
-        let again = from.slot < self.layout.slots();
-        // A claim across the end of the log is skipped, and the next one is not across it.
-        for _ in 0..2 {
-            let mut line = ControlLine::unread();
-            line.read().run(&*self.memory)?;
-            let Some(bound) = put.room(&line) else { return self.no_room(&from, again) };
-            self.moves.enter(bound);
-            let mut op = put.fetch_add();
-            op.run(&*self.memory)?;
-            let Op::FetchAdd { old: p, .. } = op else { return Ok(None) };
-            self.moves.note(p, put.claim_bytes(), (from.slot, from.epoch), again);
-            match put.claimed(p).next(line.heap_limit()) {
-                ClaimStep::Write(write) => {
-                    self.run(&mut write.publication().announce())?;
-                    return Ok(Some(Copying { write, from, done: 0 }));
-                }
-                ClaimStep::Skip(skip) => {
-                    self.run(&mut skip.ops())?;
-                    self.moves.leave();
-                }
-                // Producers were faster: nothing was written, and nothing will be.
-                ClaimStep::Wait(claim) => {
-                    self.moves.abandon(claim.abandon());
-                    self.moves.leave();
-                    return self.no_room(&from, again);
-                }
+        let mut line = ControlLine::unread();
+        line.read().run(&*self.memory)?;
+        let Some(bound) = put.in_line(&line) else { return self.no_room(&from) };
+        self.moves.enter(bound);
+        let mut op = put.fetch_add();
+        op.run(&*self.memory)?;
+        let Op::FetchAdd { old: p, .. } = op else { return Ok(None) };
+        let again = self.is_of_log(&from);
+        self.moves.note(p, put.claim_bytes(), (from.slot, from.epoch), again);
+        self.place(put.claimed(p), from, (MOST_WAITS, skipped))
+    }
+
+    /// Announces the copy if its claim is below the limit now.
+    fn place(
+        &mut self,
+        claim: Claim,
+        from: LogObject,
+        (waits, skipped): (u32, bool),
+    ) -> Result<Option<Copying>, StoreError> {
+        let mut line = ControlLine::unread();
+        line.read().run(&*self.memory)?;
+        match claim.next(line.heap_limit()) {
+            ClaimStep::Write(write) => {
+                self.run(&mut write.publication().announce())?;
+                Ok(Some(Copying::Writing { write, from, done: 0 }))
+            }
+            ClaimStep::Skip(skip) => {
+                self.run(&mut skip.ops())?;
+                self.moves.leave();
+                // The next claim is not across the end of the log.
+                if skipped { Ok(None) } else { self.begin(from, true) }
+            }
+            ClaimStep::Wait(claim) if waits > 0 && self.is_live(&from)? => {
+                Ok(Some(Copying::Waiting { claim, from, waits: waits - 1, skipped }))
+            }
+            ClaimStep::Wait(claim) => {
+                // Nothing was written, and nothing will be.
+                self.moves.abandon(claim.abandon());
+                self.moves.leave();
+                self.no_room(&from)
             }
         }
-        Ok(None)
     }
 
     /// An object of the log goes with the tail; the evictor's choice is evicted.
-    fn no_room(&self, from: &LogObject, again: bool) -> Result<Option<Copying>, StoreError> {
-        if !again {
+    fn no_room(&self, from: &LogObject) -> Result<Option<Copying>, StoreError> {
+        if !self.is_of_log(from) {
             self.moves.has_no_room(from);
         }
         Ok(None)
     }
 
-    fn go_on(&mut self, mut copying: Copying) -> Result<Option<Copying>, StoreError> {
-        let Copying { write, from, done } = &mut copying;
-        let left = from.object.bytes_total.saturating_sub(*done);
-        if !self.is_live(from)? {
+    fn go_on(
+        &mut self,
+        write: ClaimWrite,
+        from: LogObject,
+        done: u64,
+    ) -> Result<Option<Copying>, StoreError> {
+        let left = from.object.bytes_total.saturating_sub(done);
+        if !self.is_live(&from)? {
             // It has ended meanwhile: its bytes may be another's.
             self.run(&mut write.abort().ops())?;
             self.moves.leave();
@@ -118,14 +152,19 @@ impl Copier {
         if left > 0 {
             let piece = left.min(self.buffer.len() as u64) as usize;
             let part = &mut self.buffer[..piece];
-            self.memory.read(from.object.payload_off() + *done, part)?;
-            self.memory.write(write.object.payload_off() + *done, part)?;
-            *done += piece as u64;
-            return Ok(Some(copying));
+            self.memory.read(from.object.payload_off() + done, part)?;
+            self.memory.write(write.object.payload_off() + done, part)?;
+            let done = done + piece as u64;
+            return Ok(Some(Copying::Writing { write, from, done }));
         }
         self.run(&mut write.publication().publish())?;
         self.moves.leave();
         Ok(None)
+    }
+
+    /// Else it is one of the heap.
+    fn is_of_log(&self, from: &LogObject) -> bool {
+        from.slot < self.layout.slots()
     }
 
     /// Whether an object still is where it was found.

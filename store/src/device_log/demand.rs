@@ -9,11 +9,17 @@ const AVERAGE_SHIFT: u32 = 7;
 const STARVED_SHIFT: u32 = 3;
 /// Time, on top of the quarantine, between a claim and the owner's answer to it: the poller's
 /// pause, the actor's timer, a busy machine.
-const REACTION_NS: u64 = 5_000_000;
+const REACTION_NS: u64 = 2_000_000;
 /// Parts of the log that are kept claimable at least, and at most unless objects are larger: a
-/// producer that finds no room waits for what is in quarantine.
+/// producer that finds no room waits for what is in quarantine. Much more where hardly anything is
+/// read: then what is kept is worth less than the time of producers.
 const LEAST_PARTS: u64 = 128;
-const MOST_PARTS: u64 = 32;
+const MOST_PARTS: u64 = 64;
+const MOST_PARTS_UNREAD: u64 = 8;
+/// Hardly anything is read if it is less than this part of what producers claim.
+const READ_PART: u64 = 16;
+/// The weight of one window in these averages: 1/32.
+const READ_SHIFT: u32 = 5;
 
 /// What producers claimed lately.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +32,10 @@ pub(super) struct Demand {
     /// The largest claim, decaying by laps: position at which `largest` was last renewed.
     largest: u64,
     renewed_at: u64,
+    /// Bytes claimed and bytes read in a window, on average over the same windows.
+    claims: u64,
+    reads: u64,
+    read_at: u64,
     /// The least room, if it is fixed.
     least: Option<u64>,
 }
@@ -39,25 +49,35 @@ impl Demand {
             average: 0,
             largest: 0,
             renewed_at: 0,
+            claims: 0,
+            reads: 0,
+            read_at: 0,
             least,
         }
     }
 
-    /// `claimed` bytes were claimed at `now_ns`, and `left` more may be. `most` is the most that is
-    /// ever kept free.
-    pub(super) fn observe(&mut self, now_ns: u64, claimed: u64, left: u64, most: u64) {
+    /// `claimed` bytes were claimed at `now_ns`, and `left` more may be; `read` bytes were read.
+    /// `most` is the most that is ever kept free.
+    pub(super) fn observe(&mut self, now_ns: u64, claimed: u64, left: u64, most: u64, read: u64) {
         let windows = now_ns.saturating_sub(self.began_ns) / self.window_ns.max(1);
         if let Some(bytes) = claimed.saturating_sub(self.began_at).checked_div(windows) {
+            let reads = read.saturating_sub(self.read_at) / windows;
             for _ in 0..windows.min(1 << AVERAGE_SHIFT) {
-                self.average -= self.average >> AVERAGE_SHIFT;
-                self.average += bytes >> AVERAGE_SHIFT;
+                for (average, bytes, shift) in [
+                    (&mut self.average, bytes, AVERAGE_SHIFT),
+                    (&mut self.claims, bytes, READ_SHIFT),
+                    (&mut self.reads, reads, READ_SHIFT),
+                ] {
+                    *average -= *average >> shift;
+                    *average += bytes >> shift;
+                }
             }
             if left <= self.largest && bytes > 0 {
                 // Producers found no room: in a flood the average rises too slowly.
                 self.average += (self.average >> STARVED_SHIFT) + self.largest;
             }
             self.average = self.average.min(most);
-            (self.began_ns, self.began_at) = (now_ns, claimed);
+            (self.began_ns, self.began_at, self.read_at) = (now_ns, claimed, read);
         }
     }
 
@@ -73,13 +93,15 @@ impl Demand {
         self.largest
     }
 
-    /// The room to keep: half more than what a window takes, and two objects; at most a 32nd of the
-    /// log, or two objects if that is more. What comes in a burst beyond that waits.
+    /// The room to keep: a quarter more than what a window takes, and two objects; at most a part
+    /// of the log, or two objects if that is more. What comes in a burst beyond that waits.
     pub(super) fn room(&self, layout: &LogLayout) -> u64 {
         let least = self.least.unwrap_or(layout.log_bytes() / LEAST_PARTS);
         let objects = 2 * self.largest;
-        let most = (layout.log_bytes() / MOST_PARTS).max(objects);
-        let wanted = (self.average + self.average / 2 + objects).min(most);
+        let is_read = self.reads.saturating_mul(READ_PART) >= self.claims;
+        let parts = if is_read { MOST_PARTS } else { MOST_PARTS_UNREAD };
+        let most = (layout.log_bytes() / parts).max(objects);
+        let wanted = (self.average + self.average / 4 + objects).min(most);
         let wanted = wanted.max(least).min(layout.max_claim());
         wanted - wanted % layout.unit()
     }

@@ -104,6 +104,8 @@ pub struct LogCounts {
     pub copies: Sum,
     /// Copies of objects of the heap among them.
     pub spills: Sum,
+    /// Objects that had been read and were retired all the same: not copied in time.
+    pub lost_reads: Sum,
     /// Claims of the owner over pinned extents, also counted as abandoned.
     pub passed_over: Sum,
     /// Accepted claims that were retired to make room.

@@ -23,13 +23,15 @@ struct Entry {
     kind: Kind,
     /// Reads since the claim was accepted, at most `MOST_READS`.
     reads: u8,
+    /// Handed to the thread that copies.
+    given: bool,
 }
 
-const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never, reads: 0 };
+const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never, reads: 0, given: false };
 
 /// Reads that are counted: so many laps an object stays without being read again. On the
 /// conversation trace 2 to 7 differ by a thousandth.
-pub(super) const MOST_READS: u8 = 3;
+pub(super) const MOST_READS: u8 = 7;
 
 /// The known claims by position. Every position passed in lies in the owner's window [tail, tail +
 /// L), where each slot stands for one position.
@@ -56,7 +58,7 @@ impl KnownClaims {
     pub(super) fn put(&mut self, x: u64, bytes: u64, kind: Kind) {
         let units = (bytes / self.layout.unit()) as u32;
         if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
-            *entry = Entry { units, kind, reads: 0 };
+            *entry = Entry { units, kind, reads: 0, given: false };
         }
     }
 
@@ -65,6 +67,17 @@ impl KnownClaims {
         if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
             entry.reads = entry.reads.saturating_add(more).min(MOST_READS);
         }
+    }
+
+    /// Marks the claim at `x` as handed to the thread that copies; false if it was before.
+    pub(super) fn give(&mut self, x: u64) -> bool {
+        let entry = self.entries.get_mut(self.layout.slot(x) as usize);
+        entry.is_some_and(|entry| !std::mem::replace(&mut entry.given, true))
+    }
+
+    /// Whether the claim at `x` was handed to the thread that copies.
+    pub(super) fn is_given(&self, x: u64) -> bool {
+        self.entries.get(self.layout.slot(x) as usize).is_some_and(|entry| entry.given)
     }
 
     /// Reads of the claim that begins at `x`.

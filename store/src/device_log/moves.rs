@@ -17,6 +17,9 @@ use std::time::Duration;
 /// objects that are all read again and again would be copied in circles.
 const COPIED_PER_CLAIMED: u64 = 2;
 
+/// How long retiring waits for copies at a time. While none is accepted it does not wait again.
+const COPY_LIMIT_NS: u64 = 5_000_000;
+
 /// Survivors that wait to be copied, at most; further ones are not copied.
 const MOST_WAITING: usize = 65_536;
 
@@ -149,6 +152,7 @@ impl DeviceLog {
         let live = self.layout.position(slot, epoch).filter(|_| self.is_live(slot, epoch));
         if let Some(x) = live {
             self.known.count_reads(x, 1);
+            self.read_bytes += self.known.at(x).map_or(0, |(bytes, _)| bytes);
         }
         live.is_some()
     }
@@ -167,27 +171,49 @@ impl DeviceLog {
         s.credit = (s.credit + by_producers.saturating_mul(COPIED_PER_CLAIMED))
             .min(self.layout.max_claim());
         (s.claimed, s.copied) = (claimed, copied);
-        // One room further than what is retired next: the time to copy is the time that producers
-        // take to claim it.
+        // Half a room further than what is retired next, so that few of its objects have to be
+        // waited for.
         let room = self.demand.room(&self.layout);
-        let soon = self.claimed_bytes()?.saturating_add(2 * room);
+        let soon = self.claimed_bytes()?.saturating_add(room + room / 2);
         let soon = soon.saturating_sub(self.layout.log_bytes());
         let stop = soon.min(self.first_unknown());
         let mut x = self.survey.to.max(self.retired_to);
         let mut found = Vec::new();
         while x < stop {
             let Some((bytes, kind)) = self.known_at(x) else { break };
-            if kind == Kind::Live && self.known.reads(x) > 0 && self.survey.credit >= bytes {
-                self.survey.credit -= bytes;
-                let slot = self.layout.slot(x);
-                if let Some(object) = self.layout.epoch(x).and_then(|e| self.object(slot, e)) {
-                    found.push(object);
-                }
+            if kind == Kind::Live {
+                found.extend(self.survivor(x, bytes));
             }
             x += bytes;
         }
         self.survey.to = x;
         Ok(found)
+    }
+
+    /// The live object at `x` if it is to be copied and was not handed out before.
+    fn survivor(&mut self, x: u64, bytes: u64) -> Option<LogObject> {
+        let wanted = self.known.reads(x) > 0 && self.survey.credit >= bytes;
+        if !wanted || !self.known.give(x) {
+            return None;
+        }
+        self.survey.credit -= bytes;
+        self.object(self.layout.slot(x), self.layout.epoch(x)?)
+    }
+
+    /// Whether retiring waits for the copy of the object at `x`. Hands it to the thread that
+    /// copies, if it was read since the survey passed it.
+    pub(super) fn waits_for_copy(&mut self, x: u64, bytes: u64, now_ns: u64) -> bool {
+        if self.known.reads(x) == 0 || !self.rules.owner_claims {
+            return false;
+        }
+        if let Some(late) = self.survivor(x, bytes) {
+            self.moves.give(vec![late]);
+        }
+        if !self.known.is_given(x) {
+            return false;
+        }
+        let since_ns = *self.copying_since_ns.get_or_insert(now_ns);
+        now_ns < since_ns.saturating_add(COPY_LIMIT_NS)
     }
 
     /// Whether the owner copies objects into the log.
@@ -257,6 +283,7 @@ impl DeviceLog {
             return self.refuse_copy((x, n), copy);
         };
         self.serve_copy((x, n), copy, from)?;
+        self.copying_since_ns = None;
         self.known.count_reads(x, self.known.reads(x0).saturating_sub(1));
         directory.moved(copy, from);
         self.end_live(x0, n, now_ns)?;

@@ -34,6 +34,7 @@ impl DeviceLog {
         // Once everything up to here is retired and free, the limit is `wanted`.
         let needed = wanted.saturating_sub(self.layout.log_bytes());
         let stop = self.first_unknown();
+        self.awaits_copy = false;
         let mut retired = 0;
         let mut result = Ok(());
         self.fetch_headers(self.retired_to, needed.min(stop));
@@ -45,6 +46,13 @@ impl DeviceLog {
                 self.prefetch_ahead(self.retired_to, needed.min(stop), directory);
                 if self.retired_to >= needed {
                     break;
+                }
+                self.awaits_copy = self.waits_for_copy(self.retired_to, bytes, now_ns);
+                if self.awaits_copy {
+                    break;
+                }
+                if self.known.reads(self.retired_to) > 0 {
+                    self.counts.lost_reads.add(bytes);
                 }
                 result = self.clear_live(self.retired_to, bytes, now_ns, directory);
                 if result.is_err() {
@@ -108,6 +116,11 @@ impl DeviceLog {
     /// Time at which [`DeviceLog::advance`] has work to do next, apart from pins.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.quarantine.next_due_ns()
+    }
+
+    /// Whether the last retiring stopped at an object whose copy is awaited.
+    pub fn awaits_copy(&self) -> bool {
+        self.awaits_copy
     }
 
     /// True while the tail stands at an object whose quarantine is over. Only a pinned view, found

@@ -1,6 +1,6 @@
 //! The log, one statement each. `claims` tests a producer's decisions, `accept` what the owner
-//! accepts, `room` eviction, `holes` the hole rule, `rebuild` an actor restart, `table` the open
-//! claims, `model` random lives with everything at once.
+//! accepts, `room` eviction, `holes` the hole rule, `rebuild` an actor restart, `survivors` what is
+//! copied, `table` the open claims, `model` random lives with everything at once.
 
 mod accept;
 mod claims;
@@ -8,6 +8,7 @@ mod holes;
 mod model;
 mod rebuild;
 mod room;
+mod survivors;
 mod table;
 
 use super::*;

@@ -10,7 +10,9 @@ use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
 use nkv_store::Memory;
 use nkv_store::fork::ProcessMark;
+use nkv_store::heap::Heap;
 use nkv_store::log_lines::LogLines;
+use nkv_store::reader::Reader;
 use nkv_store::threads::spawn_named;
 use socket2::Socket;
 use std::net::{Shutdown, SocketAddr};
@@ -48,6 +50,7 @@ impl TcpAgent {
         let listener = Arc::new(listen(at, BACKLOG).map_err(failed)?);
         let local = listener.local_addr().map_err(failed)?.as_socket().unwrap_or(at);
         let shared = Arc::new(AgentState {
+            reader: Heap::open(segment.clone()).ok().as_ref().and_then(Reader::of),
             segment: Mapped::new(segment),
             incarnation,
             job: job.to_string(),

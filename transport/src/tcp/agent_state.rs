@@ -12,6 +12,7 @@ use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_lines::LogLines;
+use nkv_store::reader::Reader;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -75,6 +76,8 @@ pub struct TcpCounters {
 #[derive(Debug)]
 pub(super) struct AgentState {
     pub segment: Mapped,
+    /// Makes the lookups; None for memory that is no segment, or whose index it cannot access.
+    pub reader: Option<Reader>,
     pub incarnation: u64,
     pub job: String,
     pub access: Arc<dyn Access>,

@@ -157,7 +157,7 @@ impl Outgoing {
         }
         let desc = OpDesc {
             code: code.into(),
-            reserved: 0.into(),
+            relative: 0.into(),
             offset: (op.range().0 + piece.from as u64).into(),
             a: a.into(),
             b: b.into(),

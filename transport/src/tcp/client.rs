@@ -11,7 +11,7 @@ use super::options::TcpOptions;
 use super::pool::{Lease, Pool};
 use super::tags::has_tag;
 use crate::error::TransportError;
-use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
+use crate::verbs::{Alive, Find, Kind, Op, Post, PostObserver, Verbs, check_batch};
 use nkv_store::fork::ProcessMark;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -245,6 +245,15 @@ impl Verbs for TcpVerbs {
             }),
         };
         posts.iter_mut().enumerate().map(one).collect()
+    }
+
+    fn find(&self, finds: &mut [Find<'_>]) -> Option<Result<(), TransportError>> {
+        let pool = &self.pool;
+        if let Err(e) = pool.alive.check(&pool.target) {
+            return Some(Err(e));
+        }
+        let done = self.find_all(finds)?;
+        Some(done.and_then(|()| pool.alive.check(&pool.target)))
     }
 
     fn trim(&self) {

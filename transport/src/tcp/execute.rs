@@ -27,6 +27,8 @@ impl Connection<'_> {
                 segment.read(offset, &mut self.early[start..start + len])?;
             }
             Step::Flush => segment.flush(),
+            // Only in requests without a change, whose reads the answer makes.
+            Step::Find(_) | Step::ReadFound { .. } => {}
             Step::Change(intent @ Intent::Write { offset, len }) => {
                 self.place(permit, &intent, offset, len as usize)?;
                 permit.done(&intent, 0);

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Version of everything below.
-pub const TCP_VERSION: u32 = 4;
+pub const TCP_VERSION: u32 = 5;
 /// Most verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
 /// Most payload bytes of one request in each direction; the client splits larger verbs. Default of
@@ -69,12 +69,14 @@ pub(super) struct Request {
     pub read_bytes: U64,
 }
 
-/// One verb. `a` and `b` by code: length; value; add; expect and new.
+/// One verb. `a` and `b` by code: length; value; add; expect and new. Of a lookup, `offset` and `b`
+/// are the key's two hashes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct OpDesc {
     pub code: U32,
-    pub reserved: U32,
+    /// 1 in a read: `offset` counts from what the last lookup found, header first, then payload.
+    pub relative: U32,
     pub offset: U64,
     pub a: U64,
     pub b: U64,
@@ -105,6 +107,12 @@ pub(super) const OP_STORE: u32 = 3;
 pub(super) const OP_FETCH_ADD: u32 = 4;
 pub(super) const OP_COMPARE_SWAP: u32 = 5;
 pub(super) const OP_FLUSH: u32 = 6;
+/// A lookup: its result is a header slot and, in the high half, the epoch; or `NOT_FOUND`, or
+/// `NOT_READ`: what was to be read of it reaches beyond the segment. Only in requests without a
+/// change.
+pub(super) const OP_FIND: u32 = 7;
+pub(super) const NOT_FOUND: u64 = u64::MAX;
+pub(super) const NOT_READ: u64 = u64::MAX - 1;
 
 pub(super) const REQUEST_BYTES: usize = size_of::<Request>();
 pub(super) const DESC_BYTES: usize = size_of::<OpDesc>();

@@ -2,26 +2,41 @@
 //! byte is written. This file accesses neither the segment nor the socket.
 
 use super::frame::{
-    MAX_EARLY_BYTES, MAX_OPS, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE,
-    OpDesc, REQUEST_MAGIC, Request, Status,
+    MAX_EARLY_BYTES, MAX_OPS, NOT_FOUND, NOT_READ, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND,
+    OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc, REQUEST_MAGIC, Request, Status,
 };
 use crate::access::{Intent, Permit};
 use crate::verbs::check_range;
+use nkv_store::KeyId;
+use nkv_store::layout::HEADER_BYTES;
+use nkv_store::reader::{Hit, Reader};
 use zerocopy::FromBytes;
 
 /// One verb of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    Read { offset: u64, len: u64 },
+    Read {
+        offset: u64,
+        len: u64,
+    },
     Change(Intent),
     Flush,
+    /// A lookup.
+    Find(KeyId),
+    /// A read of what the last lookup found: an offset from its header on, then its payload.
+    ReadFound {
+        offset: u64,
+        len: u64,
+    },
 }
 
 impl Step {
     fn from_desc(d: &OpDesc) -> Option<Self> {
         let (offset, a, b) = (d.offset.get(), d.a.get(), d.b.get());
         Some(match d.code.get() {
+            OP_READ if d.relative.get() == 1 => Step::ReadFound { offset, len: a },
             OP_READ => Step::Read { offset, len: a },
+            OP_FIND => Step::Find(KeyId { hash: offset, check: b }),
             OP_WRITE => Step::Change(Intent::Write { offset, len: a }),
             OP_STORE => Step::Change(Intent::Store { offset, value: a }),
             OP_FETCH_ADD => Step::Change(Intent::FetchAdd { offset, add: a }),
@@ -41,7 +56,7 @@ impl Step {
                 | Intent::FetchAdd { offset, .. }
                 | Intent::CompareSwap { offset, .. },
             ) => check_range(offset, 8, true, segment_len),
-            Step::Flush => Ok(()),
+            Step::Flush | Step::Find(_) | Step::ReadFound { .. } => Ok(()),
         }
     }
 }
@@ -68,6 +83,8 @@ pub(super) struct Steps {
     all: Vec<Step>,
     // Every verb from here on only reads.
     tail: usize,
+    // It has lookups.
+    finds: bool,
 }
 
 impl Steps {
@@ -76,6 +93,7 @@ impl Steps {
     pub(super) fn decode(&mut self, header: &Request, descs: &[u8]) -> Result<(), String> {
         self.all.clear();
         self.tail = 0;
+        self.finds = false;
         let (mut writes, mut reads, mut early) = (0u64, 0u64, 0);
         let (descs, rest) =
             <[OpDesc]>::ref_from_prefix_with_elems(descs, header.n_ops.get() as usize)
@@ -84,7 +102,13 @@ impl Steps {
         for d in descs {
             let step = Step::from_desc(d).ok_or_else(|| format!("verb {}", d.code.get()))?;
             match step {
-                Step::Read { len, .. } => reads = reads.saturating_add(len),
+                Step::ReadFound { .. } if !self.finds => {
+                    return Err("a read of what was found, before any lookup".to_string());
+                }
+                Step::Read { len, .. } | Step::ReadFound { len, .. } => {
+                    reads = reads.saturating_add(len);
+                }
+                Step::Find(_) => self.finds = true,
                 Step::Change(Intent::Write { len, .. }) => writes = writes.saturating_add(len),
                 _ => {}
             }
@@ -103,12 +127,46 @@ impl Steps {
                 header.read_bytes.get()
             ));
         }
+        if self.finds && self.tail > 0 {
+            return Err("a lookup and a change in one request".to_string());
+        }
         if early > MAX_EARLY_BYTES {
             return Err(format!(
                 "{early} bytes to read before a change, at most {MAX_EARLY_BYTES}"
             ));
         }
         Ok(())
+    }
+
+    /// Makes the lookups, and turns reads of what they find into reads of the segment. Returns the
+    /// result of each lookup. The offsets are those of the epoch in the result: the caller accepts
+    /// only a header of that epoch, whose fields do not change [I3].
+    pub(super) fn resolve(&mut self, reader: Option<&Reader>, segment_len: u64) -> Vec<u64> {
+        let mut results = Vec::new();
+        let mut found = None;
+        for step in self.all.iter_mut().filter(|_| self.finds) {
+            match *step {
+                Step::Find(key) => {
+                    found = reader.and_then(|r| Some((r, r.find(key)?)));
+                    let at = |hit: Hit| u64::from(hit.epoch()) << 32 | u64::from(hit.slot);
+                    results.push(found.map_or(NOT_FOUND, |(_, hit)| at(hit)));
+                }
+                Step::ReadFound { offset, len } => {
+                    let at = found.map(|(reader, hit)| match offset.checked_sub(HEADER_BYTES) {
+                        None => reader.layout().header_off(hit.slot) + offset,
+                        Some(into) => hit.header.payload_base.saturating_add(into),
+                    });
+                    let fits = |at: &u64| check_range(*at, len, false, segment_len).is_ok();
+                    let inside = at.filter(fits);
+                    if let (Some(_), None, Some(result)) = (at, inside, results.last_mut()) {
+                        *result = NOT_READ;
+                    }
+                    *step = Step::Read { offset: inside.unwrap_or(0), len };
+                }
+                _ => {}
+            }
+        }
+        results
     }
 
     /// Checks bounds and alignment of every verb.
@@ -122,7 +180,7 @@ impl Steps {
     pub(super) fn check_permit(&self, permit: &dyn Permit) -> Result<(), (Status, String)> {
         self.leading().iter().try_for_each(|step| match step {
             Step::Change(intent) => permit.check(intent).map_err(|why| (Status::Refused, why)),
-            Step::Read { .. } | Step::Flush => Ok(()),
+            _ => Ok(()),
         })
     }
 
@@ -168,7 +226,7 @@ mod tests {
 
     fn desc(code: u32, offset: u64, a: u64) -> OpDesc {
         let (code, offset, a) = (code.into(), offset.into(), a.into());
-        OpDesc { code, reserved: 0.into(), offset, a, b: 0.into() }
+        OpDesc { code, relative: 0.into(), offset, a, b: 0.into() }
     }
 
     fn header(n: u32, write: u64, read: u64) -> Request {
@@ -199,6 +257,24 @@ mod tests {
         let early = MAX_EARLY_BYTES + 1;
         assert!(decode(0, early, &[desc(OP_READ, 0, early), desc(OP_STORE, 0, 0)]).is_err());
         decode(0, early, &[desc(OP_STORE, 0, 0), desc(OP_READ, 0, early)]).unwrap();
+    }
+
+    #[test]
+    fn i19_a_lookup_with_a_change_or_after_what_it_finds_is_no_request() {
+        let relative = |len| OpDesc { relative: 1.into(), ..desc(OP_READ, 0, len) };
+        let found = decode(0, 8, &[desc(OP_FIND, 1, 0), relative(8)]).map(|mut steps| {
+            assert!(!steps.changes());
+            let results = steps.resolve(None, 4096);
+            (results, steps.trailing().collect::<Vec<_>>())
+        });
+        assert_eq!(found, Ok((vec![NOT_FOUND], vec![(0, 8)])));
+        assert!(decode(0, 8, &[relative(8), desc(OP_FIND, 1, 0)]).is_err());
+        assert!(decode(0, 0, &[desc(OP_FIND, 1, 0), desc(OP_STORE, 0, 0)]).is_err());
+        assert!(decode(0, 7, &[desc(OP_FIND, 1, 0), relative(8)]).is_err());
+        // Nothing is found, and the read does not fit the segment: refused by its bounds.
+        let mut steps = decode(0, 8, &[desc(OP_FIND, 1, 0), relative(8)]).unwrap();
+        steps.resolve(None, 4);
+        assert!(steps.check_bounds(4).is_err());
     }
 
     #[test]

@@ -155,6 +155,7 @@ impl<'a> Connection<'a> {
         self.results.clear();
         self.early.clear();
         let (shared, token) = (self.shared, header.token.get());
+        self.results.extend(self.steps.resolve(shared.reader.as_ref(), shared.segment.len()));
         let checked = self.steps.check_bounds(shared.segment.len());
         if !self.steps.changes() {
             return Ok(checked);

@@ -5,6 +5,7 @@
 mod between;
 mod ends;
 mod fences;
+mod find;
 mod flushes;
 mod hostile;
 mod log;

@@ -68,7 +68,7 @@ impl Raw {
     /// Connects and completes the handshake.
     pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
         let mut r = Self::dial(to);
-        r.send(&hello(4, incarnation, job));
+        r.send(&hello(5, incarnation, job));
         let (status, text) = r.welcome();
         assert_eq!(status, OK, "{text}");
         r

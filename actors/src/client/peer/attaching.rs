@@ -198,6 +198,7 @@ impl Attaching {
             disconnected: AtomicBool::new(false),
             unresponsive_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
+            usual_bytes: AtomicU64::new(0),
             touches_sent: AtomicBool::new(false),
             messages: self.shared.messages.clone(),
             made: ProcessMark::here(),

@@ -113,7 +113,7 @@ async fn i12_a_commit_that_no_owner_confirms_is_not_ready_and_given_up_it_leaves
 async fn an_embedded_handle_at_the_master_waits_for_owners_of_other_processes_as_well() {
     let (bench, ranks) = Bench::whole_apart(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    let path = MasterPath::Local(bench.master.clone(), bench.members.clone());
+    let path = MasterPath::Local(bench.master.clone(), bench.members.clone(), None);
     let net = Arc::new(OsNet);
     let means = (Credentials::of_client("j", None), HandleKeys::new(HASHER));
     let pool = Arc::new(ControlPool::new(net, path, means, 7, true));

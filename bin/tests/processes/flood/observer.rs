@@ -78,6 +78,8 @@ enum Shown {
     Passed,
     Dead,
     Ready(u64),
+    // The owner's copy of the object that was put first.
+    Anchor,
 }
 
 impl Observer {
@@ -182,6 +184,10 @@ impl Observer {
             Shown::Passed => self.seen.never += 1,
             Shown::Dead => self.seen.dead += 1,
             Shown::Ready(id) => self.note(*id),
+            Shown::Anchor => {
+                self.seen.ready += 1;
+                self.seen.twice += 1;
+            }
         }
         true
     }
@@ -226,9 +232,12 @@ impl Observer {
         }
         let (mut value, mut right) = ([0; VALUE_BYTES], [0; VALUE_BYTES]);
         self.memory.read(self.log.payload_off(p), &mut value).unwrap();
+        let hash = self.memory.load(at).unwrap();
+        if hash == key_hash(ANCHOR) && value == [0; VALUE_BYTES] {
+            return Shown::Anchor;
+        }
         let id = id_of(&value);
         fill(id, &mut right);
-        let hash = self.memory.load(at).unwrap();
         // Still what it was: nobody wrote over it meanwhile [I9].
         let still = self.memory.load(at + PUBLISH_OFF).unwrap() == publish;
         if !still || value != right || hash != key_hash(&key(id)) {

@@ -145,10 +145,6 @@ impl Model {
     /// The copying thread makes a step.
     pub(super) fn copier_step(&mut self) {
         self.copier.step().unwrap();
-        if self.w.moves.is_clear_below(u64::MAX - 1) {
-            let copies = self.actual.values_mut().filter(|actual| actual.producer == COPIER);
-            copies.for_each(|copy| copy.done = true);
-        }
         for (p, (slot, epoch)) in self.w.moves.pending() {
             let of = self.w.layout.position(slot, epoch).unwrap();
             let Actual { n, name, key, .. } = self.actual[&of];
@@ -156,6 +152,10 @@ impl Model {
             let copy = Actual { n, producer: COPIER, name, key, done, acknowledged };
             self.actual.entry(p).or_insert(copy);
         }
+        // Of its claims it writes to the last one alone.
+        let moves = &self.w.moves;
+        let left = self.actual.iter_mut().filter(|(p, _)| moves.is_clear_below(**p + 1));
+        left.filter(|(_, a)| a.producer == COPIER).for_each(|(_, copy)| copy.done = true);
     }
 
     pub(super) fn note_counts(&mut self, counts: LogCounts) {

@@ -1,0 +1,175 @@
+//! First reads over tcp in one round trip: the owner's end looks the key up and reads it, where an
+//! RDMA device would need a round trip for the index, one for the header and one for the payload.
+//! What is not read this way is located and read as over any transport.
+
+use super::batch::at_once;
+use super::find::meta_of;
+use super::peer::Peer;
+use super::{Client, check_keys};
+use crate::message::{Touch, Via};
+use bytes::Bytes;
+use nkv_store::KeyId;
+use nkv_transport::verbs::{Find, Found, Kind};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes that a get asks for: as many as the last object of that owner had, within these bounds. A
+/// larger object takes another round trip.
+const LEAST_GUESS: u64 = 16 << 10;
+const MOST_GUESS: u64 = 1 << 20;
+/// Payload bytes of one request.
+const BYTES_PER_REQUEST: usize = 16 << 20;
+/// Keys of one request.
+const KEYS_PER_REQUEST: usize = 256;
+
+/// What a first read brought.
+#[derive(Debug)]
+pub(super) enum Fetched<T> {
+    /// The value.
+    Read(T),
+    /// The index of the rank that the key's hash selects does not have it.
+    Absent,
+    /// Not tried, or it changed, or is larger than what was asked for.
+    Unknown,
+}
+
+/// Bytes to ask for.
+fn guess(peer: &Peer) -> usize {
+    peer.usual_bytes().clamp(LEAST_GUESS, MOST_GUESS) as usize
+}
+
+/// An object of a batch.
+struct Wanted<'a> {
+    index: usize,
+    find: Find<'a>,
+    answered: bool,
+}
+
+impl Client {
+    /// The owner whose end looks up keys of this hash, if a handle reaches it by tcp.
+    fn looks_up(&self, key: &[u8], id: KeyId) -> Option<Arc<Peer>> {
+        // A read by a known location is one round trip, too.
+        let known = || self.shared.locations.known(key).is_some();
+        let peer = self.shared.peers.remote(self.shared.rank_of(id.hash)?)?;
+        let now = self.shared.env.clock.now_ns();
+        (peer.kind() == Kind::Tcp && !peer.is_unresponsive(now) && !known()).then_some(peer)
+    }
+
+    /// Reads an object of unknown size.
+    pub(super) fn fetch(&self, key: &[u8]) -> Fetched<Bytes> {
+        let id = self.shared.keys.now().id(key);
+        let Some(peer) = self.looks_up(key, id).filter(|_| check_keys(&[key]).is_ok()) else {
+            return Fetched::Unknown;
+        };
+        let mut room = self.shared.buffers.take(guess(&peer));
+        let mut find = Find::new(id, room.bytes_mut());
+        if !self.fetch_from(&peer, std::slice::from_mut(&mut find)) {
+            return Fetched::Unknown;
+        }
+        match self.fetched(&peer, key, &find) {
+            // A small value does not keep a large buffer.
+            Fetched::Read(n) if n < room.bytes_mut().len() / 2 => {
+                Fetched::Read(Bytes::copy_from_slice(&room.bytes_mut()[..n]))
+            }
+            Fetched::Read(n) => Fetched::Read(room.into_bytes().slice(..n)),
+            Fetched::Absent => Fetched::Absent,
+            Fetched::Unknown => Fetched::Unknown,
+        }
+    }
+
+    /// Reads many objects; those that are at several owners, from all of them at once.
+    pub(super) fn fetch_many(
+        &self,
+        keys: &[&[u8]],
+        items: &mut [(&[u8], &mut [u8])],
+    ) -> Vec<Fetched<usize>> {
+        let ids = self.ids_of(keys.iter().copied());
+        let mut results: Vec<_> = keys.iter().map(|_| Fetched::Unknown).collect();
+        let mut by_peer: BTreeMap<u64, (Arc<Peer>, Vec<Wanted<'_>>)> = BTreeMap::new();
+        for (i, (_, dst)) in items.iter_mut().enumerate() {
+            let valid = check_keys(&[keys[i]]).is_ok();
+            if let Some(peer) = self.looks_up(keys[i], ids[i]).filter(|_| valid) {
+                // What is asked for is sent, also if there is less or nothing.
+                let asked = dst.len().min(guess(&peer));
+                let (_, finds) = by_peer.entry(peer.incarnation).or_insert((peer, Vec::new()));
+                let find = Find::new(ids[i], &mut dst[..asked]);
+                finds.push(Wanted { index: i, find, answered: false });
+            }
+        }
+        let Some((first, _)) = by_peer.values().next() else { return results };
+        let (first, mut all) = (first.clone(), by_peer.into_values().collect::<Vec<_>>());
+        first.run_blocking(|| {
+            let all = all.iter_mut().collect();
+            at_once(self.shared.env.platform, Kind::Tcp, all, |(peer, finds)| {
+                self.fetch_in_parts(peer, finds);
+            });
+        });
+        for (peer, finds) in &all {
+            // The first object is touched last: it is evicted last.
+            for wanted in finds.iter().rev().filter(|wanted| wanted.answered) {
+                results[wanted.index] = self.fetched(peer, keys[wanted.index], &wanted.find);
+            }
+            peer.flush_touches(super::peer::TOUCH_BATCH);
+        }
+        results
+    }
+
+    fn fetch_in_parts(&self, peer: &Arc<Peer>, mut rest: &mut [Wanted<'_>]) {
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take(KEYS_PER_REQUEST).take_while(|wanted| {
+                bytes += wanted.find.payload.len();
+                bytes <= BYTES_PER_REQUEST
+            });
+            let n = fits.count().max(1);
+            let (part, later) = rest.split_at_mut(n);
+            rest = later;
+            let finds = part.iter_mut().map(|wanted| &mut wanted.find);
+            let mut finds: Vec<_> =
+                finds.map(|find| Find::new(find.key, &mut *find.payload)).collect();
+            if !self.fetch_from(peer, &mut finds) {
+                return;
+            }
+            let done: Vec<_> = finds.iter().map(|find| (find.found, find.headers)).collect();
+            drop(finds);
+            for (Wanted { find, answered, .. }, (found, headers)) in part.iter_mut().zip(done) {
+                (find.found, find.headers, *answered) = (found, headers, true);
+            }
+        }
+    }
+
+    /// One request; false if it failed.
+    fn fetch_from(&self, peer: &Arc<Peer>, finds: &mut [Find<'_>]) -> bool {
+        let began_ns = self.shared.env.clock.now_ns();
+        let done = peer.run_blocking(|| peer.verbs.find(finds));
+        let now_ns = self.shared.env.clock.now_ns();
+        match done {
+            Some(Ok(())) => self.shared.times.reads.record(now_ns.saturating_sub(began_ns)),
+            // The master knows the locations.
+            Some(Err(_)) => peer.mark_unresponsive(now_ns),
+            None => {}
+        }
+        matches!(done, Some(Ok(())))
+    }
+
+    /// Judges what a lookup brought, and counts the read.
+    fn fetched(&self, peer: &Arc<Peer>, key: &[u8], find: &Find<'_>) -> Fetched<usize> {
+        if find.found == Found::Nothing {
+            return Fetched::Absent;
+        }
+        let Some(hit) = find.hit(&peer.layout).filter(|_| peer.is_alive()) else {
+            return Fetched::Unknown;
+        };
+        let meta = meta_of(peer, find.key, &hit);
+        self.shared.locations.keep(key, &meta);
+        let bytes = hit.header.bytes_total;
+        if bytes > find.payload.len() as u64 {
+            return Fetched::Unknown;
+        }
+        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
+        let _ = peer.note(Some(Via::Index), touch);
+        self.shared.reads.via(Via::Index);
+        self.shared.reads.accepted.one();
+        Fetched::Read(bytes as usize)
+    }
+}

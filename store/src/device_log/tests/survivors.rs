@@ -1,0 +1,101 @@
+//! What was read stays: handed to the thread that copies, awaited for a while, counted when lost.
+
+use super::*;
+
+/// A log of 32 units, a quarter of it kept free, in which `room` units have to be retired.
+fn full(room: u64) -> (World, Copier) {
+    let mut w = world(32);
+    w.fill(1, 24 + room);
+    let copier = Copier::new(w.memory.clone(), w.layout, w.moves.clone(), 100).unwrap();
+    (w, copier)
+}
+
+fn slot_of(w: &World, name: u64) -> (u32, u32) {
+    let object = &w.index.objects[&key(name)];
+    (object.slot, object.epoch)
+}
+
+fn read(w: &mut World, name: u64) {
+    let (slot, epoch) = slot_of(w, name);
+    assert!(w.log.touch(slot, epoch));
+}
+
+fn copy_all(copier: &mut Copier) {
+    while copier.step().unwrap() == Step::Moved {}
+}
+
+#[test]
+fn what_is_read_after_the_survey_is_copied_all_the_same() {
+    let (mut w, mut copier) = full(2);
+    assert_eq!(w.log.survivors().unwrap(), []);
+    read(&mut w, 1);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 0);
+    assert!(w.log.awaits_copy());
+    copy_all(&mut copier);
+    assert_eq!(w.log.accept(20, &mut w.index).unwrap(), 1);
+    // The second one, and the third for the copy's own unit.
+    assert_eq!(w.log.retire_ahead(20, &mut w.index).unwrap(), 2);
+    assert!(!w.log.awaits_copy());
+    assert_eq!(w.get(1), Some(payload(1, U)));
+    assert_eq!((w.get(2), w.get(3)), (None, None));
+    assert_eq!(w.log.counts().lost_reads, Sum::default());
+    w.check_counts();
+}
+
+#[test]
+fn retiring_waits_for_copies_for_a_bounded_time_and_not_for_each_of_them() {
+    let (mut w, _copier) = full(3);
+    assert_eq!(w.log.survivors().unwrap(), []);
+    read(&mut w, 1);
+    read(&mut w, 2);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 0);
+    assert_eq!(w.log.retire_ahead(10 + 4_999_999, &mut w.index).unwrap(), 0);
+    assert_eq!(w.log.retire_ahead(10 + 5_000_000, &mut w.index).unwrap(), 3);
+    assert_eq!(w.log.counts().lost_reads, Sum { claims: 2, bytes: 2 * U });
+    assert!(!w.log.awaits_copy());
+}
+
+#[test]
+fn an_owner_that_may_not_claim_waits_for_no_copy() {
+    let memory = Arc::new(AnonMemory::new(LOG_BASE + 32 * U).unwrap());
+    let mut w = world_of(memory, 32, LogRules { owner_claims: false, ..RULES });
+    w.fill(1, 26);
+    read(&mut w, 1);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 2);
+}
+
+#[test]
+fn a_copy_waits_in_line_for_room() {
+    let (mut w, mut copier) = full(8);
+    read(&mut w, 20);
+    let object = w.index.objects[&key(20)];
+    w.moves.give(vec![object]);
+    assert_eq!(copier.step().unwrap(), Step::Waiting);
+    assert!(!w.moves.is_clear_below(u64::MAX - 1), "it has an open claim [I14]");
+    assert_eq!(copier.step().unwrap(), Step::Waiting);
+    assert!(w.make_room(0) > 0);
+    copy_all(&mut copier);
+    assert_eq!(w.log.accept(Q, &mut w.index).unwrap(), 1);
+    assert_eq!(w.log.counts().copies.claims, 1);
+    assert_ne!(slot_of(&w, 20), (object.slot, object.epoch));
+    assert_eq!(w.get(20), Some(payload(20, U)));
+    w.check_counts();
+}
+
+#[test]
+fn a_copy_in_line_is_given_up_when_its_object_ends_or_after_so_many_waits() {
+    let (mut w, mut copier) = full(8);
+    let (first, second) = (w.index.objects[&key(30)], w.index.objects[&key(31)]);
+    w.moves.give(vec![first, second]);
+    assert_eq!(copier.step().unwrap(), Step::Waiting);
+    w.log.retire(first.slot, first.epoch, 0, &mut w.index).unwrap();
+    assert_eq!(copier.step().unwrap(), Step::Moved);
+    assert!(w.moves.is_clear_below(u64::MAX - 1));
+    let waits = (0..).take_while(|_| copier.step().unwrap() == Step::Waiting).count();
+    assert_eq!(waits, 100);
+    assert!(w.moves.is_clear_below(u64::MAX - 1));
+    assert_eq!(copier.step().unwrap(), Step::Idle);
+    assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
+    assert_eq!(w.log.counts().abandoned, Sum { claims: 2, bytes: 2 * U });
+    w.check_counts();
+}
