@@ -1,9 +1,14 @@
-//! Results of a batch, one for each of its items and in their order.
+//! Batches: how they are divided among owners and requests, and their results, one for each item
+//! and in order.
 
+use super::Client;
+use super::peer::Peer;
 use crate::environment::Platform;
 use crate::error::{Error, Result};
 use nkv_store::threads::side_by_side;
 use nkv_transport::verbs::Kind;
+use std::convert::Infallible;
+use std::sync::Arc;
 
 /// The result of a batch of one item.
 pub(super) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
@@ -45,25 +50,40 @@ pub(super) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {
     (0..n).map(|_| Err(e.clone())).collect()
 }
 
+/// How many of the first items go into one request: so many at most, and of so many bytes in all,
+/// but one at least.
+pub(super) fn in_one_request(sizes: impl Iterator<Item = u64>, most: usize, bytes: u64) -> usize {
+    let mut sum = 0u64;
+    let fits = sizes.take(most).take_while(|size| {
+        sum = sum.saturating_add(*size);
+        sum <= bytes
+    });
+    fits.count().max(1)
+}
+
 /// Most threads beside the caller's that wait for other hosts.
 const MOST_HELPERS: usize = 7;
 
-/// Calls `each` for all work: over tcp in threads side by side if there is more than one piece,
-/// since each waits for another host; else, and in a simulation, one after the other.
-pub(super) fn at_once<W: Send>(
-    platform: Platform,
-    kind: Kind,
-    work: Vec<W>,
-    each: impl Fn(W) + Sync,
-) {
-    let helpers = match (platform, kind) {
-        (Platform::Threads, Kind::Tcp) => work.len().saturating_sub(1).min(MOST_HELPERS),
-        _ => 0,
-    };
-    let helpers = std::iter::repeat_n((), helpers);
-    let never = side_by_side("nkv-fetch", work, (), helpers, |(), piece| {
-        each(piece);
-        Ok::<(), std::convert::Infallible>(())
-    });
-    let Ok(()) = never;
+impl Client {
+    /// Calls `each` for every owner with its part of a batch: over tcp in threads side by side,
+    /// since each waits for another host; else, and in a simulation, one after the other.
+    pub(super) fn at_owners<P: Send>(
+        &self,
+        parts: &mut [(Arc<Peer>, P)],
+        each: impl Fn(&Arc<Peer>, &mut P) + Sync,
+    ) {
+        let Some(first) = parts.first().map(|(peer, _)| peer.clone()) else { return };
+        let helpers = match (self.shared.env.platform, first.kind()) {
+            (Platform::Threads, Kind::Tcp) => (parts.len() - 1).min(MOST_HELPERS),
+            _ => 0,
+        };
+        let helpers = std::iter::repeat_n((), helpers);
+        let Ok(()) = first.run_blocking(|| {
+            side_by_side("nkv-fetch", parts.iter_mut().collect(), (), helpers, |(), part| {
+                let (peer, part) = part;
+                each(peer, part);
+                Ok::<(), Infallible>(())
+            })
+        });
+    }
 }

@@ -2,9 +2,9 @@
 //! RDMA device would need a round trip for the index, one for the header and one for the payload.
 //! What is not read this way is located and read as over any transport.
 
-use super::batch::at_once;
+use super::batch::in_one_request;
 use super::find::meta_of;
-use super::peer::Peer;
+use super::peer::{Peer, TOUCH_BATCH};
 use super::{Client, check_keys};
 use crate::message::{Touch, Via};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 const LEAST_GUESS: u64 = 16 << 10;
 const MOST_GUESS: u64 = 1 << 20;
 /// Payload bytes of one request.
-const BYTES_PER_REQUEST: usize = 16 << 20;
+const BYTES_PER_REQUEST: u64 = 16 << 20;
 /// Keys of one request.
 const KEYS_PER_REQUEST: usize = 256;
 
@@ -38,11 +38,14 @@ fn guess(peer: &Peer) -> usize {
     peer.usual_bytes().clamp(LEAST_GUESS, MOST_GUESS) as usize
 }
 
-/// An object of a batch.
+/// What of a batch is asked of one owner.
+#[derive(Default)]
 struct Wanted<'a> {
-    index: usize,
-    find: Find<'a>,
-    answered: bool,
+    finds: Vec<Find<'a>>,
+    /// Of each its position in the caller's batch.
+    indexes: Vec<usize>,
+    /// How many of them, first to last, the owner's end has answered.
+    answered: usize,
 }
 
 impl Client {
@@ -85,56 +88,41 @@ impl Client {
     ) -> Vec<Fetched<usize>> {
         let ids = self.ids_of(keys.iter().copied());
         let mut results: Vec<_> = keys.iter().map(|_| Fetched::Unknown).collect();
-        let mut by_peer: BTreeMap<u64, (Arc<Peer>, Vec<Wanted<'_>>)> = BTreeMap::new();
+        let mut by_peer: BTreeMap<u64, (Arc<Peer>, Wanted<'_>)> = BTreeMap::new();
         for (i, (_, dst)) in items.iter_mut().enumerate() {
             let valid = check_keys(&[keys[i]]).is_ok();
             if let Some(peer) = self.looks_up(keys[i], ids[i]).filter(|_| valid) {
                 // What is asked for is sent, also if there is less or nothing.
                 let asked = dst.len().min(guess(&peer));
-                let (_, finds) = by_peer.entry(peer.incarnation).or_insert((peer, Vec::new()));
-                let find = Find::new(ids[i], &mut dst[..asked]);
-                finds.push(Wanted { index: i, find, answered: false });
+                let of_peer = by_peer.entry(peer.incarnation);
+                let (_, wanted) = of_peer.or_insert_with(|| (peer, Wanted::default()));
+                wanted.finds.push(Find::new(ids[i], &mut dst[..asked]));
+                wanted.indexes.push(i);
             }
         }
-        let Some((first, _)) = by_peer.values().next() else { return results };
-        let (first, mut all) = (first.clone(), by_peer.into_values().collect::<Vec<_>>());
-        first.run_blocking(|| {
-            let all = all.iter_mut().collect();
-            at_once(self.shared.env.platform, Kind::Tcp, all, |(peer, finds)| {
-                self.fetch_in_parts(peer, finds);
-            });
-        });
-        for (peer, finds) in &all {
+        let mut all: Vec<_> = by_peer.into_values().collect();
+        self.at_owners(&mut all, |peer, wanted| self.fetch_in_parts(peer, wanted));
+        for (peer, Wanted { finds, indexes, answered }) in &all {
             // The first object is touched last: it is evicted last.
-            for wanted in finds.iter().rev().filter(|wanted| wanted.answered) {
-                results[wanted.index] = self.fetched(peer, keys[wanted.index], &wanted.find);
+            for (find, i) in finds.iter().zip(indexes).take(*answered).rev() {
+                results[*i] = self.fetched(peer, keys[*i], find);
             }
-            peer.flush_touches(super::peer::TOUCH_BATCH);
+            peer.flush_touches(TOUCH_BATCH);
         }
         results
     }
 
-    fn fetch_in_parts(&self, peer: &Arc<Peer>, mut rest: &mut [Wanted<'_>]) {
+    fn fetch_in_parts(&self, peer: &Arc<Peer>, wanted: &mut Wanted<'_>) {
+        let mut rest = wanted.finds.as_mut_slice();
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take(KEYS_PER_REQUEST).take_while(|wanted| {
-                bytes += wanted.find.payload.len();
-                bytes <= BYTES_PER_REQUEST
-            });
-            let n = fits.count().max(1);
+            let sizes = rest.iter().map(|find| find.payload.len() as u64);
+            let n = in_one_request(sizes, KEYS_PER_REQUEST, BYTES_PER_REQUEST);
             let (part, later) = rest.split_at_mut(n);
             rest = later;
-            let finds = part.iter_mut().map(|wanted| &mut wanted.find);
-            let mut finds: Vec<_> =
-                finds.map(|find| Find::new(find.key, &mut *find.payload)).collect();
-            if !self.fetch_from(peer, &mut finds) {
+            if !self.fetch_from(peer, part) {
                 return;
             }
-            let done: Vec<_> = finds.iter().map(|find| (find.found, find.headers)).collect();
-            drop(finds);
-            for (Wanted { find, answered, .. }, (found, headers)) in part.iter_mut().zip(done) {
-                (find.found, find.headers, *answered) = (found, headers, true);
-            }
+            wanted.answered += n;
         }
     }
 

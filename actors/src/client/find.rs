@@ -2,7 +2,6 @@
 //! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
 //! hint: the header there decides [I2].
 
-use super::batch::at_once;
 use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, filled, key_bytes, spread};
@@ -153,19 +152,11 @@ impl Client {
         let now = self.shared.env.clock.now_ns();
         let asked = by_rank.into_iter().filter_map(|(rank, wanted)| {
             let peer = self.shared.peers.remote(rank).filter(|peer| !peer.is_unresponsive(now))?;
-            Some((peer, wanted, Vec::new()))
+            Some((peer, (wanted, Vec::new())))
         });
         let mut asked: Vec<_> = asked.collect();
-        let Some((first, ..)) = asked.first() else { return found };
-        let kind = first.kind();
-        // All ranks at once: each answer takes a round trip.
-        first.clone().run_blocking(|| {
-            let asked = asked.iter_mut().collect();
-            at_once(self.shared.env.platform, kind, asked, |(peer, wanted, hits)| {
-                self.find_at(peer, ids, wanted, hits);
-            });
-        });
-        for (i, meta) in asked.into_iter().flat_map(|(.., hits)| hits) {
+        self.at_owners(&mut asked, |peer, (wanted, hits)| self.find_at(peer, ids, wanted, hits));
+        for (i, meta) in asked.into_iter().flat_map(|(_, (_, hits))| hits) {
             self.shared.locations.keep(keys[i], &meta);
             found.push((i, meta));
         }

@@ -3,6 +3,7 @@
 //! again, never twice at one location, until the master answers NotFound. Slowness alone is never
 //! NotFound.
 
+use super::batch::in_one_request;
 use super::fetch::Fetched;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
@@ -314,12 +315,8 @@ impl Client {
     ) {
         let mut rest = slots;
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take(MAX_READS_PER_POST).take_while(|s| {
-                bytes += s.meta.object.bytes_total;
-                bytes <= MAX_BYTES_PER_POST
-            });
-            let n = fits.count().max(1);
+            let sizes = rest.iter().map(|s| s.meta.object.bytes_total);
+            let n = in_one_request(sizes, MAX_READS_PER_POST, MAX_BYTES_PER_POST);
             let (now, later) = rest.split_at_mut(n);
             rest = later;
             let outcome = self.read_chain(peer, now);

@@ -102,7 +102,7 @@ impl Client {
             TryPut::Done(done) => Some(done),
             TryPut::NeedsPlan | TryPut::NotAttached => None,
         };
-        let together = self.put_together(items, opts).into_iter();
+        let together = self.put_together(items, &hashes, opts).into_iter();
         let done: Vec<_> = together.zip(items).map(|(done, i)| done.or_else(|| now(i))).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();

@@ -44,6 +44,16 @@ pub(super) struct Asked {
     taken: u64,
 }
 
+/// The keys of a lookup; none for other requests.
+fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
+    match request {
+        Request::GetLocation { keys, .. } | Request::Exists(keys) | Request::MatchPrefix(keys) => {
+            Some(keys)
+        }
+        _ => None,
+    }
+}
+
 /// Locations that the reader was sent to and where it found no valid object.
 fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
@@ -152,18 +162,16 @@ impl Master {
     fn question_of(&self, request: &Request, but: &[KeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| self.id_of(k);
         let but: HashSet<&KeyId> = but.iter().collect();
+        if let Some(keys) = looked_up(request) {
+            // An entry that is being written or removed, that is unreachable or that is gone must
+            // not hide an object that a log serves under the same key.
+            let gone = gone_slots(request);
+            let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
+            let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
+            let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
+            return (!unknown.is_empty()).then_some(LogQuestion::Find(unknown));
+        }
         match request {
-            Request::GetLocation { keys, .. }
-            | Request::Exists(keys)
-            | Request::MatchPrefix(keys) => {
-                // An entry that is being written or removed, that is unreachable or that is gone
-                // must not hide an object that a log serves under the same key.
-                let gone = gone_slots(request);
-                let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
-                let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
-                let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
-                (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
-            }
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
             Request::RemoveMatching(of) if of.pattern.is_none() && of.from.is_none() => {
                 Some(LogQuestion::RemoveAll)
@@ -185,10 +193,7 @@ impl Master {
             self.log_questions.insert(number, asked);
             return;
         }
-        if let Request::GetLocation { keys, .. }
-        | Request::Exists(keys)
-        | Request::MatchPrefix(keys) = &asked.ask.request
-        {
+        if let Some(keys) = looked_up(&asked.ask.request) {
             let gone = gone_slots(&asked.ask.request);
             let by_id: HashMap<KeyId, &KeyBytes> =
                 keys.iter().map(|k| (self.id_of(k), k)).collect();
@@ -292,11 +297,9 @@ impl Master {
 
     fn all_answered(&mut self, asked: Asked) {
         let Asked { ask, reply, removed, until_ms, about, besides, taken, .. } = asked;
-        let is_lookup = matches!(
-            ask.request,
-            Request::GetLocation { .. } | Request::Exists(_) | Request::MatchPrefix(_)
-        );
-        if is_lookup && let Some(question) = self.question_of(&ask.request, &about) {
+        if looked_up(&ask.request).is_some()
+            && let Some(question) = self.question_of(&ask.request, &about)
+        {
             // A key that was listed at the first question may be gone since, and a log may hold it.
             // Each key is asked about once, and all questions share one limit. Without an owner to
             // ask, `ask_logs` answers.

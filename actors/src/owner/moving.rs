@@ -123,6 +123,8 @@ impl Owner {
             return;
         }
         let mut list = Vec::with_capacity(moved.len());
+        let of_heap = |(from, _): &&((u32, u32), LogObject)| !self.is_of_log(from.0);
+        let spilled: Vec<_> = moved.iter().filter(of_heap).copied().collect();
         {
             let mut t = self.durable.tables.lock();
             for (from, to) in moved {
@@ -154,11 +156,8 @@ impl Owner {
             self.send_to_master(OwnerToMaster::Moved(part.to_vec()));
         }
         // Behind the moves, so that the master's entries do not go with their originals.
-        let of_heap = |(from, _): &&((u32, u32), LogObject)| !self.is_of_log(from.0);
-        let spilled: Vec<_> = moved.iter().filter(of_heap).map(|(from, _)| *from).collect();
-        self.retire(&spilled, ObjectEnd::Spilled);
-        for (_, to) in moved.iter().filter(|(from, _)| !self.is_of_log(from.0)) {
-            log.spilled(to.slot, to.epoch);
-        }
+        let originals: Vec<_> = spilled.iter().map(|(from, _)| *from).collect();
+        self.retire(&originals, ObjectEnd::Spilled);
+        spilled.iter().for_each(|(_, to)| log.spilled(to.slot, to.epoch));
     }
 }

@@ -1,5 +1,5 @@
 //! How much room the owner keeps claimable ahead of demand. What lies empty is lost to the cache,
-//! and a put that finds no room takes a plan. So the room follows what producers claim.
+//! and a put that finds no room waits. So the room follows what producers claim.
 
 use super::LogLayout;
 

@@ -3,8 +3,8 @@
 //! on one connection [I4].
 
 use super::frame::{
-    MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
-    REQUEST_BYTES, REQUEST_MAGIC, Request,
+    MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE,
+    OpDesc, REQUEST_BYTES, REQUEST_MAGIC, Request,
 };
 use super::line::Line;
 use super::tags::has_tag;
@@ -71,10 +71,7 @@ impl Outgoing {
         id: u64,
         token: u64,
     ) -> bool {
-        self.head.clear();
-        self.head.resize(REQUEST_BYTES, 0);
-        self.pieces.clear();
-        (self.results, self.write_bytes, self.read_bytes) = (0, 0, 0);
+        self.begin();
         while let Some(op) = ops.get(cursor.op) {
             let Some(len) = self.room(op, cursor.from, limits) else {
                 break;
@@ -89,6 +86,20 @@ impl Outgoing {
                 *cursor = Cursor { op: cursor.op + 1, from: 0 };
             }
         }
+        self.finish(id, token);
+        !self.pieces.is_empty()
+    }
+
+    /// Empties it for a request.
+    pub(super) fn begin(&mut self) {
+        self.head.clear();
+        self.head.resize(REQUEST_BYTES, 0);
+        self.pieces.clear();
+        (self.results, self.write_bytes, self.read_bytes) = (0, 0, 0);
+    }
+
+    /// Fills in the header, once all verbs are described.
+    pub(super) fn finish(&mut self, id: u64, token: u64) {
         let header = Request {
             magic: REQUEST_MAGIC.into(),
             n_ops: (self.pieces.len() as u32).into(),
@@ -98,7 +109,30 @@ impl Outgoing {
             read_bytes: self.read_bytes.into(),
         };
         self.head[..REQUEST_BYTES].copy_from_slice(header.as_bytes());
-        !self.pieces.is_empty()
+    }
+
+    /// Appends one verb, by its code and numbers as [`OpDesc`] has them.
+    pub(super) fn describe(
+        &mut self,
+        (code, relative): (u32, u32),
+        (offset, a, b): (u64, u64, u64),
+        piece: Piece,
+    ) {
+        match code {
+            OP_READ => self.read_bytes += a,
+            OP_WRITE => self.write_bytes += a,
+            OP_FETCH_ADD | OP_COMPARE_SWAP | OP_FIND => self.results += 1,
+            _ => {}
+        }
+        let desc = OpDesc {
+            code: code.into(),
+            relative: relative.into(),
+            offset: offset.into(),
+            a: a.into(),
+            b: b.into(),
+        };
+        self.head.extend_from_slice(desc.as_bytes());
+        self.pieces.push(piece);
     }
 
     /// Appends the tag of header and descriptors, and the tags of small payloads. Call it once,
@@ -149,21 +183,7 @@ impl Outgoing {
             Op::CompareSwap { expect, new, .. } => (OP_COMPARE_SWAP, *expect, *new),
             Op::Flush => (OP_FLUSH, 0, 0),
         };
-        match code {
-            OP_READ => self.read_bytes += len,
-            OP_WRITE => self.write_bytes += len,
-            OP_FETCH_ADD | OP_COMPARE_SWAP => self.results += 1,
-            _ => {}
-        }
-        let desc = OpDesc {
-            code: code.into(),
-            relative: 0.into(),
-            offset: (op.range().0 + piece.from as u64).into(),
-            a: a.into(),
-            b: b.into(),
-        };
-        self.head.extend_from_slice(desc.as_bytes());
-        self.pieces.push(piece);
+        self.describe((code, 0), (op.range().0 + piece.from as u64, a, b), piece);
     }
 }
 

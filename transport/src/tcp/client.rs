@@ -8,7 +8,7 @@ use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
 use super::line::Line;
 use super::options::TcpOptions;
-use super::pool::{Lease, Pool};
+use super::pool::{Conn, Lease, Pool};
 use super::tags::has_tag;
 use crate::error::TransportError;
 use crate::verbs::{Alive, Find, Kind, Op, Post, PostObserver, Verbs, check_batch};
@@ -91,10 +91,7 @@ impl TcpVerbs {
             if !in_step {
                 return Err(TransportError::Disconnected(closed.to_string()));
             }
-            conn.next_id += 1;
-            conn.out.sign(&mut conn.line, ops);
-            let sent = send(&conn.line, &conn.out, ops);
-            let (outcome, closing) = self.answer(&mut conn.line, &conn.out, id, ops, sent)?;
+            let (outcome, closing) = self.ask(conn, id, ops)?;
             in_step = !closing;
             if let Err(refused) = outcome {
                 // With a complete answer: the connection is in step.
@@ -104,6 +101,20 @@ impl TcpVerbs {
         }
         lease.in_step = in_step;
         Ok(())
+    }
+
+    /// Sends the request that was built, and takes its answer: its outcome, and whether the agent
+    /// closes the connection after it.
+    pub(super) fn ask(
+        &self,
+        conn: &mut Conn,
+        id: u64,
+        ops: &mut [Op<'_>],
+    ) -> Result<(Result<(), TransportError>, bool), TransportError> {
+        conn.next_id += 1;
+        conn.out.sign(&mut conn.line, ops);
+        let sent = send(&conn.line, &conn.out, ops);
+        self.answer(&mut conn.line, &conn.out, id, ops, sent)
     }
 
     /// Reads the response to a request, and its results and payloads. Returns the request's

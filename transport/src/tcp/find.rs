@@ -2,11 +2,9 @@
 //! found. The client side; the agent's is `Steps::resolve`.
 
 use super::batch::{Outgoing, Piece};
-use super::client::{TcpVerbs, bytes_of, send};
+use super::client::{TcpVerbs, bytes_of};
 use super::deadline::Deadline;
-use super::frame::{
-    NOT_FOUND, NOT_READ, OP_FIND, OP_READ, OpDesc, REQUEST_BYTES, REQUEST_MAGIC, Request,
-};
+use super::frame::{NOT_FOUND, NOT_READ, OP_FIND, OP_READ};
 use crate::error::TransportError;
 use crate::verbs::{Find, Found, Op};
 use nkv_store::KeyId;
@@ -20,47 +18,20 @@ impl Outgoing {
     /// Fills in the request for these lookups. Its answer goes to `ops`: of each key the result as
     /// that of an atomic, and the reads.
     fn find(&mut self, keys: &[KeyId], ops: &[Op<'_>], id: u64) {
-        self.head.clear();
-        self.head.resize(REQUEST_BYTES, 0);
-        self.pieces.clear();
-        (self.results, self.write_bytes, self.read_bytes) = (keys.len(), 0, 0);
+        self.begin();
         for (i, key) in keys.iter().enumerate() {
             let first = i * OPS_PER_FIND;
-            self.verb((OP_FIND, 0), (key.hash, 0, key.check), (first, 0));
+            let lookup = Piece { op: first, from: 0, len: 0 };
+            self.describe((OP_FIND, 0), (key.hash, 0, key.check), lookup);
             for (op, read) in ops.iter().enumerate().skip(first + 1).take(OPS_PER_FIND - 1) {
                 let (offset, len) = read.range();
                 if len > 0 {
-                    self.verb((OP_READ, 1), (offset, len, 0), (op, len as usize));
-                    self.read_bytes += len;
+                    let piece = Piece { op, from: 0, len: len as usize };
+                    self.describe((OP_READ, 1), (offset, len, 0), piece);
                 }
             }
         }
-        let header = Request {
-            magic: REQUEST_MAGIC.into(),
-            n_ops: (self.pieces.len() as u32).into(),
-            id: id.into(),
-            token: 0.into(),
-            write_bytes: 0.into(),
-            read_bytes: self.read_bytes.into(),
-        };
-        self.head[..REQUEST_BYTES].copy_from_slice(header.as_bytes());
-    }
-
-    fn verb(
-        &mut self,
-        (code, relative): (u32, u32),
-        (offset, a, b): (u64, u64, u64),
-        (op, len): (usize, usize),
-    ) {
-        let desc = OpDesc {
-            code: code.into(),
-            relative: relative.into(),
-            offset: offset.into(),
-            a: a.into(),
-            b: b.into(),
-        };
-        self.head.extend_from_slice(desc.as_bytes());
-        self.pieces.push(Piece { op, from: 0, len });
+        self.finish(id, 0);
     }
 }
 
@@ -105,11 +76,7 @@ impl TcpVerbs {
             return None;
         }
         conn.line.limits.deadline = deadline;
-        conn.next_id += 1;
-        conn.out.sign(&mut conn.line, ops);
-        let sent = send(&conn.line, &conn.out, ops);
-        let answer = self.answer(&mut conn.line, &conn.out, id, ops, sent);
-        Some(answer.and_then(|(outcome, closing)| {
+        Some(self.ask(conn, id, ops).and_then(|(outcome, closing)| {
             lease.in_step = !closing;
             outcome
         }))

@@ -3,13 +3,12 @@
 //! alone.
 
 use super::{Abandoned, ClientToOwner};
-use crate::client::batch::at_once;
+use crate::client::batch::in_one_request;
 use crate::client::peer::Peer;
 use crate::client::peer_log::PeerLog;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use nkv_store::device_log::{ClaimStep, ClaimWrite, ControlLine, LogPut, OpenClaim, Skip};
-use nkv_store::key::key_hash;
 use nkv_store::object::Publication;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
@@ -20,7 +19,7 @@ use std::sync::atomic::Ordering;
 /// Puts of one request: an agent allows so many open claims and more.
 const PUTS_PER_REQUEST: usize = 48;
 /// Payload bytes of one request; a larger object is put alone.
-const BYTES_PER_REQUEST: usize = 16 << 20;
+const BYTES_PER_REQUEST: u64 = 16 << 20;
 
 /// One put of a batch.
 struct Wanted<'a> {
@@ -31,6 +30,9 @@ struct Wanted<'a> {
     put: LogPut,
     done: Option<Result<()>>,
 }
+
+/// An owner, and the puts that go to it.
+type OfOwner<'a> = (Arc<Peer>, Vec<Wanted<'a>>);
 
 /// How many of these fit below the limit, first to last.
 fn room_for(part: &[Wanted<'_>], line: &ControlLine) -> usize {
@@ -56,59 +58,58 @@ impl Client {
     pub(in crate::client) fn put_together(
         &self,
         items: &[(&[u8], &[u8])],
+        hashes: &[u64],
         opts: &PutOptions,
     ) -> Vec<Option<Result<()>>> {
         let mut done: Vec<_> = items.iter().map(|_| None).collect();
         if items.len() < 2 || self.shared.draining.load(Ordering::Acquire) {
             return done;
         }
-        let mut by_owner: BTreeMap<u64, (Arc<Peer>, Vec<Wanted<'_>>)> = BTreeMap::new();
-        for (index, (key, value)) in items.iter().enumerate() {
-            if let Some((peer, put)) = self.put_by_tcp(key, value, opts) {
-                let (_, wanted) = by_owner.entry(peer.incarnation).or_insert((peer, Vec::new()));
+        // Looked up once for each rank: most batches go to mapped logs alone.
+        let mut by_rank: BTreeMap<u32, Option<OfOwner<'_>>> = BTreeMap::new();
+        for (index, ((key, value), hash)) in items.iter().zip(hashes).enumerate() {
+            let Some(rank) = self.log_rank(*hash, opts) else { continue };
+            let of_rank = by_rank.entry(rank);
+            let of_rank = of_rank.or_insert_with(|| Some((self.log_by_tcp(rank)?, Vec::new())));
+            let Some((peer, wanted)) = of_rank else { continue };
+            if let Some(put) = self.put_by_tcp(peer, (key, *hash), value, opts) {
                 wanted.push(Wanted { index, key, value, put, done: None });
             }
         }
-        let Some((first, _)) = by_owner.values().next() else { return done };
-        let (first, mut all) = (first.clone(), by_owner.into_values().collect::<Vec<_>>());
-        first.run_blocking(|| {
-            let all = all.iter_mut().collect();
-            at_once(self.shared.env.platform, Kind::Tcp, all, |(peer, wanted)| {
-                self.put_at(peer, wanted);
-            });
-        });
+        let mut all: Vec<_> = by_rank.into_values().flatten().collect();
+        self.at_owners(&mut all, |peer, wanted| self.put_at(peer, wanted));
         for put in all.into_iter().flat_map(|(_, wanted)| wanted) {
             done[put.index] = put.done;
         }
         done
     }
 
-    /// The owner by tcp whose log may take this item, and the put.
+    /// The owner of a rank, if its log takes puts by tcp now.
+    fn log_by_tcp(&self, rank: u32) -> Option<Arc<Peer>> {
+        let peer = self.shared.peers.claiming(self.shared.peers.first_of(rank)?)?;
+        let log = peer.open_log().filter(|_| peer.kind() == Kind::Tcp)?;
+        let refused = log.is_refused(&*self.shared.env.clock);
+        (!refused).then_some(peer)
+    }
+
     fn put_by_tcp(
         &self,
-        key: &[u8],
+        peer: &Peer,
+        (key, hash): (&[u8], u64),
         value: &[u8],
         opts: &PutOptions,
-    ) -> Option<(Arc<Peer>, LogPut)> {
-        Key::check(key).ok().filter(|()| value.len() <= BYTES_PER_REQUEST)?;
-        let hash = key_hash(key);
-        let peer = self.shared.peers.first_of(self.log_rank(hash, opts)?)?;
-        let peer = self.shared.peers.claiming(peer).filter(|peer| peer.kind() == Kind::Tcp)?;
-        let log = peer.open_log().filter(|log| !log.is_refused(&*self.shared.env.clock))?;
+    ) -> Option<LogPut> {
+        let bytes = value.len() as u64;
+        Key::check(key).ok().filter(|()| bytes <= BYTES_PER_REQUEST)?;
         let id = KeyId { hash, check: peer.hasher.check(key) };
-        let put = LogPut::new(log.layout, id, self.page_bytes(opts), value.len() as u64)?;
-        Some((peer, put))
+        LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
     }
 
     fn put_at(&self, peer: &Peer, mut rest: &mut [Wanted<'_>]) {
         let Some(log) = peer.open_log() else { return };
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take(PUTS_PER_REQUEST).take_while(|wanted| {
-                bytes += wanted.value.len();
-                bytes <= BYTES_PER_REQUEST
-            });
-            let n = fits.count().max(1);
+            let sizes = rest.iter().map(|wanted| wanted.value.len() as u64);
+            let n = in_one_request(sizes, PUTS_PER_REQUEST, BYTES_PER_REQUEST);
             // What it did not put is put alone, which waits for room and finds out what failed.
             let Some(n) = self.put_part(peer, log, &mut rest[..n]) else { return };
             rest = &mut rest[n..];
