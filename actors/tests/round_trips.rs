@@ -51,8 +51,10 @@ async fn a_first_get_is_one_request_and_so_are_many_of_one_owner() {
     let c = writer.write_counters();
     writer.put_many(&items, &by_log()).await.into_iter().for_each(Result::unwrap);
     assert_eq!(writer.write_counters().by_log - c.by_log, 40);
-    // Of each rank one that claims and one that writes.
-    assert!(requests(&cluster) - before <= 2 * u64::from(RANKS));
+    assert_eq!(requests(&cluster) - before, u64::from(RANKS));
+    let before = requests(&cluster);
+    writer.put(b"alone", &bytes(5_000, 1), &by_log()).await.unwrap();
+    assert_eq!(requests(&cluster) - before, 1);
     let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     is_served(&cluster, &names).await;
 

@@ -36,20 +36,30 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --bench [--connect ...]        one client, one operation at a time, beside memcpy
   nkv-load --budgets --connect ...        warm, cold, busy, isolated and under load; puts a second
   nkv-load --lookups N --connect ...      location lookups a second among N live objects
+  nkv-load --round-trips --connect ...    round trips over the network of each operation
 
 Exit status 0: every byte was right and nothing failed; 1: not so; any other: the run could not be
 done, or not one operation of it was.";
 
 // clap does not enforce `requires` if the required flag conflicts with a given one. So the flags of
 // one mode also name those of the other modes as conflicts.
-const NOT_BY_THE_CLOCK: [&str; 5] = ["trace", "bench", "budgets", "lookups", "pour"];
-const NOT_IN_A_MIX: [&str; 6] =
-    ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"];
-const NOT_IN_A_BENCH: [&str; 5] = ["trace", "budgets", "lookups", "pour", "inject_corruption"];
-const NOT_IN_A_TRACE: [&str; 6] =
-    ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"];
-const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
-    ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"];
+const NOT_BY_THE_CLOCK: [&str; 6] = ["trace", "bench", "budgets", "lookups", "round_trips", "pour"];
+const NOT_IN_A_MIX: [&str; 7] =
+    ["trace", "bench", "budgets", "lookups", "round_trips", "pour", "inject_corruption"];
+const NOT_IN_A_BENCH: [&str; 6] =
+    ["trace", "budgets", "lookups", "round_trips", "pour", "inject_corruption"];
+const NOT_IN_A_TRACE: [&str; 7] =
+    ["bench", "budgets", "lookups", "round_trips", "pour", "duration", "inject_corruption"];
+const NOT_IN_AN_EMBEDDED_TRACE: [&str; 8] = [
+    "connect",
+    "bench",
+    "budgets",
+    "lookups",
+    "round_trips",
+    "pour",
+    "duration",
+    "inject_corruption",
+];
 
 /// The flags.
 #[derive(Debug, Clone, Parser)]
@@ -163,7 +173,7 @@ pub(crate) struct Flags {
     /// Bytes of the ring that --budgets reads and writes: more than the last-level cache has (KiB,
     /// MiB, GiB) [default: 768MiB]
     #[arg(long, value_name = "BYTES", requires = "budgets", value_parser = parse_bytes,
-        conflicts_with_all = ["bench", "lookups", "pour", "trace"])]
+        conflicts_with_all = ["bench", "lookups", "round_trips", "pour", "trace"])]
     pub(crate) ring_bytes: Option<u64>,
 
     /// Put N objects of 8 bytes with keys of 32 bytes into the device log and look them up in
@@ -173,6 +183,12 @@ pub(crate) struct Flags {
         group = "measured", conflicts_with_all = ["trace", "inject_corruption"],
         value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) lookups: Option<u32>,
+
+    /// Measure how many round trips over the network each operation takes, of 4 KiB where it moves
+    /// bytes: its time over that of a new tcp connection to the first node of --connect
+    #[arg(long, requires = "connect", group = "measured",
+        conflicts_with_all = ["trace", "inject_corruption"])]
+    pub(crate) round_trips: bool,
 
     /// Wait for a line on standard input, then put objects of 4 KiB into the device log back to
     /// back for so long: --budgets starts its producers with this
@@ -259,6 +275,8 @@ pub(crate) enum Mode {
     Budgets,
     /// Location lookups.
     Lookups,
+    /// Round trips of each operation.
+    RoundTrips,
     /// Puts of one producer.
     Pour,
 }
@@ -312,6 +330,7 @@ impl Flags {
             (_, true, _) => Mode::Bench,
             _ if self.budgets => Mode::Budgets,
             _ if self.lookups.is_some() => Mode::Lookups,
+            _ if self.round_trips => Mode::RoundTrips,
             _ if self.pour.is_some() => Mode::Pour,
             (_, _, Some(_)) => Mode::Mix,
             _ => Mode::Embedded,

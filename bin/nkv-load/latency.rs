@@ -23,6 +23,8 @@ pub(crate) struct OpTimes {
     total_ns: u64,
     /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
     pub(crate) copies: Histogram<u64>,
+    /// Nanoseconds of each round trip over the network that was measured beside an operation.
+    trips: Option<Histogram<u64>>,
     /// When the operations were done.
     pub(crate) done: Timeline,
 }
@@ -31,7 +33,12 @@ impl OpTimes {
     /// An empty measurement; `bytes`: moved by one operation, 0 for operations that move none.
     pub(crate) fn new(op: &'static str, bytes: u64) -> Self {
         let done = Timeline::default();
-        Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram(), done }
+        Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram(), trips: None, done }
+    }
+
+    /// An empty measurement with a round trip beside each operation.
+    pub(crate) fn beside_round_trips(op: &'static str, bytes: u64) -> Self {
+        Self { trips: Some(histogram()), ..Self::new(op, bytes) }
     }
 
     /// Records one operation that ended now and took `ns`.
@@ -53,6 +60,13 @@ impl OpTimes {
     /// Records a plain copy of the same bytes that took `ns`.
     pub(crate) fn record_memcpy(&mut self, ns: u64) {
         record(&mut self.copies, ns, 1);
+    }
+
+    /// Records a round trip that took `ns`.
+    pub(crate) fn record_round_trip(&mut self, ns: u64) {
+        if let Some(trips) = &mut self.trips {
+            record(trips, ns, 1);
+        }
     }
 
     /// Adds what another client measured for the same operation.
@@ -92,6 +106,10 @@ impl OpTimes {
             p99_us: self.times.value_at_quantile(0.99) as f64 / 1000.0,
             gb_per_s: if self.bytes == 0 { 0.0 } else { moved / self.total_ns.max(1) as f64 },
             vs_memcpy: (copy > 0).then(|| p50 as f64 / copy as f64),
+            round_trips: self
+                .trips
+                .as_ref()
+                .map(|trips| p50 as f64 / trips.value_at_quantile(0.5).max(1) as f64),
         })
     }
 }
@@ -125,6 +143,16 @@ mod tests {
         // 100 kB in 5.05 ms.
         assert!((row.gb_per_s - 0.0198).abs() < 0.0001, "{}", row.gb_per_s);
         assert!((row.vs_memcpy.unwrap() - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn round_trips_are_the_ratio_of_medians() {
+        let mut times = OpTimes::beside_round_trips("get", 0);
+        for ns in [20_000, 30_000, 40_000] {
+            times.record(ns);
+            times.record_round_trip(10_000);
+        }
+        assert!((times.row().unwrap().round_trips.unwrap() - 3.0).abs() < 0.01);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod mix;
 mod pour;
 mod progress;
 mod report;
+mod round_trips;
 mod setting;
 mod status;
 mod stop;
@@ -135,6 +136,7 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         Mode::Bench => bench::run(flags, &rt, &stop).map(|r| *report = r),
         Mode::Budgets => budgets::run(flags, &stop, report),
         Mode::Lookups => lookups::run(flags, &stop).map(|r| *report = r),
+        Mode::RoundTrips => round_trips::run(flags, &stop).map(|r| *report = r),
         Mode::Pour => pour::run(flags, &stop).map(|r| *report = r),
     };
     if done.is_err() {

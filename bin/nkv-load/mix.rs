@@ -84,10 +84,11 @@ fn report(outcomes: impl Iterator<Item = Outcome>, wall_ns: u64) -> Report {
         all.merge(outcome);
         all
     });
-    let Outcome { puts, gets, exists, removes, asked, tally } =
+    let Outcome { puts, gets, exists, removes, asked, longest_ns, tally } =
         all.unwrap_or_else(|| Outcome::new(0));
-    let hit_blocks = gets.count();
-    let mut report = Report { blocks: asked, hit_blocks, tally, ..Report::default() };
+    let (hit_blocks, longest_call_ns) = (gets.count(), Some(longest_ns));
+    let mut report =
+        Report { blocks: asked, hit_blocks, tally, longest_call_ns, ..Report::default() };
     [puts, gets, exists, removes].into_iter().for_each(|times| report.measured(times));
     let requests = report.requests;
     eprintln!(

@@ -28,6 +28,10 @@ pub(crate) struct OpRow {
     /// Median time divided by the median time of a plain copy of the same bytes, measured in
     /// between: 1 is as fast as a copy, larger is slower. None where nothing is copied.
     pub(crate) vs_memcpy: Option<f64>,
+    /// Median time divided by the median time of a round trip over the network. None where none was
+    /// measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) round_trips: Option<f64>,
 }
 
 impl OpRow {
@@ -46,7 +50,7 @@ impl OpRow {
             micros(self.p50_us),
             micros(self.p99_us),
             if moves { format!("{:.2}", self.gb_per_s) } else { dash() },
-            self.vs_memcpy.map_or_else(dash, |r| format!("{r:.2}")),
+            self.vs_memcpy.or(self.round_trips).map_or_else(dash, |r| format!("{r:.2}")),
         ]
     }
 }
@@ -88,6 +92,8 @@ pub(crate) struct Report {
     pub(crate) facts: Vec<(&'static str, String)>,
     /// Whether a byte was damaged on request.
     pub(crate) damaged: bool,
+    /// Time of the longest call, whether it failed or not, if the run keeps it.
+    pub(crate) longest_call_ns: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -98,6 +104,8 @@ struct Json<'a> {
     prefix_hit_ratio: f64,
     wrong_bytes: u64,
     failed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    longest_call_ms: Option<f64>,
     ops: &'a [OpRow],
     #[serde(skip_serializing_if = "<[Rate]>::is_empty")]
     rates: &'a [Rate],
@@ -131,6 +139,7 @@ impl Report {
             prefix_hit_ratio: self.prefix_hit_ratio(),
             wrong_bytes: self.tally.wrong_bytes,
             failed: self.tally.failed,
+            longest_call_ms: self.longest_call_ns.map(|ns| ns as f64 / 1e6),
             ops: &self.ops,
             rates: &self.rates,
         })
@@ -140,7 +149,11 @@ impl Report {
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_FULL_CONDENSED);
-        table.set_header(OpRow::HEADER);
+        let mut header = OpRow::HEADER;
+        if self.ops.iter().any(|row| row.round_trips.is_some()) {
+            header[OpRow::HEADER.len() - 1] = "round trips";
+        }
+        table.set_header(header);
         for row in &self.ops {
             let [op, figures @ ..] = row.cells();
             let cells = figures.map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
@@ -218,6 +231,7 @@ mod tests {
             p99_us: 2.25,
             gb_per_s: 2.5,
             vs_memcpy,
+            round_trips: None,
         };
         Report {
             requests: 4,

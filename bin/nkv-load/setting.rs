@@ -41,6 +41,7 @@ fn title(flags: &Flags, mode: Mode) -> String {
         Mode::Bench => format!("single operations of one client, {at}"),
         Mode::Budgets => format!("operations that have budgets, {at}"),
         Mode::Lookups => format!("location lookups, {at}"),
+        Mode::RoundTrips => format!("round trips of single operations, {at}"),
         Mode::Pour => format!("puts back to back of one producer, {at}"),
     }
 }
@@ -71,7 +72,7 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
             rows.push(("put : get : exists", format!("{put}:{get}:{exists}")));
         }
         Mode::Trace => rows.extend(of_trace(flags)),
-        Mode::Bench | Mode::Pour => {}
+        Mode::Bench | Mode::RoundTrips | Mode::Pour => {}
         Mode::Budgets => rows.push(("ring", show_bytes(flags.ring()))),
         Mode::Lookups => rows.push(("objects", flags.lookups.unwrap_or(0).to_string())),
     }

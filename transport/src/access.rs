@@ -2,6 +2,7 @@
 //! byte of a request. Production uses [`crate::grants::Grants`], the conformance suite
 //! [`OpenAccess`]. Reads need no permission: every authenticated peer may read.
 
+use nkv_store::device_log::LogLayout;
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +60,10 @@ pub trait Permit {
     fn check(&self, intent: &Intent) -> Result<(), String>;
     /// True once a fence waits for this permit: write no more bytes.
     fn is_revoked(&self) -> bool;
+    /// The log in which it permits claims.
+    fn log(&self) -> Option<LogLayout> {
+        None
+    }
     /// A permitted change is about to be executed; from here on it may have happened, whatever
     /// becomes of the request. `bytes` is the content of a write of up to [`SEEN_BYTES`], else
     /// empty. On an error it is not executed, and the connection ends.

@@ -9,6 +9,7 @@ use crate::log_rights::LogRights;
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::device_log::LogLayout;
 use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, low, state, word};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -273,6 +274,13 @@ impl Permit for Admitted {
 
     fn is_revoked(&self) -> bool {
         self.entry.gate.is_closed()
+    }
+
+    fn log(&self) -> Option<LogLayout> {
+        match &self.entry.rights {
+            Rights::Plan(_) => None,
+            Rights::Log(log) => Some(log.layout()),
+        }
     }
 }
 

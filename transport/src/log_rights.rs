@@ -73,6 +73,10 @@ impl LogRights {
         LogRights { layout, memory, table: Mutex::default() }
     }
 
+    pub(crate) fn layout(&self) -> LogLayout {
+        self.layout
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,6 +6,7 @@
 mod accept;
 mod agent;
 mod agent_state;
+mod append;
 mod batch;
 mod broken;
 mod client;

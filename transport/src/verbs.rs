@@ -1,14 +1,15 @@
 //! The trait of the data plane: one-sided verbs over one remote segment. Every transport implements
 //! it and passes the same conformance suite. A verb never waits for an actor. Plans do not appear
-//! here, and keys only in lookups that the owner's end makes.
+//! here, and keys only in what the owner's end does by itself: lookups and appends.
+
+mod append;
+mod find;
 
 use crate::error::TransportError;
-use nkv_store::{KeyId, SegmentLayout};
-
-use nkv_store::layout::ObjHeader;
-use nkv_store::object::unchanged;
+pub use append::{Append, Appended};
+pub use find::{Find, Found};
+use nkv_store::device_log::ControlLine;
 pub use nkv_store::op::Op;
-use nkv_store::reader::Hit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,52 +86,6 @@ pub struct Post<'a, 'b> {
     pub ops: &'a mut [Op<'b>],
 }
 
-/// What a lookup found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Found {
-    /// No readable object of this key.
-    #[default]
-    Nothing,
-    /// One, in this header slot at this epoch.
-    At(u32, u32),
-    /// One, but fewer bytes than were asked for lie between it and the segment's end.
-    NotRead,
-}
-
-/// A lookup that the owner's end makes. Its header is read, then the payload, then the header once
-/// more, strictly in this order; the caller judges them as those of any read [I2] [I7].
-#[derive(Debug)]
-pub struct Find<'a> {
-    /// The wanted key.
-    pub key: KeyId,
-    /// Gets the first bytes of the payload; may be empty, or longer than the object: then its end
-    /// is filled with something else.
-    pub payload: &'a mut [u8],
-    /// Result of the lookup. What was read lies where the object of this slot and epoch had it: a
-    /// header of another epoch says nothing about it.
-    pub found: Found,
-    /// Results: the slot's header before and after the payload was read.
-    pub headers: [ObjHeader; 2],
-}
-
-impl<'a> Find<'a> {
-    /// A lookup of a key that reads as many bytes as `payload` has.
-    pub fn new(key: KeyId, payload: &'a mut [u8]) -> Self {
-        Self { key, payload, found: Found::default(), headers: Default::default() }
-    }
-
-    /// The object that was found, if it did not change meanwhile: then all of its payload that was
-    /// read is its own, since it was read between the two headers [I7], from where the object of
-    /// that epoch lies [I3].
-    pub fn hit(&self, layout: &SegmentLayout) -> Option<Hit> {
-        let Found::At(slot, epoch) = self.found else { return None };
-        let [before, after] = self.headers;
-        let hit = Hit::of(layout, slot, before, self.key)?;
-        let same = hit.epoch() == epoch && unchanged(&before, &after);
-        (slot < layout.slots && same).then_some(hit)
-    }
-}
-
 /// Called around each batch of [`Verbs::post_many`]: just before it is sent, and once it is over.
 /// So a fence waits for batches in flight and not for those still to be sent.
 pub trait PostObserver {
@@ -202,9 +157,29 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Has the other end put objects into its log, in order, in one round trip, where it can: it
+    /// claims, writes and publishes each, as [`Verbs::post`] would under this token [I4] [I13].
+    /// Then reads the control line. The result of the whole batch; after an error any of them may
+    /// have happened. None: this transport cannot, or not so much at once; then nothing was sent.
+    fn append(
+        &self,
+        _: u64,
+        _: &mut [Append<'_>],
+        _: &mut ControlLine,
+    ) -> Option<Result<(), TransportError>> {
+        None
+    }
+
     /// Closes connections and buffers that were not used lately. Called periodically; must be
     /// quick.
     fn trim(&self) {}
+
+    /// Whether the reads of a batch are executed one after the other: then an unchanged second
+    /// header proves the bytes before it [I7], however long the batch took. A device may execute
+    /// them in any order.
+    fn reads_in_order(&self) -> bool {
+        false
+    }
 
     /// False once the owner of the segment is known to be gone; it never becomes true again.
     fn is_alive(&self) -> bool;

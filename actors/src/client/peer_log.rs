@@ -6,7 +6,7 @@ use crate::message::{Abandoned, KeyBytes, KeyReport};
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};
 use nkv_transport::gate::Gate;
-use nkv_transport::verbs::{Kind, Op, Verbs};
+use nkv_transport::verbs::{Append, Kind, Op, Verbs};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -199,9 +199,8 @@ impl PeerLog {
         put: &LogPut,
         line: &mut ControlLine,
     ) -> Result<Option<u64>> {
-        let bump = self.bump.load(Ordering::Relaxed);
-        if waits_for_network(verbs) && bump > 0 {
-            *line = ControlLine::known(self.limit.load(Ordering::Relaxed), bump);
+        if let Some(known) = self.known_line().filter(|_| waits_for_network(verbs)) {
+            *line = known;
             if let Some(bound) = put.room(line) {
                 return Ok(Some(bound));
             }
@@ -219,8 +218,11 @@ impl PeerLog {
         line: &mut ControlLine,
     ) -> Result<u64> {
         if verbs.kind() == Kind::Tcp {
-            let claimed = self.claim_all(verbs, std::slice::from_ref(put), line)?;
-            return claimed.first().copied().ok_or_else(no_claim);
+            let mut ops = [put.fetch_add(), line.read()];
+            verbs.post(self.token, &mut ops)?;
+            let p = claimed(&ops[0]);
+            self.has_read(line);
+            return p;
         }
         let mut ops = [put.fetch_add()];
         verbs.post(self.token, &mut ops)?;
@@ -231,21 +233,29 @@ impl PeerLog {
         Ok(p)
     }
 
-    /// Claims for many puts by one batch, which also reads the control line.
-    pub(super) fn claim_all(
+    /// Has the owner's end put objects, and reads limit and bump. None: it cannot.
+    pub(super) fn append(
         &self,
         verbs: &dyn Verbs,
-        puts: &[LogPut],
+        appends: &mut [Append<'_>],
         line: &mut ControlLine,
-    ) -> Result<Vec<u64>> {
-        let mut ops: Vec<_> = puts.iter().map(LogPut::fetch_add).collect();
-        ops.push(line.read());
-        verbs.post(self.token, &mut ops)?;
-        let positions = ops[..puts.len()].iter().map(claimed).collect();
-        drop(ops);
+    ) -> Option<Result<()>> {
+        let done = verbs.append(self.token, appends, line)?;
+        if done.is_ok() {
+            self.has_read(line);
+        }
+        Some(done.map_err(Error::from))
+    }
+
+    fn has_read(&self, line: &ControlLine) {
         self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
         self.bump.fetch_max(line.bump_ptr(), Ordering::Relaxed);
-        positions
+    }
+
+    /// Limit and bump as far as they are known. None: they have to be read.
+    pub(super) fn known_line(&self) -> Option<ControlLine> {
+        let bump = self.bump.load(Ordering::Relaxed);
+        (bump > 0).then(|| ControlLine::known(self.limit.load(Ordering::Relaxed), bump))
     }
 }
 

@@ -3,7 +3,7 @@
 //! thread. The key is reported to the owner later, in a batch, so that the object can be listed. A
 //! put that the log cannot take uses a plan.
 
-mod batch;
+mod append;
 
 use super::Client;
 use super::peer::Peer;
@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
+use nkv_store::layout::epoch_of;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Kind;
 use std::sync::atomic::Ordering;
@@ -49,9 +50,8 @@ fn is_there(peer: &Peer, id: KeyId) -> bool {
     true
 }
 
-/// The error of a put whose claim has ended: `found` is its publish word.
-fn void_claim(peer: &Peer, found: u64) -> Error {
-    let epoch = nkv_store::layout::epoch_of(found);
+/// The error of a put whose claim has ended: its slot is at this epoch.
+fn void_claim(peer: &Peer, epoch: u32) -> Error {
     Error::reclaimed(format!("a claim in the log of rank {} is void ({epoch})", peer.rank))
 }
 
@@ -158,6 +158,11 @@ impl Client {
         let Some(put) = LogPut::new(log.layout, id, page_bytes, value.len() as u64) else {
             return Ok(Took::No);
         };
+        if peer.kind() == Kind::Tcp
+            && let Some(took) = self.append((peer, log), key, &put, value)?
+        {
+            return Ok(took);
+        }
         let checked = value.len() >= CHECKED_BYTES;
         if let Some(reader) = peer.reader.as_ref().filter(|_| checked) {
             reader.expect(id);
@@ -228,7 +233,7 @@ impl Client {
         })?;
         let took = object.took(&ops);
         open.leave();
-        took.map_err(|found| void_claim(peer, found))
+        took.map_err(|found| void_claim(peer, epoch_of(found)))
     }
 
     /// Waits until the log has room: at most `ROOM_WAIT`, and not at all for a while after a wait

@@ -277,6 +277,7 @@ impl Client {
     ) -> Vec<std::result::Result<usize, Miss>> {
         let mut results: Vec<_> = items.iter().map(|_| Err(Miss::Changed)).collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
+        let mut of_peers = Vec::new();
         for (index, ((meta, via), dst)) in items.iter_mut().enumerate() {
             if (dst.len() as u64) < meta.object.bytes_total {
                 results[index] = Err(Miss::Fatal(too_small(meta.object.bytes_total, dst.len())));
@@ -286,34 +287,34 @@ impl Client {
             let slot = Slot { index, meta, via: *via, dst, reading: reading_of(meta) };
             groups.entry(meta.at.incarnation).or_default().push(slot);
         }
-        for (incarnation, mut slots) in groups {
-            let peer = match self.peer(incarnation).await {
-                Ok(p) => p,
-                Err(e) => {
-                    for s in &slots {
-                        results[s.index] = Err(unreached(e.clone()));
-                    }
-                    continue;
+        for (incarnation, slots) in groups {
+            match self.peer(incarnation).await {
+                Ok(peer) => of_peers.push((peer, (slots, Vec::new()))),
+                Err(e) => slots.iter().for_each(|s| results[s.index] = Err(unreached(e.clone()))),
+            }
+        }
+        self.at_owners(&mut of_peers, |peer, (slots, read)| *read = self.read_group(peer, slots));
+        for (peer, (slots, read)) in of_peers {
+            for (s, read) in slots.iter().zip(read).rev() {
+                if read.is_ok() {
+                    let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
+                    peer.note(Some(s.via), Touch { slot, epoch, bytes: s.meta.object.bytes_total });
+                    self.shared.reads.via(s.via);
                 }
-            };
-            peer.run_blocking(|| self.read_group(&peer, &mut slots, &mut results));
-            for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
-                let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
-                peer.note(Some(s.via), Touch { slot, epoch, bytes: s.meta.object.bytes_total });
-                self.shared.reads.via(s.via);
+                results[s.index] = read;
             }
             peer.flush_touches(TOUCH_BATCH);
         }
         results
     }
 
+    /// Reads objects of one owner; one result for each, in order.
     fn read_group(
         &self,
         peer: &Peer,
         slots: &mut [Slot<'_>],
-        results: &mut [std::result::Result<usize, Miss>],
-    ) {
-        let mut rest = slots;
+    ) -> Vec<std::result::Result<usize, Miss>> {
+        let (mut rest, mut results) = (slots, Vec::new());
         while !rest.is_empty() {
             let sizes = rest.iter().map(|s| s.meta.object.bytes_total);
             let n = in_one_request(sizes, MAX_READS_PER_POST, MAX_BYTES_PER_POST);
@@ -331,9 +332,10 @@ impl Client {
                     Err(Miss::Changed) => &self.shared.reads.changed,
                 };
                 counter.one();
-                results[s.index] = read;
+                results.push(read);
             }
         }
+        results
     }
 
     /// One chain: header, payload, header of each; re-reads the headers when the chain was slow.
@@ -344,7 +346,7 @@ impl Client {
         drop(ops);
         let now = self.shared.env.clock.now_ns();
         self.shared.times.reads.record(now.saturating_sub(t0));
-        if chain_in_time(t0, now, peer.layout.quarantine_ns()) {
+        if peer.verbs.reads_in_order() || chain_in_time(t0, now, peer.layout.quarantine_ns()) {
             return Ok(());
         }
         self.shared.reads.strict.one();

@@ -46,6 +46,8 @@ pub(super) struct Outcome {
     pub(super) removes: OpTimes,
     /// Gets that were answered, with the value or with NotFound.
     pub(super) asked: u64,
+    /// Time of the longest call, whether it failed or not.
+    pub(super) longest_ns: u64,
     /// Wrong bytes and failures.
     pub(super) tally: ErrorTally,
 }
@@ -59,6 +61,7 @@ impl Outcome {
             exists: OpTimes::new("exists", 0),
             removes: OpTimes::new("remove", 0),
             asked: 0,
+            longest_ns: 0,
             tally: ErrorTally::default(),
         }
     }
@@ -70,6 +73,7 @@ impl Outcome {
         self.exists.merge(&other.exists);
         self.removes.merge(&other.removes);
         self.asked += other.asked;
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
         self.tally.merge(other.tally);
     }
 }
@@ -171,6 +175,7 @@ impl Client {
         Stream::of(&key, version).fill(&mut self.buffer);
         let opts = PutOptions::default();
         let (outcome, ns) = timed(|| self.handle.put(&key, &self.buffer, &opts));
+        self.outcome.longest_ns = self.outcome.longest_ns.max(ns);
         self.slots[slot].next += 1;
         match outcome {
             Ok(()) => {
@@ -194,6 +199,7 @@ impl Client {
         };
         let key = self.key(slot);
         let (outcome, ns) = timed(|| self.handle.get_into(&key, &mut self.buffer));
+        self.outcome.longest_ns = self.outcome.longest_ns.max(ns);
         match outcome {
             Ok(read) => {
                 self.outcome.asked += 1;
@@ -217,6 +223,7 @@ impl Client {
         let stored = self.slots[slot].stored.is_some();
         let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
         let (outcome, ns) = timed(|| self.handle.exists(&[&key]));
+        self.outcome.longest_ns = self.outcome.longest_ns.max(ns);
         match outcome.as_deref().map_err(Clone::clone) {
             Ok([Existence::Absent]) => {
                 self.slots[slot].stored = None;
@@ -243,6 +250,7 @@ impl Client {
     fn remove(&mut self, slot: usize) -> bool {
         let key = self.key(slot);
         let (outcome, ns) = timed(|| self.handle.remove(&key));
+        self.outcome.longest_ns = self.outcome.longest_ns.max(ns);
         match outcome {
             Ok(()) => self.outcome.removes.record(ns),
             Err(error) if error.kind() == ErrorKind::NotFound => {}

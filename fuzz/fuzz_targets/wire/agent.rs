@@ -1,12 +1,15 @@
 //! A real tcp agent beside a real segment, over loopback, with a hostile peer: the input is what
-//! the peer sends before it closes its half. Whatever it sends, only bytes that its plan covers may
-//! change, every answer is whole, and an honest client is still served. The first byte decides
+//! the peer sends before it closes its half. Whatever it sends, only bytes that its plan or its log
+//! covers may change, every answer is whole, no claim stays open, and an honest client is still
+//! served. The first byte decides
 //! whether a valid hello is sent first; the second gives the size of the pieces.
 
 use nkv_store::arena::Extent;
+use nkv_store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogLayout};
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, Cut, Permit};
 use nkv_transport::grants::{Grant, Grants};
+use nkv_transport::log_rights::LogRights;
 use nkv_transport::{AgentLimits, TcpAgent, TcpOptions, TcpVerbs, Verbs};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,18 +21,33 @@ pub const INCARNATION: u64 = 0x1234_5678_9abc_def0;
 pub const TOKEN: u64 = 0x10_c0de;
 pub const GRANT: Grant =
     Grant { header_off: 4096, epoch: 7, extent: Extent { offset: 16 << 10, len: 8 << 10 } };
+/// Of a producer with rights in the log.
+pub const LOG_TOKEN: u64 = 0x10_c0df;
 pub const SEGMENT_BYTES: u64 = 64 << 10;
+/// Headers and bytes of the log: four units.
+const LOG_HEADERS: u64 = 8 << 10;
+const LOG_BASE: u64 = 32 << 10;
+const LOG_UNIT: u64 = 4 << 10;
+const LOG_BYTES: u64 = 4 * LOG_UNIT;
+/// So much can be claimed in one input.
+const LOG_LIMIT: u64 = 64 * LOG_BYTES;
 /// An agent that sends nothing for this long hangs.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What an agent may answer to one input: its requests are few, and each returns little.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
-/// Offsets and lengths that the plan covers; all other bytes must not change.
-const GRANTED: [(u64, u64); 2] = [(GRANT.header_off, 64), (GRANT.extent.offset, GRANT.extent.len)];
+/// Offsets and lengths that the plan and the log cover; all other bytes must not change.
+const GRANTED: [(u64, u64); 5] = [
+    (GRANT.header_off, 64),
+    (GRANT.extent.offset, GRANT.extent.len),
+    (BUMP_PTR_OFF, 8),
+    (LOG_HEADERS, LOG_BYTES / LOG_UNIT * 64),
+    (LOG_BASE, LOG_BYTES),
+];
 
 /// Production's grants, but without waiting for an unknown token.
 #[derive(Debug)]
-struct AtOnce(Grants);
+struct AtOnce(Arc<Grants>);
 
 impl Access for AtOnce {
     fn admit<'a>(&'a self, token: u64, cut: &Arc<dyn Cut>) -> Result<Box<dyn Permit + 'a>, String> {
@@ -40,22 +58,26 @@ impl Access for AtOnce {
 struct Fixture {
     agent: TcpAgent,
     memory: Arc<AnonMemory>,
+    grants: Arc<Grants>,
+    layout: LogLayout,
     honest: TcpVerbs,
 }
 
 static RIG: LazyLock<Fixture> = LazyLock::new(|| {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).expect("64 KiB of memory"));
-    let grants = Grants::new();
+    memory.store(HEAP_LIMIT_OFF, LOG_LIMIT).expect("inside the segment");
+    let layout = LogLayout::new(LOG_BASE, LOG_BYTES, LOG_UNIT, LOG_HEADERS).expect("a layout");
+    let grants = Arc::new(Grants::new());
     grants.open(TOKEN, GRANT);
     let at = "127.0.0.1:0".parse().expect("an address");
     let limits = AgentLimits { max_request_bytes: 64 << 10, ..AgentLimits::default() };
-    let access = Arc::new(AtOnce(grants));
+    let access = Arc::new(AtOnce(grants.clone()));
     let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits)
         .expect("an agent on loopback");
     let to = agent.local_addr().to_string();
     let honest = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default())
         .expect("an honest client is served");
-    Fixture { agent, memory, honest }
+    Fixture { agent, memory, grants, layout, honest }
 });
 
 /// A hello that the agent welcomes.
@@ -75,13 +97,24 @@ pub fn run(input: &[u8]) -> bool {
     let rig = &*RIG;
     let mut sent = if with_hello & 1 == 1 { hello() } else { Vec::new() };
     sent.extend_from_slice(bytes);
+    let rights = Arc::new(LogRights::new(rig.layout, rig.memory.clone()));
+    rig.grants.open_log(LOG_TOKEN, rights.clone());
     let (answer, whole) = converse(rig, &sent, 1 + 16 * usize::from(*piece));
+    end(rig, &rights);
     let answers = count_answers(&answer);
     // After a reset its end may be lost on the way.
     assert!(!whole || answers.is_some(), "the agent broke off inside an answer");
     check_segment(&rig.memory);
     rig.honest.read(0, &mut [0; 8]).expect("an honest client is served beside any other");
     answers.is_some_and(|n| n > 0)
+}
+
+/// Fences the producer and settles what it left, as an owner does.
+fn end(rig: &Fixture, rights: &LogRights) {
+    rig.grants.revoke(LOG_TOKEN);
+    assert!(rig.grants.wait_drained(LOG_TOKEN, TIMEOUT), "a request does not end");
+    let ended = rights.finish().expect("the log is in memory");
+    assert_eq!((ended.in_flight, rights.open()), (0, (0, 0)), "a claim stays open");
 }
 
 /// Sends everything, closes its half, and returns all that the agent sent; with false if the agent
@@ -132,14 +165,17 @@ fn count_answers(answer: &[u8]) -> Option<usize> {
     Some(answers)
 }
 
-/// Everything outside the plan is zero; what is inside becomes so again.
+/// Everything outside plan and log is as it was; what is inside becomes so again.
 fn check_segment(memory: &AnonMemory) {
-    let zeros = vec![0; GRANT.extent.len as usize];
+    let zeros = vec![0; LOG_BYTES as usize];
     for (offset, len) in GRANTED {
         memory.write(offset, &zeros[..len as usize]).expect("inside the segment");
     }
     let mut all = vec![0; SEGMENT_BYTES as usize];
     memory.read(0, &mut all).expect("the whole segment");
+    let limit = HEAP_LIMIT_OFF as usize;
+    assert_eq!(all[limit..limit + 8], LOG_LIMIT.to_ne_bytes(), "the limit was changed");
+    all[limit..limit + 8].fill(0);
     let changed = all.iter().position(|b| *b != 0);
-    assert_eq!(changed, None, "a byte outside the plan was changed");
+    assert_eq!(changed, None, "a byte outside plan and log was changed");
 }

@@ -403,9 +403,10 @@ fn streams(seeds: &mut Seeds) {
     add([0, 2, 0, 2], &[again(1, &key()), again(2, &KeyBytes::from(vec![7; 300]))]);
 }
 
-/// One request to an agent: verbs as (code, offset, a, b), then the payload of the writes.
-fn asked(token: u64, verbs: &[(u32, u64, u64, u64)], payload: &[u8]) -> Vec<u8> {
-    let sum = |code| verbs.iter().filter(|v| v.0 == code).map(|v| v.2).sum::<u64>();
+/// One request to an agent: verbs as (code, offset, a, b), where the code's high half is the second
+/// word; then the payload of the writes.
+fn asked(token: u64, verbs: &[(u64, u64, u64, u64)], payload: &[u8]) -> Vec<u8> {
+    let sum = |code| verbs.iter().filter(|v| v.0 as u32 == code).map(|v| v.2).sum::<u64>();
     let mut bytes = b"nkvq".to_vec();
     bytes.extend((verbs.len() as u32).to_le_bytes());
     for word in [1, token, sum(2), sum(1)] {
@@ -413,7 +414,6 @@ fn asked(token: u64, verbs: &[(u32, u64, u64, u64)], payload: &[u8]) -> Vec<u8> 
     }
     for (code, offset, a, b) in verbs {
         bytes.extend(code.to_le_bytes());
-        bytes.extend([0; 4]);
         for word in [offset, a, b] {
             bytes.extend(word.to_le_bytes());
         }
@@ -422,7 +422,8 @@ fn asked(token: u64, verbs: &[(u32, u64, u64, u64)], payload: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// The tcp data protocol, both ends. Verbs: 1 read, 2 write, 3 store, 4 add, 5 swap, 6 flush.
+/// The tcp data protocol, both ends. Verbs: 1 read, 2 write, 3 store, 4 add, 5 swap, 6 flush,
+/// 7 find, 8 append.
 fn data(seeds: &mut Seeds) {
     let (header, extent) = (GRANT.header_off, GRANT.extent.offset);
     let word = |state: u64| state | u64::from(GRANT.epoch) << 32;
@@ -438,8 +439,14 @@ fn data(seeds: &mut Seeds) {
     let get = asked(0, &[(1, 0, 64, 0), (1, extent, 5000, 0)], &[]);
     let denied = asked(TOKEN, &[(4, 0, 1, 0)], &[]);
     let outside = asked(TOKEN, &[(2, agent::SEGMENT_BYTES - 4, 8, 0)], &[1; 8]);
-    let in_a_row = [&denied[..], &outside, &get, &put].concat();
-    for requests in [put, get, in_a_row] {
+    // Second words: a page size, "of what was appended", "of what was found".
+    const RELATIVE: u64 = 1 << 32;
+    let append = [(8 | 4096 << 32, 11, 200, 12), (2 | RELATIVE, 0, 200, 0), (1, 0, 64, 0)];
+    let append = asked(agent::LOG_TOKEN, &append, &[9; 200]);
+    let find = [(7, 11, 0, 12), (1 | RELATIVE, 0, 64, 0), (1 | RELATIVE, 64, 100, 0)];
+    let find = asked(0, &find, &[]);
+    let in_a_row = [&denied[..], &append, &outside, &find, &get, &put].concat();
+    for requests in [put, get, append, find, in_a_row] {
         seeds.add("agent", &[&[1, 3], &requests[..]].concat());
         seeds.add("agent", &[&[0, 255], &agent::hello()[..], &requests].concat());
     }

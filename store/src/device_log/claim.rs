@@ -112,6 +112,16 @@ impl LogPut {
         Claim { put: *self, position: p }
     }
 
+    /// Its key.
+    pub fn key(&self) -> KeyId {
+        self.key
+    }
+
+    /// Logical page size in bytes.
+    pub fn page_bytes(&self) -> u32 {
+        self.page_bytes
+    }
+
     /// Bytes claimed: whole units.
     pub fn claim_bytes(&self) -> u64 {
         self.n

@@ -3,8 +3,8 @@
 //! on one connection [I4].
 
 use super::frame::{
-    MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE,
-    OpDesc, REQUEST_BYTES, REQUEST_MAGIC, Request,
+    MAX_EARLY_BYTES, OP_APPEND, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND, OP_FLUSH, OP_READ,
+    OP_STORE, OP_WRITE, OpDesc, REQUEST_BYTES, REQUEST_MAGIC, Request,
 };
 use super::line::Line;
 use super::tags::has_tag;
@@ -121,7 +121,7 @@ impl Outgoing {
         match code {
             OP_READ => self.read_bytes += a,
             OP_WRITE => self.write_bytes += a,
-            OP_FETCH_ADD | OP_COMPARE_SWAP | OP_FIND => self.results += 1,
+            OP_FETCH_ADD | OP_COMPARE_SWAP | OP_FIND | OP_APPEND => self.results += 1,
             _ => {}
         }
         let desc = OpDesc {

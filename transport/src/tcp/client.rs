@@ -11,7 +11,8 @@ use super::options::TcpOptions;
 use super::pool::{Conn, Lease, Pool};
 use super::tags::has_tag;
 use crate::error::TransportError;
-use crate::verbs::{Alive, Find, Kind, Op, Post, PostObserver, Verbs, check_batch};
+use crate::verbs::{Alive, Append, Find, Kind, Op, Post, PostObserver, Verbs, check_batch};
+use nkv_store::device_log::ControlLine;
 use nkv_store::fork::ProcessMark;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -267,8 +268,26 @@ impl Verbs for TcpVerbs {
         Some(done.and_then(|()| pool.alive.check(&pool.target)))
     }
 
+    fn append(
+        &self,
+        token: u64,
+        appends: &mut [Append<'_>],
+        line: &mut ControlLine,
+    ) -> Option<Result<(), TransportError>> {
+        let pool = &self.pool;
+        if let Err(e) = pool.alive.check(&pool.target) {
+            return Some(Err(e));
+        }
+        let done = self.append_all(token, appends, line)?;
+        Some(done.and_then(|()| pool.alive.check(&pool.target)))
+    }
+
     fn trim(&self) {
         self.pool.trim();
+    }
+
+    fn reads_in_order(&self) -> bool {
+        true
     }
 
     fn is_alive(&self) -> bool {

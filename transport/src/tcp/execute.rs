@@ -29,32 +29,49 @@ impl Connection<'_> {
             Step::Flush => segment.flush(),
             // Only in requests without a change, whose reads the answer makes.
             Step::Find(_) | Step::ReadFound { .. } => {}
+            Step::Append { key, page_bytes, len } => {
+                let result = self.append(permit, key, page_bytes, len)?;
+                self.results.push(result);
+            }
+            // Received by the append before it.
+            Step::Appended { .. } => {}
             Step::Change(intent @ Intent::Write { offset, len }) => {
                 self.place(permit, &intent, offset, len as usize)?;
                 permit.done(&intent, 0);
             }
             Step::Change(intent) => {
-                permit.starts(&intent, &[]).map_err(End::Unfit)?;
-                let found = match intent {
-                    Intent::FetchAdd { offset, add } => Some(segment.fetch_add(offset, add)?),
-                    Intent::CompareSwap { offset, expect, new } => {
-                        Some(segment.compare_swap(offset, expect, new)?)
-                    }
-                    Intent::Store { offset, value } => {
-                        segment.store(offset, value)?;
-                        None
-                    }
-                    Intent::Write { .. } => None,
-                };
-                permit.done(&intent, found.unwrap_or_default());
+                let found = self.change_word(permit, &intent)?;
                 self.results.extend(found);
             }
         }
         Ok(())
     }
 
+    /// Executes a change of one word; the word that an atomic found.
+    pub(super) fn change_word(
+        &self,
+        permit: &dyn Permit,
+        intent: &Intent,
+    ) -> Result<Option<u64>, End> {
+        let segment = &self.shared.segment;
+        permit.starts(intent, &[]).map_err(End::Unfit)?;
+        let found = match *intent {
+            Intent::FetchAdd { offset, add } => Some(segment.fetch_add(offset, add)?),
+            Intent::CompareSwap { offset, expect, new } => {
+                Some(segment.compare_swap(offset, expect, new)?)
+            }
+            Intent::Store { offset, value } => {
+                segment.store(offset, value)?;
+                None
+            }
+            Intent::Write { .. } => None,
+        };
+        permit.done(intent, found.unwrap_or_default());
+        Ok(found)
+    }
+
     /// Receives the next `len` bytes of the connection to `offset`.
-    fn place(
+    pub(super) fn place(
         &mut self,
         permit: &dyn Permit,
         intent: &Intent,

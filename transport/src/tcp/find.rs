@@ -49,15 +49,19 @@ impl TcpVerbs {
                 Op::Read { offset: 0, dst: after.as_mut_bytes() },
             ]);
         }
-        let done = self.exchange(&keys, &mut ops)?;
+        let done = self.exchange(&mut ops, |out, ops, id| out.find(&keys, ops, id))?;
         let results: Vec<_> = ops.iter().step_by(OPS_PER_FIND).map(found).collect();
         drop(ops);
         finds.iter_mut().zip(results).for_each(|(find, found)| find.found = found);
         Some(done)
     }
 
-    /// One request and its answer. None: it exceeds what the agent accepts.
-    fn exchange(&self, keys: &[KeyId], ops: &mut [Op<'_>]) -> Option<Result<(), TransportError>> {
+    /// One request, which `fill` describes, and its answer. None: it exceeds what the agent takes.
+    pub(super) fn exchange(
+        &self,
+        ops: &mut [Op<'_>],
+        fill: impl FnOnce(&mut Outgoing, &[Op<'_>], u64),
+    ) -> Option<Result<(), TransportError>> {
         let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
         let mut lease = match self.pool.lease(deadline) {
             Ok(lease) => lease,
@@ -70,8 +74,9 @@ impl TcpVerbs {
             Err(e) => return Some(Err(e)),
         };
         let id = conn.next_id;
-        conn.out.find(keys, ops, id);
-        if conn.out.pieces.len() > conn.limits.ops || conn.out.read_bytes > conn.limits.bytes {
+        fill(&mut conn.out, ops, id);
+        let bytes = conn.out.read_bytes.max(conn.out.write_bytes);
+        if conn.out.pieces.len() > conn.limits.ops || bytes > conn.limits.bytes {
             lease.in_step = true;
             return None;
         }

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Version of everything below.
-pub const TCP_VERSION: u32 = 5;
+pub const TCP_VERSION: u32 = 6;
 /// Most verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
 /// Most payload bytes of one request in each direction; the client splits larger verbs. Default of
@@ -69,13 +69,14 @@ pub(super) struct Request {
     pub read_bytes: U64,
 }
 
-/// One verb. `a` and `b` by code: length; value; add; expect and new. Of a lookup, `offset` and `b`
-/// are the key's two hashes.
+/// One verb. `a` and `b` by code: length; value; add; expect and new. Of a lookup or an append,
+/// `offset` and `b` are the key's two hashes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct OpDesc {
     pub code: U32,
-    /// 1 in a read: `offset` counts from what the last lookup found, header first, then payload.
+    /// 1 in a read: `offset` counts from what the last lookup found, header first, then payload. 1
+    /// in a write: the payload of the append before it. In an append: the object's page size.
     pub relative: U32,
     pub offset: U64,
     pub a: U64,
@@ -111,6 +112,15 @@ pub(super) const OP_FLUSH: u32 = 6;
 /// `NOT_READ`: what was to be read of it reaches beyond the segment. Only in requests without a
 /// change.
 pub(super) const OP_FIND: u32 = 7;
+/// An append of `a` bytes, which the write after it brings: the agent claims, writes and publishes.
+/// Its result is the claim's position, which leaves the low bits free, and one of the codes below.
+pub(super) const OP_APPEND: u32 = 8;
+pub(super) const APPEND_CODES: u64 = 7;
+pub(super) const APPEND_READY: u64 = 0;
+pub(super) const APPEND_WAITS: u64 = 1;
+pub(super) const APPEND_VOID: u64 = 2;
+pub(super) const APPEND_NO_ROOM: u64 = 3;
+pub(super) const APPEND_REFUSED: u64 = 4;
 pub(super) const NOT_FOUND: u64 = u64::MAX;
 pub(super) const NOT_READ: u64 = u64::MAX - 1;
 

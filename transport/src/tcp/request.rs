@@ -2,8 +2,8 @@
 //! byte is written. This file accesses neither the segment nor the socket.
 
 use super::frame::{
-    MAX_EARLY_BYTES, MAX_OPS, NOT_FOUND, NOT_READ, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND,
-    OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc, REQUEST_MAGIC, Request, Status,
+    MAX_EARLY_BYTES, MAX_OPS, NOT_FOUND, NOT_READ, OP_APPEND, OP_COMPARE_SWAP, OP_FETCH_ADD,
+    OP_FIND, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc, REQUEST_MAGIC, Request, Status,
 };
 use crate::access::{Intent, Permit};
 use crate::verbs::check_range;
@@ -28,6 +28,16 @@ pub(super) enum Step {
         offset: u64,
         len: u64,
     },
+    /// An object to be put into the log: claim, write and publish it.
+    Append {
+        key: KeyId,
+        page_bytes: u32,
+        len: u64,
+    },
+    /// The payload of the append before it.
+    Appended {
+        len: u64,
+    },
 }
 
 impl Step {
@@ -37,6 +47,12 @@ impl Step {
             OP_READ if d.relative.get() == 1 => Step::ReadFound { offset, len: a },
             OP_READ => Step::Read { offset, len: a },
             OP_FIND => Step::Find(KeyId { hash: offset, check: b }),
+            OP_APPEND => Step::Append {
+                key: KeyId { hash: offset, check: b },
+                page_bytes: d.relative.get(),
+                len: a,
+            },
+            OP_WRITE if d.relative.get() == 1 => Step::Appended { len: a },
             OP_WRITE => Step::Change(Intent::Write { offset, len: a }),
             OP_STORE => Step::Change(Intent::Store { offset, value: a }),
             OP_FETCH_ADD => Step::Change(Intent::FetchAdd { offset, add: a }),
@@ -56,7 +72,22 @@ impl Step {
                 | Intent::FetchAdd { offset, .. }
                 | Intent::CompareSwap { offset, .. },
             ) => check_range(offset, 8, true, segment_len),
+            // An append goes where a claim lies.
+            Step::Append { .. } | Step::Appended { .. } => Ok(()),
             Step::Flush | Step::Find(_) | Step::ReadFound { .. } => Ok(()),
+        }
+    }
+
+    /// Whether it changes memory.
+    fn changes(&self) -> bool {
+        matches!(self, Step::Change(_) | Step::Append { .. } | Step::Appended { .. })
+    }
+
+    /// Bytes of payload that the request brings for it.
+    fn brings(&self) -> Option<u64> {
+        match *self {
+            Step::Change(Intent::Write { len, .. }) | Step::Appended { len } => Some(len),
+            _ => None,
         }
     }
 }
@@ -109,13 +140,21 @@ impl Steps {
                     reads = reads.saturating_add(len);
                 }
                 Step::Find(_) => self.finds = true,
-                Step::Change(Intent::Write { len, .. }) => writes = writes.saturating_add(len),
-                _ => {}
+                _ => writes = writes.saturating_add(step.brings().unwrap_or(0)),
+            }
+            let due = match self.all.last() {
+                Some(Step::Append { len, .. }) => Some(Step::Appended { len: *len }),
+                _ => None,
+            };
+            if due.is_some() != matches!(step, Step::Appended { .. })
+                || due.is_some_and(|due| due != step)
+            {
+                return Err("an append and another payload than its own".to_string());
             }
             self.all.push(step);
             // A flush directly after a change is executed with the change, before the answer [I4].
             let flushes = matches!(step, Step::Flush) && self.tail + 1 == self.all.len();
-            if matches!(step, Step::Change(_)) || flushes && self.tail > 0 {
+            if step.changes() || flushes && self.tail > 0 {
                 self.tail = self.all.len();
                 early = reads;
             }
@@ -126,6 +165,9 @@ impl Steps {
                 header.write_bytes.get(),
                 header.read_bytes.get()
             ));
+        }
+        if matches!(self.all.last(), Some(Step::Append { .. })) {
+            return Err("an append without its payload".to_string());
         }
         if self.finds && self.tail > 0 {
             return Err("a lookup and a change in one request".to_string());
@@ -176,7 +218,7 @@ impl Steps {
             .try_for_each(|s| s.fits(segment_len).map_err(|why| (Status::OutOfBounds, why)))
     }
 
-    /// Checks every change against the permit.
+    /// Checks every change against the permit; those of appends, once their claims are known.
     pub(super) fn check_permit(&self, permit: &dyn Permit) -> Result<(), (Status, String)> {
         self.leading().iter().try_for_each(|step| match step {
             Step::Change(intent) => permit.check(intent).map_err(|why| (Status::Refused, why)),
@@ -196,10 +238,7 @@ impl Steps {
 
     /// Lengths of its writes, in order.
     pub(super) fn writes(&self) -> impl Iterator<Item = u64> + '_ {
-        self.leading().iter().filter_map(|s| match *s {
-            Step::Change(Intent::Write { len, .. }) => Some(len),
-            _ => None,
-        })
+        self.leading().iter().filter_map(Step::brings)
     }
 
     /// Lengths of its reads before the last change, in order.

@@ -1,6 +1,8 @@
 //! The device log over tcp: producers claim and write through the agent, and a real owner accepts.
-//! `work` tests success, `hostile` refusals, `ends` what a lost producer leaves.
+//! `work` tests success, `hostile` refusals, `ends` what a lost producer leaves, `appends` puts
+//! that the agent makes.
 
+mod appends;
 mod ends;
 mod hostile;
 mod work;
@@ -55,6 +57,16 @@ struct Fixture {
 }
 
 fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
+    rig_with(units, unit, limits, |memory| memory)
+}
+
+/// With another memory for the agent than the segment's own.
+fn rig_with(
+    units: u64,
+    unit: u64,
+    limits: AgentLimits,
+    double: impl FnOnce(Arc<dyn Memory>) -> Arc<dyn Memory>,
+) -> Fixture {
     let log_base = HEADER_BASE + (units * 64).next_multiple_of(4096);
     let memory = Arc::new(AnonMemory::new(log_base + units * unit).unwrap());
     let layout = LogLayout::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
@@ -67,8 +79,8 @@ fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
     });
     let at = "127.0.0.1:0".parse().unwrap();
     let access = grants.clone();
-    let agent =
-        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    let of_agent = double(memory.clone());
+    let agent = TcpAgent::start(at, of_agent, INCARNATION, JOB, access, None, limits).unwrap();
     Fixture { agent, memory, grants, layout, log, index: Index::default(), one, two }
 }
 

@@ -9,6 +9,7 @@ pub const READ: u32 = 1;
 pub const WRITE: u32 = 2;
 pub const STORE: u32 = 3;
 pub const FETCH_ADD: u32 = 4;
+pub const APPEND: u32 = 8;
 
 pub const OK: u32 = 0;
 pub const REFUSED: u32 = 1;
@@ -31,16 +32,27 @@ pub fn hello(version: u32, incarnation: u64, job: &str) -> Vec<u8> {
     b
 }
 
+/// An append of `len` bytes.
+pub fn append(id: u64, token: u64, len: u64) -> Vec<u8> {
+    request_of(id, token, &[(APPEND, 4096, 11, len, 12), (WRITE, 1, 0, len, 0)])
+}
+
 pub fn request(id: u64, token: u64, descs: &[Desc]) -> Vec<u8> {
-    let sum = |code| descs.iter().filter(|d| d.0 == code).map(|d| d.2).sum::<u64>();
+    let descs: Vec<_> = descs.iter().map(|&(code, offset, a, b)| (code, 0, offset, a, b)).collect();
+    request_of(id, token, &descs)
+}
+
+/// Descriptors with their second word.
+pub fn request_of(id: u64, token: u64, descs: &[(u32, u32, u64, u64, u64)]) -> Vec<u8> {
+    let sum = |code| descs.iter().filter(|d| d.0 == code).map(|d| d.3).sum::<u64>();
     let mut b = b"nkvq".to_vec();
     b.extend((descs.len() as u32).to_le_bytes());
     for word in [id, token, sum(WRITE), sum(READ)] {
         b.extend(word.to_le_bytes());
     }
-    for (code, offset, a, c) in descs {
+    for (code, second, offset, a, c) in descs {
         b.extend(code.to_le_bytes());
-        b.extend([0; 4]);
+        b.extend(second.to_le_bytes());
         for word in [offset, a, c] {
             b.extend(word.to_le_bytes());
         }
@@ -68,7 +80,7 @@ impl Raw {
     /// Connects and completes the handshake.
     pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
         let mut r = Self::dial(to);
-        r.send(&hello(5, incarnation, job));
+        r.send(&hello(6, incarnation, job));
         let (status, text) = r.welcome();
         assert_eq!(status, OK, "{text}");
         r
