@@ -78,11 +78,12 @@ util-linux python3 libibverbs1 ibverbs-providers"
 
 # Hosts in network namespaces.
 have_network() {
-    command -v ip >/dev/null && command -v python3 >/dev/null && [ "$(id -u)" = 0 ] &&
-        [ -c /dev/net/tun ]
+    local tool
+    for tool in ip setpriv python3; do command -v "$tool" >/dev/null || return 1; done
+    [ "$(id -u)" = 0 ] && [ -c /dev/net/tun ]
 }
-hint_network() { echo "apt-get install iproute2 python3, and run as root, with /dev/net/tun"; }
-install_network() { apt_install iproute2 python3; }
+hint_network() { echo "apt-get install iproute2 util-linux python3, and run as root, with /dev/net/tun"; }
+install_network() { apt_install iproute2 util-linux python3; }
 
 have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }

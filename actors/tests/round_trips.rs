@@ -135,3 +135,47 @@ async fn i13_batches_go_round_the_log_and_every_claim_is_settled() {
     assert_eq!(&client.get(key).await.unwrap(), value);
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn i13_producers_that_crowd_a_log_by_tcp_wait_in_line_and_leave_no_hole() {
+    let cluster = Cluster::start(RANKS, with_log("trips-crowd")).await.unwrap();
+    let mut producers = Vec::new();
+    for producer in 0..4u8 {
+        let client = attached(&cluster).await;
+        producers.push(tokio::spawn(async move {
+            let options = logged(0);
+            let mut last = Vec::new();
+            for round in 0..40usize {
+                last.clear();
+                for i in 0..20 {
+                    let key = format!("{producer}/{round}/{i}").into_bytes();
+                    last.push((key, bytes(20_000 + (round * 20 + i) * 991 % 60_000, producer)));
+                }
+                let (alone, many) = last.split_at(4);
+                let many: Vec<(&[u8], &[u8])> =
+                    many.iter().map(|(k, v)| (k.as_slice(), v.as_slice())).collect();
+                client.put_many(&many, &options).await.into_iter().for_each(Result::unwrap);
+                for (key, value) in alone {
+                    client.put(key, value, &options).await.unwrap();
+                }
+            }
+            for (key, value) in &last {
+                // A later put of another producer may have taken its place.
+                match client.get(key).await {
+                    Ok(read) => assert_eq!(&read, value),
+                    Err(e) => assert_eq!(e.kind(), nkv_actors::ErrorKind::NotFound, "{e}"),
+                }
+            }
+            client.write_counters()
+        }));
+    }
+    let mut by_log = 0;
+    for producer in producers {
+        by_log += producer.await.unwrap().by_log;
+    }
+    assert!(by_log > 1_000, "{by_log} of 3200 puts by the log");
+    at_rest(&cluster, 0).await;
+    let g = gauges(&cluster, 0);
+    assert!(g.log_skipped_bytes > 0 && g.log_voided_bytes == 0, "{g:?}");
+    cluster.stop().await;
+}

@@ -11,6 +11,7 @@ import fcntl
 import heapq
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -77,6 +78,9 @@ def forward(taps: list[int], delay_s: float) -> None:
 
 
 def main() -> None:
+    # The caller closes standard input, or is gone.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     prefix, hosts, one_way_ms = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     names = [f"{prefix}{number}" for number in range(hosts)]
     try:

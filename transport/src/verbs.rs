@@ -170,6 +170,11 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether a payload of so many bytes is cut into stripes: then [`Verbs::append`] refuses it.
+    fn cuts(&self, _bytes: u64) -> bool {
+        false
+    }
+
     /// Closes connections and buffers that were not used lately. Called periodically; must be
     /// quick.
     fn trim(&self) {}

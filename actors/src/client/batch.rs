@@ -72,13 +72,16 @@ impl Client {
         parts: &mut [(Arc<Peer>, P)],
         each: impl Fn(&Arc<Peer>, &mut P) + Sync,
     ) {
-        let Some(first) = parts.first().map(|(peer, _)| peer.clone()) else { return };
-        let helpers = match (self.shared.env.platform, first.kind()) {
+        let of_kind = |kind| parts.iter().find(|(peer, _)| peer.kind() == kind);
+        // It decides whether the calling thread may block: if any owner is on another host.
+        let waits = of_kind(Kind::Tcp).or_else(|| of_kind(Kind::Rdma)).or_else(|| parts.first());
+        let Some(waits) = waits.map(|(peer, _)| peer.clone()) else { return };
+        let helpers = match (self.shared.env.platform, waits.kind()) {
             (Platform::Threads, Kind::Tcp) => (parts.len() - 1).min(MOST_HELPERS),
             _ => 0,
         };
         let helpers = std::iter::repeat_n((), helpers);
-        let Ok(()) = first.run_blocking(|| {
+        let Ok(()) = waits.run_blocking(|| {
             side_by_side("nkv-fetch", parts.iter_mut().collect(), (), helpers, |(), part| {
                 let (peer, part) = part;
                 each(peer, part);

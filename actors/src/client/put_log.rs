@@ -11,6 +11,7 @@ use super::peer_log::PeerLog;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
+use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::layout::epoch_of;
@@ -27,6 +28,24 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// From this size on, a put first looks whether the key is stored: that takes less time than a
 /// twentieth of the copy.
 const CHECKED_BYTES: usize = 64 << 10;
+/// A wait that polls. Over tcp a poll takes a round trip, and a clock may stand still in a test, so
+/// both count.
+struct Wait {
+    began_ns: u64,
+    polls: u32,
+}
+
+impl Wait {
+    fn from(clock: &dyn Clock) -> Self {
+        Self { began_ns: clock.now_ns(), polls: 0 }
+    }
+
+    fn lasted(&self, clock: &dyn Clock) -> Duration {
+        let passed = Duration::from_nanos(clock.now_ns().saturating_sub(self.began_ns));
+        passed.max(POLL_INTERVAL * self.polls)
+    }
+}
+
 /// Most claims of one put: a claim across the end of the log is skipped, and made again.
 const CLAIMS_PER_PUT: usize = 4;
 
@@ -246,16 +265,16 @@ impl Client {
         line: &mut ControlLine,
     ) -> Result<bool> {
         let clock = &*self.shared.env.clock;
-        let mut waited = Duration::ZERO;
-        while waited < ROOM_WAIT && !log.is_stuck(clock) {
+        let mut wait = Wait::from(clock);
+        while wait.lasted(clock) < ROOM_WAIT && !log.is_stuck(clock) {
             self.shared.env.machine.rest(POLL_INTERVAL);
-            waited += POLL_INTERVAL;
+            wait.polls += 1;
             let read = or_plan(peer, log.read_control_line(&*peer.verbs, line))?;
             if read.is_none() || put.room(line).is_some() {
                 return Ok(read.is_some());
             }
         }
-        if waited >= ROOM_WAIT {
+        if wait.lasted(clock) >= ROOM_WAIT {
             log.was_stuck(clock);
         }
         Ok(false)
@@ -270,19 +289,20 @@ impl Client {
         claim: nkv_store::device_log::Claim,
         line: &mut ControlLine,
     ) -> Result<Option<ClaimStep>> {
+        let clock = &*self.shared.env.clock;
         let mut next = claim.next(line.heap_limit());
-        let mut waited = Duration::ZERO;
+        let mut wait = Wait::from(clock);
         while let ClaimStep::Wait(claim) = next {
-            if waited >= CLAIM_WAIT {
+            if wait.polls > 0 && wait.lasted(clock) >= CLAIM_WAIT {
                 let given_up = claim.abandon();
                 let abandoned = Abandoned { position: given_up.p, bytes: given_up.n };
                 self.give_up_claim(peer, log, abandoned);
                 return Ok(None);
             }
-            if waited > Duration::ZERO {
+            if wait.polls > 0 {
                 self.shared.env.machine.rest(POLL_INTERVAL);
             }
-            waited += POLL_INTERVAL;
+            wait.polls += 1;
             log.read_control_line(&*peer.verbs, line)?;
             next = claim.next(line.heap_limit());
         }

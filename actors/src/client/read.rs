@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 
 /// Objects in one batch of verbs.
 const MAX_READS_PER_POST: usize = 256;
-/// Payload bytes in one batch of verbs: a chain is valid without a strict re-read only if it ends
-/// within 0.8 Q.
+/// Payload bytes in one batch of verbs: through RDMA devices a chain is valid without a strict
+/// re-read only if it ends within 0.8 Q.
 const MAX_BYTES_PER_POST: u64 = 16 << 20;
 
 /// Why a read has no valid result.

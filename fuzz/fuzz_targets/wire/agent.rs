@@ -115,6 +115,8 @@ fn end(rig: &Fixture, rights: &LogRights) {
     assert!(rig.grants.wait_drained(LOG_TOKEN, TIMEOUT), "a request does not end");
     let ended = rights.finish().expect("the log is in memory");
     assert_eq!((ended.in_flight, rights.open()), (0, (0, 0)), "a claim stays open");
+    // The next input gets rights of its own.
+    rig.grants.forget(LOG_TOKEN);
 }
 
 /// Sends everything, closes its half, and returns all that the agent sent; with false if the agent

@@ -5,6 +5,8 @@
 use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use nkv_actors::machine::{AgentConfig, DataAgent};
+use nkv_store::device_log::LogLayout;
+use nkv_store::heap::Heap;
 use nkv_store::{Memory, StoreError};
 use nkv_transport::TcpCounters;
 use nkv_transport::access::{Cut, Intent, Permit, SEEN_BYTES};
@@ -27,6 +29,8 @@ pub struct AgentEndpoint {
     pub host: usize,
     pub incarnation: u64,
     pub len: u64,
+    /// The log of its segment.
+    pub log: Option<LogLayout>,
     batches: mpsc::UnboundedSender<Batch>,
     stopped: Arc<AtomicBool>,
 }
@@ -112,6 +116,7 @@ impl SimAgent {
             host,
             incarnation: what.incarnation,
             len: what.memory.len(),
+            log: Heap::open(what.memory.clone()).ok().and_then(|h| h.layout().device_log()),
             batches,
             stopped: stopped.clone(),
         };

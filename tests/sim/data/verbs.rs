@@ -4,6 +4,8 @@
 use super::{AgentEndpoint, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use crate::stack;
+use nkv_store::device_log::{ClaimStep, ControlLine, LogLayout, LogPut};
+use nkv_transport::verbs::{Append, Appended};
 use nkv_transport::{Alive, Kind, Op, TransportError, Verbs};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -36,6 +38,42 @@ impl SimVerbs {
 
     pub fn alive(&self) -> Alive {
         self.alive.clone()
+    }
+
+    /// One append by verbs of its own, as far as the agent would make it; sometimes only the claim,
+    /// as if others had come before it.
+    fn append_one(
+        &self,
+        token: u64,
+        layout: LogLayout,
+        append: &Append<'_>,
+    ) -> Result<Appended, TransportError> {
+        let Append { key, page_bytes, payload, .. } = *append;
+        let mut line = ControlLine::unread();
+        self.post(0, &mut [line.read()])?;
+        let put = LogPut::new(layout, key, page_bytes, payload.len() as u64);
+        let Some(put) = put.filter(|put| put.room(&line).is_some()) else {
+            return Ok(Appended::NoRoom);
+        };
+        let mut claim = [put.fetch_add()];
+        self.post(token, &mut claim)?;
+        let Op::FetchAdd { old: p, .. } = claim[0] else { return Ok(Appended::Refused) };
+        if self.wire.dice().permille(300) {
+            return Ok(Appended::Waits(p));
+        }
+        match put.claimed(p).next(line.heap_limit()) {
+            ClaimStep::Wait(_) => Ok(Appended::Waits(p)),
+            ClaimStep::Skip(skip) => {
+                self.post(token, &mut skip.ops())?;
+                Ok(Appended::NoRoom)
+            }
+            ClaimStep::Write(write) => {
+                let object = write.publication();
+                let mut ops = object.whole(payload);
+                self.post(token, &mut ops)?;
+                Ok(object.took(&ops).map_or(Appended::Void(p), |()| Appended::Ready(p)))
+            }
+        }
     }
 
     fn check_alive(&self) -> Result<(), TransportError> {
@@ -133,6 +171,20 @@ impl Verbs for SimVerbs {
             }
         }
         self.check_alive()
+    }
+
+    fn append(
+        &self,
+        token: u64,
+        appends: &mut [Append<'_>],
+        line: &mut ControlLine,
+    ) -> Option<Result<(), TransportError>> {
+        let layout = self.endpoint.log?;
+        let all = appends.iter_mut().try_for_each(|append| {
+            append.outcome = self.append_one(token, layout, append)?;
+            Ok(())
+        });
+        Some(all.and_then(|()| self.post(0, &mut [line.read()])))
     }
 
     fn is_alive(&self) -> bool {

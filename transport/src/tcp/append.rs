@@ -1,7 +1,7 @@
 //! Puts into the log that the agent makes: claim, header, payload and READY of any number of
 //! objects in one request. It makes the changes that a producer would post, in the same order and
 //! with the same permission for each, so fences, holes and ended producers are handled as theirs
-//! are. While it receives an object, only the claim of that object is open.
+//! are. While it receives an object, only that object's claim is open, and those that wait in line.
 
 use super::batch::{Outgoing, Piece};
 use super::broken::End;
@@ -13,7 +13,7 @@ use super::frame::{
 use super::serve::Connection;
 use crate::access::{Intent, Permit};
 use crate::error::TransportError;
-use crate::verbs::{Append, Appended, Op};
+use crate::verbs::{Append, Appended, Op, Verbs};
 use nkv_store::KeyId;
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF, LogPut,
@@ -88,7 +88,7 @@ impl Connection<'_> {
                     skip.ops().iter().try_for_each(|op| self.apply(permit, op).map(drop))?;
                 }
                 // Another producer has overwritten the word if it is no position: a hole.
-                ClaimStep::Wait(_) if p & APPEND_CODES != 0 => break,
+                ClaimStep::Wait(_) if !layout.is_claim(p, put.claim_bytes()) => break,
                 ClaimStep::Wait(_) => return Ok(Claimed::Not(p | APPEND_WAITS)),
             }
         }
@@ -179,8 +179,7 @@ impl TcpVerbs {
         line: &mut ControlLine,
     ) -> Option<Result<(), TransportError>> {
         // Stripes over several connections bring a large object faster than one request.
-        let by = self.pool.opts.stripes;
-        if appends.iter().any(|append| by.of(append.payload.len() as u64) > 1) {
+        if appends.iter().any(|append| self.cuts(append.payload.len() as u64)) {
             return None;
         }
         let mut ops: Vec<Op<'_>> = Vec::with_capacity(appends.len() * OPS_PER_APPEND + 1);

@@ -282,6 +282,10 @@ impl Verbs for TcpVerbs {
         Some(done.and_then(|()| pool.alive.check(&pool.target)))
     }
 
+    fn cuts(&self, bytes: u64) -> bool {
+        self.pool.opts.stripes.of(bytes) > 1
+    }
+
     fn trim(&self) {
         self.pool.trim();
     }

@@ -16,8 +16,9 @@ use std::sync::atomic::Ordering;
 
 /// Puts of one request.
 const PUTS_PER_REQUEST: usize = 256;
-/// Payload bytes of one request; a larger object is put alone.
-const BYTES_PER_REQUEST: u64 = 16 << 20;
+/// Payload bytes of one request; a larger object is put alone. A claim that waits in line stays open
+/// until all of it has arrived.
+const BYTES_PER_REQUEST: u64 = 8 << 20;
 
 /// One put of a batch.
 struct Wanted<'a> {
@@ -80,7 +81,7 @@ impl Client {
         }
     }
 
-    /// What became of one append. None: there was no room.
+    /// What became of one append. None: there was no room for it.
     fn appended(
         &self,
         (peer, log): (&Peer, &PeerLog),
@@ -93,7 +94,7 @@ impl Client {
                 log.name(p, key);
                 Ok(Some(Took::Written))
             }
-            Appended::Waits(p) => self.write_waiting((peer, log), (key, value), put, p).map(Some),
+            Appended::Waits(p) => self.write_waiting((peer, log), (key, value), put, p),
             Appended::NoRoom => Ok(None),
             Appended::Void(p) => Err(void_claim(peer, log.layout.epoch(p).unwrap_or_default())),
             Appended::Refused => {
@@ -102,31 +103,35 @@ impl Client {
         }
     }
 
-    /// Writes a claim that was made while the log filled, once it is below the limit.
+    /// Writes a claim that was made while the log filled, once it is below the limit. None: it
+    /// crosses the log's end, and has to be made again.
     fn write_waiting(
         &self,
         (peer, log): (&Peer, &PeerLog),
         (key, value): (&[u8], &[u8]),
         put: &LogPut,
         p: u64,
-    ) -> Result<Took> {
+    ) -> Result<Option<Took>> {
         let Some(open) = log.open.enter(p) else {
             let abandoned = Abandoned { position: p, bytes: put.claim_bytes() };
             self.give_up_claim(peer, log, abandoned);
-            return Ok(Took::No);
+            return Ok(Some(Took::No));
         };
         let mut line = ControlLine::unread();
         match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
             Some(ClaimStep::Write(write)) => {
                 Self::place(peer, log, &write, value, open)?;
                 log.name(p, key);
-                return Ok(Took::Written);
+                return Ok(Some(Took::Written));
             }
             Some(ClaimStep::Skip(skip)) => peer.verbs.post(log.token, &mut skip.ops())?,
-            None | Some(ClaimStep::Wait(_)) => {}
+            None | Some(ClaimStep::Wait(_)) => {
+                open.leave();
+                return Ok(Some(Took::No));
+            }
         }
         open.leave();
-        Ok(Took::No)
+        Ok(None)
     }
 
     /// A claim is given up, unwritten, and the owner is notified.
@@ -186,7 +191,8 @@ impl Client {
         opts: &PutOptions,
     ) -> Option<LogPut> {
         let bytes = value.len() as u64;
-        Key::check(key).ok().filter(|()| bytes <= BYTES_PER_REQUEST)?;
+        let alone = bytes > BYTES_PER_REQUEST || peer.verbs.cuts(bytes);
+        Key::check(key).ok().filter(|()| !alone)?;
         let id = KeyId { hash, check: peer.hasher.check(key) };
         LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
     }
@@ -224,8 +230,10 @@ impl Client {
             part.iter_mut().for_each(|wanted| wanted.done = Some(Err(e.clone())));
             return Some(n);
         }
-        log.was_served();
         let outcomes: Vec<_> = appends.into_iter().map(|append| append.outcome).collect();
+        if outcomes.iter().any(|outcome| *outcome != Appended::Refused) {
+            log.was_served();
+        }
         for (wanted, outcome) in part.iter_mut().zip(outcomes) {
             let item = (wanted.key, wanted.value);
             match self.appended((peer, log), item, &wanted.put, outcome) {
