@@ -10,6 +10,7 @@ use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
 use crate::slow_path::{ClientSlowPathCounters, MasterSlowPathCounters, OwnerSlowPathCounters};
+use nkv_store::shm;
 use serde::Serialize;
 
 /// A snapshot of one node.
@@ -36,6 +37,8 @@ pub struct NodeStatus {
     pub view: View,
     /// Gauges of this rank's first heap.
     pub owner: OwnerGauges,
+    /// The pages in which the first segment lies; absent for private memory.
+    pub pages: Option<String>,
     /// Actors, without those of mounted segments.
     pub actors: Vec<ActorStatus>,
     /// The owners that this node's handle is attached to, and how.
@@ -82,6 +85,8 @@ pub struct SegmentStatus {
     pub draining: bool,
     /// Gauges of its heap.
     pub owner: OwnerGauges,
+    /// The pages in which it lies; absent for private memory.
+    pub pages: Option<String>,
     /// Its actors.
     pub actors: Vec<ActorStatus>,
     /// Attachments to it, but those by tcp.
@@ -163,6 +168,7 @@ impl Node {
             uptime_ms: clock.now_ms() - self.started_ms,
             view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
             owner: first.owner,
+            pages: first.pages,
             actors,
             attached,
             attachments: first.attachments,
@@ -191,6 +197,7 @@ impl SegmentHost {
             link: shown(&r.link.borrow()),
             draining: r.is_draining(),
             owner: r.tables.gauges.snapshot(),
+            pages: r.info.memory.name().and_then(shm::pages).map(|pages| pages.to_string()),
             actors: r.roles.watches().map(|actor| actor.status()).collect(),
             attachments: r.tables.attachments.len(),
             agent: agent_status(&*self.agent),

@@ -180,8 +180,12 @@ impl Verbs for SimVerbs {
         line: &mut ControlLine,
     ) -> Option<Result<(), TransportError>> {
         let layout = self.endpoint.log?;
-        let all = appends.iter_mut().try_for_each(|append| {
-            append.outcome = self.append_one(token, layout, append)?;
+        let all = appends.iter_mut().enumerate().try_for_each(|(i, append)| {
+            append.outcome = self.append_one(token, layout, append).map_err(|e| match e {
+                // Those before it may be READY.
+                TransportError::Refused(why) if i > 0 => TransportError::Disconnected(why),
+                other => other,
+            })?;
             Ok(())
         });
         Some(all.and_then(|()| self.post(0, &mut [line.read()])))

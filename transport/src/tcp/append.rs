@@ -188,11 +188,18 @@ impl TcpVerbs {
             ops.extend([result, Op::Write { offset: 0, src: append.payload }]);
         }
         ops.push(line.read());
-        let done = self.exchange(&mut ops, |out, ops, id| out.appends(appends, ops, token, id))?;
+        let fill = |out: &mut Outgoing, ops: &[Op<'_>], id| out.appends(appends, ops, token, id);
+        let (done, closing) = self.exchange(&mut ops, fill)?;
         for (append, op) in appends.iter_mut().zip(ops.iter().step_by(OPS_PER_APPEND)) {
             append.outcome = outcome(op);
         }
-        Some(done)
+        Some(done.map_err(|error| match error {
+            // Refused in the middle: those before it may be READY.
+            TransportError::Refused(why) if closing && appends.len() > 1 => {
+                TransportError::Disconnected(why)
+            }
+            other => other,
+        }))
     }
 }
 

@@ -49,29 +49,30 @@ impl TcpVerbs {
                 Op::Read { offset: 0, dst: after.as_mut_bytes() },
             ]);
         }
-        let done = self.exchange(&mut ops, |out, ops, id| out.find(&keys, ops, id))?;
+        let (done, _) = self.exchange(&mut ops, |out, ops, id| out.find(&keys, ops, id))?;
         let results: Vec<_> = ops.iter().step_by(OPS_PER_FIND).map(found).collect();
         drop(ops);
         finds.iter_mut().zip(results).for_each(|(find, found)| find.found = found);
         Some(done)
     }
 
-    /// One request, which `fill` describes, and its answer. None: it exceeds what the agent takes.
+    /// One request, which `fill` describes, and its outcome; and whether the agent closes the
+    /// connection after it, for example in the middle of it. None: it exceeds what the agent takes.
     pub(super) fn exchange(
         &self,
         ops: &mut [Op<'_>],
         fill: impl FnOnce(&mut Outgoing, &[Op<'_>], u64),
-    ) -> Option<Result<(), TransportError>> {
+    ) -> Option<(Result<(), TransportError>, bool)> {
         let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
         let mut lease = match self.pool.lease(deadline) {
             Ok(lease) => lease,
-            Err(e) => return Some(Err(e)),
+            Err(e) => return Some((Err(e), false)),
         };
         let in_step = std::mem::take(&mut lease.in_step);
         let conn = match lease.conn() {
             Ok(conn) if in_step => conn,
             Ok(_) => return None,
-            Err(e) => return Some(Err(e)),
+            Err(e) => return Some((Err(e), false)),
         };
         let id = conn.next_id;
         fill(&mut conn.out, ops, id);
@@ -81,10 +82,13 @@ impl TcpVerbs {
             return None;
         }
         conn.line.limits.deadline = deadline;
-        Some(self.ask(conn, id, ops).and_then(|(outcome, closing)| {
-            lease.in_step = !closing;
-            outcome
-        }))
+        match self.ask(conn, id, ops) {
+            Ok((outcome, closing)) => {
+                lease.in_step = !closing;
+                Some((outcome, closing))
+            }
+            Err(e) => Some((Err(e), true)),
+        }
     }
 }
 
