@@ -82,8 +82,9 @@ have_network() {
     for tool in ip setpriv python3; do command -v "$tool" >/dev/null || return 1; done
     [ "$(id -u)" = 0 ] && [ -c /dev/net/tun ]
 }
-hint_network() { echo "apt-get install iproute2 util-linux python3, and run as root, with /dev/net/tun"; }
-install_network() { apt_install iproute2 util-linux python3; }
+hint_network() { echo "apt-get install $network_packages, and run as root, with /dev/net/tun"; }
+install_network() { apt_install $network_packages; }
+readonly network_packages="iproute2 util-linux python3"
 
 have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }

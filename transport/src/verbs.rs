@@ -160,7 +160,8 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     /// Has the other end put objects into its log, in order, in one round trip, where it can: it
     /// claims, writes and publishes each, as [`Verbs::post`] would under this token [I4] [I13].
     /// Then reads the control line. The result of the whole batch: after `Refused` none of them is
-    /// READY nor will be, after another error any of them may. None: this transport cannot, or not so much at once; then nothing was sent.
+    /// READY nor will be, after another error any of them may. None: this transport cannot, or not
+    /// so much at once; then nothing was sent.
     fn append(
         &self,
         _: u64,

@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering;
 
 /// Puts of one request.
 const PUTS_PER_REQUEST: usize = 256;
-/// Payload bytes of one request; a larger object is put alone. A claim that waits in line stays open
-/// until all of it has arrived.
+/// Payload bytes of one request; a larger object is put alone. A claim that waits in line stays
+/// open until all of it has arrived.
 const BYTES_PER_REQUEST: u64 = 8 << 20;
 
 /// One put of a batch.
