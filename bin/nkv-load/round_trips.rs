@@ -102,19 +102,19 @@ impl Run<'_> {
             report.measured(gets);
             bar.inc(1);
         }
-        let exists = self.one_by_one("exists", &planned, |key| {
-            self.reader.exists(&[key]).map(|found| found == [Existence::Ready])
+        let exists = self.checked("exists", 0, KEYS, |i| {
+            self.reader.exists(&[&planned[i]]).map(|found| found == [Existence::Ready])
         })?;
         report.measured(exists);
         bar.inc(1);
         let keys: Vec<&[u8]> = logged.iter().map(Vec::as_slice).collect();
-        let matched = self.batches("match_prefix of 100", 0, |_| {
+        let matched = self.checked("match_prefix of 100", 0, BATCHES, |_| {
             Ok(self.reader.match_prefix(&keys)?.len() == keys.len())
         })?;
         report.measured(matched);
         bar.inc(1);
         let mut rooms = vec![vec![0; VALUE_BYTES]; KEYS];
-        let gets = self.batches("get of 100", KEYS * VALUE_BYTES, |_| {
+        let gets = self.checked("get of 100", KEYS * VALUE_BYTES, BATCHES, |_| {
             let rooms = rooms.iter_mut().map(Vec::as_mut_slice);
             let mut items: Vec<_> = keys.iter().copied().zip(rooms).collect();
             let read: Result<Vec<_>, _> =
@@ -145,7 +145,7 @@ impl Run<'_> {
 
     fn batches_of_puts(&self, opts: &PutOptions) -> anyhow::Result<OpTimes> {
         let values: Vec<_> = (0..KEYS).map(|i| vec![i as u8; VALUE_BYTES]).collect();
-        self.batches("put of 100", KEYS * VALUE_BYTES, |batch| {
+        self.checked("put of 100", KEYS * VALUE_BYTES, BATCHES, |batch| {
             let keys = self.keys(&format!("batch{batch}"));
             let items: Vec<(&[u8], &[u8])> =
                 keys.iter().zip(&values).map(|(k, v)| (k.as_slice(), v.as_slice())).collect();
@@ -173,38 +173,21 @@ impl Run<'_> {
         Ok(times)
     }
 
-    /// One operation on each key, which must answer `true`.
-    fn one_by_one(
-        &self,
-        op: &'static str,
-        keys: &[Vec<u8>],
-        each: impl Fn(&[u8]) -> Result<bool, Error>,
-    ) -> anyhow::Result<OpTimes> {
-        let mut times = OpTimes::beside_round_trips(op, 0);
-        for key in keys {
-            let mut right = false;
-            if !self.one(&mut times, || each(key).map(|answer| right = answer))? {
-                break;
-            }
-            anyhow::ensure!(right, "{op}: {} is not there", String::from_utf8_lossy(key));
-        }
-        Ok(times)
-    }
-
-    /// Operations on all keys at once, which must answer `true`.
-    fn batches(
+    /// So many operations, by number, which must answer `true`.
+    fn checked(
         &self,
         op: &'static str,
         bytes: usize,
+        count: usize,
         mut each: impl FnMut(usize) -> Result<bool, Error>,
     ) -> anyhow::Result<OpTimes> {
         let mut times = OpTimes::beside_round_trips(op, bytes as u64);
-        for batch in 0..BATCHES {
+        for number in 0..count {
             let mut right = false;
-            if !self.one(&mut times, || each(batch).map(|answer| right = answer))? {
+            if !self.one(&mut times, || each(number).map(|answer| right = answer))? {
                 break;
             }
-            anyhow::ensure!(right, "{op}: keys that were put are not there");
+            anyhow::ensure!(right, "{op}: a key that was put is not there");
         }
         Ok(times)
     }

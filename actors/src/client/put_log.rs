@@ -28,6 +28,9 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// From this size on, a put first looks whether the key is stored: that takes less time than a
 /// twentieth of the copy.
 const CHECKED_BYTES: usize = 64 << 10;
+/// Most claims of one put: a claim across the end of the log is skipped, and made again.
+const CLAIMS_PER_PUT: usize = 4;
+
 /// A wait that polls. Over tcp a poll takes a round trip, and a clock may stand still in a test, so
 /// both count.
 struct Wait {
@@ -45,9 +48,6 @@ impl Wait {
         passed.max(POLL_INTERVAL * self.polls)
     }
 }
-
-/// Most claims of one put: a claim across the end of the log is skipped, and made again.
-const CLAIMS_PER_PUT: usize = 4;
 
 /// None if a put over RDMA failed before anything was written: a plan may use another data path.
 fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {

@@ -260,12 +260,7 @@ impl Verbs for TcpVerbs {
     }
 
     fn find(&self, finds: &mut [Find<'_>]) -> Option<Result<(), TransportError>> {
-        let pool = &self.pool;
-        if let Err(e) = pool.alive.check(&pool.target) {
-            return Some(Err(e));
-        }
-        let done = self.find_all(finds)?;
-        Some(done.and_then(|()| pool.alive.check(&pool.target)))
+        self.find_all(finds)
     }
 
     fn append(
@@ -274,12 +269,7 @@ impl Verbs for TcpVerbs {
         appends: &mut [Append<'_>],
         line: &mut ControlLine,
     ) -> Option<Result<(), TransportError>> {
-        let pool = &self.pool;
-        if let Err(e) = pool.alive.check(&pool.target) {
-            return Some(Err(e));
-        }
-        let done = self.append_all(token, appends, line)?;
-        Some(done.and_then(|()| pool.alive.check(&pool.target)))
+        self.append_all(token, appends, line)
     }
 
     fn cuts(&self, bytes: u64) -> bool {

@@ -63,6 +63,10 @@ impl TcpVerbs {
         ops: &mut [Op<'_>],
         fill: impl FnOnce(&mut Outgoing, &[Op<'_>], u64),
     ) -> Option<(Result<(), TransportError>, bool)> {
+        let gone = || self.pool.alive.check(&self.pool.target);
+        if let Err(e) = gone() {
+            return Some((Err(e), false));
+        }
         let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
         let mut lease = match self.pool.lease(deadline) {
             Ok(lease) => lease,
@@ -85,7 +89,7 @@ impl TcpVerbs {
         match self.ask(conn, id, ops) {
             Ok((outcome, closing)) => {
                 lease.in_step = !closing;
-                Some((outcome, closing))
+                Some((outcome.and_then(|()| gone()), closing))
             }
             Err(e) => Some((Err(e), true)),
         }
