@@ -1,10 +1,13 @@
 //! One-sided verbs as values: an ordered batch that a producer or a reader executes on a segment,
 //! mapped or remote. A transport carries them; on mapped memory they run here. It decides nothing.
 
+mod device;
+
 use crate::error::StoreError;
 use crate::memory::Memory;
 use crate::stripes::{Stripes, stripe_bytes};
 use crate::threads::side_by_side;
+pub use device::{DeviceBuffer, through_host};
 
 /// One verb of a batch. Offsets are bytes from the start of the segment.
 #[derive(Debug)]
@@ -22,6 +25,20 @@ pub enum Op<'a> {
         offset: u64,
         /// The bytes.
         src: &'a [u8],
+    },
+    /// Copies out into memory of a device.
+    ReadToDevice {
+        /// Where to read.
+        offset: u64,
+        /// Filled when the batch succeeds; unspecified after an error.
+        dst: DeviceBuffer<'a>,
+    },
+    /// Copies in from memory of a device.
+    WriteFromDevice {
+        /// Where to write.
+        offset: u64,
+        /// The bytes.
+        src: DeviceBuffer<'a>,
     },
     /// Stores an aligned word with release order.
     Store {
@@ -60,6 +77,8 @@ impl Op<'_> {
         match self {
             Op::Read { offset, dst } => (*offset, dst.len() as u64),
             Op::Write { offset, src } => (*offset, src.len() as u64),
+            Op::ReadToDevice { offset, dst: buffer }
+            | Op::WriteFromDevice { offset, src: buffer } => (*offset, buffer.len() as u64),
             Op::Store { offset, .. }
             | Op::FetchAdd { offset, .. }
             | Op::CompareSwap { offset, .. } => (*offset, 8),
@@ -69,7 +88,7 @@ impl Op<'_> {
 
     /// True for verbs that need a token: writes and atomics.
     pub fn changes(&self) -> bool {
-        !matches!(self, Op::Read { .. } | Op::Flush)
+        !matches!(self, Op::Read { .. } | Op::ReadToDevice { .. } | Op::Flush)
     }
 
     /// True for verbs on one aligned word.
@@ -77,7 +96,48 @@ impl Op<'_> {
         matches!(self, Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. })
     }
 
-    /// Number of stripes into which it is to be cut; 1 for verbs other than read and write.
+    /// The word that an atomic found.
+    pub fn result(&self) -> Option<u64> {
+        match self {
+            Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. } => Some(*old),
+            _ => None,
+        }
+    }
+
+    /// The caller's buffer, if it lies in a device.
+    fn device_buffer(&self) -> Option<&DeviceBuffer<'_>> {
+        match self {
+            Op::ReadToDevice { dst: buffer, .. } | Op::WriteFromDevice { src: buffer, .. } => {
+                Some(buffer)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the caller's buffer lies in a device.
+    pub fn has_device_buffer(&self) -> bool {
+        self.device_buffer().is_some()
+    }
+
+    /// The same verb for `host` in place of a device buffer.
+    fn on_host<'b>(&'b mut self, host: &'b mut [u8]) -> Op<'b> {
+        match self {
+            Op::ReadToDevice { offset, .. } => Op::Read { offset: *offset, dst: host },
+            Op::WriteFromDevice { offset, .. } => Op::Write { offset: *offset, src: host },
+            Op::Read { offset, dst } => Op::Read { offset: *offset, dst },
+            Op::Write { offset, src } => Op::Write { offset: *offset, src },
+            Op::Store { offset, value } => Op::Store { offset: *offset, value: *value },
+            Op::FetchAdd { offset, add, old } => {
+                Op::FetchAdd { offset: *offset, add: *add, old: *old }
+            }
+            Op::CompareSwap { offset, expect, new, old } => {
+                Op::CompareSwap { offset: *offset, expect: *expect, new: *new, old: *old }
+            }
+            Op::Flush => Op::Flush,
+        }
+    }
+
+    /// Number of stripes into which it is to be cut; 1 for all but reads and writes of host memory.
     pub fn stripes(&self, by: &Stripes) -> usize {
         match self {
             Op::Read { .. } | Op::Write { .. } => by.of(self.range().1),
@@ -118,6 +178,8 @@ impl Op<'_> {
         match self {
             Op::Read { offset, dst } => memory.read(*offset, dst),
             Op::Write { offset, src } => memory.write(*offset, src),
+            Op::ReadToDevice { offset, dst } => dst.read_from(memory, *offset),
+            Op::WriteFromDevice { offset, src } => src.write_to(memory, *offset),
             Op::Store { offset, value } => memory.store(*offset, *value),
             Op::FetchAdd { offset, add, old } => {
                 memory.fetch_add(*offset, *add).map(|found| *old = found)

@@ -9,7 +9,7 @@ use crate::error::TransportError;
 pub use append::{Append, Appended};
 pub use find::{Find, Found};
 use nkv_store::device_log::ControlLine;
-pub use nkv_store::op::Op;
+pub use nkv_store::op::{DeviceBuffer, Op};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,7 +118,8 @@ pub trait Verbs: Send + Sync + fmt::Debug {
 
     /// Executes the batch strictly in order [I4] and returns when all of it has happened in the
     /// target memory and every result is filled in. Adjacent writes within one line of 64 bytes may
-    /// become visible in any order among themselves. `token` authorises writes and atomics; 0
+    /// become visible in any order among themselves. A transport that does not reach a device's
+    /// memory copies such buffers to the host and back. `token` authorises writes and atomics; 0
     /// permits reads only. The whole batch is checked before its first byte moves.
     ///
     /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch
@@ -224,7 +225,7 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     fn fetch_add(&self, token: u64, offset: u64, add: u64) -> Result<u64, TransportError> {
         let mut ops = [Op::FetchAdd { offset, add, old: 0 }];
         self.post(token, &mut ops)?;
-        Ok(result_of(&ops[0]))
+        Ok(ops[0].result().unwrap_or_default())
     }
 
     /// Compare-and-swap; returns the word found. Swapped iff it equals `expect`.
@@ -237,19 +238,12 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     ) -> Result<u64, TransportError> {
         let mut ops = [Op::CompareSwap { offset, expect, new, old: 0 }];
         self.post(token, &mut ops)?;
-        Ok(result_of(&ops[0]))
+        Ok(ops[0].result().unwrap_or_default())
     }
 
     /// Returns when everything this thread posted before has landed.
     fn flush(&self) -> Result<(), TransportError> {
         self.post(0, &mut [Op::Flush])
-    }
-}
-
-fn result_of(op: &Op<'_>) -> u64 {
-    match op {
-        Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. } => *old,
-        _ => 0,
     }
 }
 

@@ -83,6 +83,7 @@ fn line() -> (Arc<Line>, Arc<dyn Cut>) {
 fn intent(op: &Op<'_>) -> Option<Intent> {
     Some(match *op {
         Op::Read { .. } | Op::Flush => return None,
+        Op::ReadToDevice { .. } | Op::WriteFromDevice { .. } => return None,
         Op::Write { offset, src } => Intent::Write { offset, len: src.len() as u64 },
         Op::Store { offset, value } => Intent::Store { offset, value },
         Op::FetchAdd { offset, add, .. } => Intent::FetchAdd { offset, add },

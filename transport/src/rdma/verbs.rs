@@ -8,6 +8,7 @@ use super::lane::{CHAIN, RdmaCounters};
 use super::staging::{BUFFER_BYTES, Lease};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
+use nkv_store::op::through_host;
 use std::sync::Arc;
 
 /// Batches of one call in flight at once: each holds a buffer.
@@ -148,7 +149,7 @@ impl RdmaVerbs {
     fn in_order(&self, lease: Option<Lease>, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let until_ns = limit_ns(bytes(ops));
         let mut batch = Batch::new(&self.paths[0], lease, until_ns);
-        let done = self.runs(&mut batch, ops, until_ns);
+        let done = through_host(ops, |ops| self.runs(&mut batch, ops, until_ns));
         // Before its buffers can be reused: an error destroys the pair to which they were given.
         drop(batch);
         self.ended(done)
@@ -181,7 +182,7 @@ impl RdmaVerbs {
     }
 
     /// Whether a batch needs no second buffer, even if every operation crosses a range end, and is
-    /// not to be spread.
+    /// neither to be spread nor to go through host memory.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
         let direct = |op: &Op<'_>| match op {
             Op::Write { src, .. } => self.paths[0].known(src.as_ptr(), src.len()).is_some(),
@@ -197,6 +198,7 @@ impl RdmaVerbs {
             requests += 2 + len / BUFFER_BYTES;
         }
         let whole = self.paths.len() == 1 || long_run(ops).is_none();
+        let whole = whole && !ops.iter().any(Op::has_device_buffer);
         // One more of each for a flush.
         whole && requests < CHAIN && staged <= BUFFER_BYTES && unstaged <= DIRECT_BYTES
     }

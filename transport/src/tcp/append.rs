@@ -137,7 +137,11 @@ impl Connection<'_> {
             Op::CompareSwap { offset, expect, new, .. } => {
                 Intent::CompareSwap { offset, expect, new }
             }
-            Op::FetchAdd { .. } | Op::Read { .. } => return Ok(None),
+            // Not part of a publication.
+            Op::FetchAdd { .. }
+            | Op::Read { .. }
+            | Op::ReadToDevice { .. }
+            | Op::WriteFromDevice { .. } => return Ok(None),
         };
         permit.check(&intent).map_err(End::Unfit)?;
         let Op::Write { offset, src } = *op else { return self.change_word(permit, &intent) };

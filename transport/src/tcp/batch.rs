@@ -181,7 +181,8 @@ impl Outgoing {
             Op::Store { value, .. } => (OP_STORE, *value, 0),
             Op::FetchAdd { add, .. } => (OP_FETCH_ADD, *add, 0),
             Op::CompareSwap { expect, new, .. } => (OP_COMPARE_SWAP, *expect, *new),
-            Op::Flush => (OP_FLUSH, 0, 0),
+            // Buffers of a device are on the host by now.
+            Op::Flush | Op::ReadToDevice { .. } | Op::WriteFromDevice { .. } => (OP_FLUSH, 0, 0),
         };
         self.describe((code, 0), (op.range().0 + piece.from as u64, a, b), piece);
     }

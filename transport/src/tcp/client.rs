@@ -14,6 +14,7 @@ use crate::error::TransportError;
 use crate::verbs::{Alive, Append, Find, Kind, Op, Post, PostObserver, Verbs, check_batch};
 use nkv_store::device_log::ControlLine;
 use nkv_store::fork::ProcessMark;
+use nkv_store::op::through_host;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -229,7 +230,7 @@ impl Verbs for TcpVerbs {
         pool.alive.check(&pool.target)?;
         check_batch(ops, token, self.segment_len)?;
         if !ops.is_empty() {
-            self.run(token, ops)?;
+            through_host(ops, |ops| self.run(token, ops))?;
         }
         pool.alive.check(&pool.target)
     }

@@ -148,7 +148,9 @@ impl TcpVerbs {
     /// Whether a batch is one request that may be answered while others are sent.
     fn fits(&self, post: &Post<'_, '_>, limits: Limits) -> bool {
         let by = &self.pool.opts.stripes;
-        let plain = |op: &Op<'_>| !matches!(op, Op::Read { .. }) && op.stripes(by) <= 1;
+        let plain = |op: &Op<'_>| {
+            !matches!(op, Op::Read { .. }) && !op.has_device_buffer() && op.stripes(by) <= 1
+        };
         !post.ops.is_empty()
             && post.ops.len() <= limits.ops
             && bytes_of(post.ops) <= limits.bytes

@@ -180,7 +180,7 @@ fn over_devices(pairs: usize) -> Fixture {
 
 /// Memory without an address.
 #[derive(Debug)]
-struct Unaddressable(AnonMemory);
+pub struct Unaddressable(pub AnonMemory);
 
 impl MemoryDouble for Unaddressable {
     fn inner(&self) -> &dyn Memory {

@@ -30,6 +30,8 @@ macro_rules! conformance {
                     unaligned_ranges_arrive_whole_and_touch_nothing_else
                     operations_larger_than_any_socket_buffer_arrive_whole
                     a_batch_of_many_operations_is_executed_whole
+                    buffers_of_a_device_are_read_and_filled_in_order
+                    batches_with_buffers_of_a_device_end_each_for_itself
                     batches_of_one_call_end_each_for_itself
                     i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way
                     a_large_read_before_a_change_sees_the_old_bytes

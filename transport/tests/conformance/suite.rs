@@ -1,10 +1,12 @@
 //! The properties that every transport must have.
 
 mod bytes;
+mod device;
 mod refusals;
 mod words;
 
 pub use bytes::*;
+pub use device::*;
 pub use refusals::*;
 pub use words::*;
 
