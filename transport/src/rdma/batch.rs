@@ -104,8 +104,8 @@ impl<'a> Batch<'a> {
             Op::CompareSwap { offset, expect, new, old } => {
                 self.add_atomic(*offset, Opcode::CompareSwap(*expect, *new), old)
             }
-            // The answer to a read comes after everything before it has reached memory. The bytes of
-            // a device's buffers are on the host by now.
+            // The answer to a read comes after everything before it has reached memory. What a
+            // device holds is on the host by now.
             Op::Flush | Op::ReadToDevice { .. } | Op::WriteFromDevice { .. } => {
                 let (_, span) = self.room(0, 8)?;
                 self.push(Opcode::Read, span);
