@@ -5,10 +5,10 @@
 //! handles of a node's actors and the messages that they take.
 
 pub use nkv_actors::{
-    AttachedTo, Blocking, Bytes, Client, ClientConfig, Cluster, Credentials, DrainReport, Ended,
-    Environment, Error, ErrorKind, IfExists, MemoryChoice, Node, NodeConfig, NodeStatus,
-    ObjectView, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
-    TransportChoice, WritePlan, message,
+    AttachedTo, Blocking, BlockingWhenReady, Bytes, Client, ClientConfig, Cluster, Credentials,
+    DrainReport, Ended, Environment, Error, ErrorKind, IfExists, MemoryChoice, Node, NodeConfig,
+    NodeStatus, ObjectView, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus,
+    StartError, TransportChoice, WhenReady, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};
 pub use nkv_transport::wire::Address;

@@ -73,6 +73,11 @@ impl<T> Reply<T> {
         }
     }
 
+    /// False once the caller waits no longer.
+    pub fn is_awaited(&self) -> bool {
+        self.0.as_ref().is_some_and(|tx| !tx.is_closed())
+    }
+
     /// A reply that no caller waits for.
     pub fn nobody() -> Self {
         Self(None)

@@ -19,6 +19,8 @@ use std::time::Duration;
 /// do.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(1);
+/// Pause between two polls while callers wait for an object that the log may get.
+const AWAITED: Duration = Duration::from_micros(20);
 /// With at least this many objects accepted between two notifications, the longest pause is used.
 /// Waking two threads for every hundred objects costs more processor time than the objects do, and
 /// a reader that misses one asks the owner.
@@ -100,7 +102,7 @@ impl AnnouncePoller {
             Platform::Threads => {
                 let thread = spawn_named("nkv-announce", move || {
                     while poll.poll() {
-                        std::thread::sleep(poll.pause);
+                        std::thread::sleep(poll.pause());
                     }
                 });
                 if let Err(error) = thread {
@@ -196,6 +198,14 @@ struct Poll {
 }
 
 impl Poll {
+    /// How long to wait for the next poll.
+    fn pause(&self) -> Duration {
+        let fast = &self.durable.tables.log_signals.fast_polls;
+        let left = |n: u64| n.checked_sub(1);
+        let awaited = fast.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok();
+        if awaited { self.pause.min(AWAITED) } else { self.pause }
+    }
+
     /// One poll; false if it was the last.
     fn poll(&mut self) -> bool {
         let beyond =

@@ -29,9 +29,10 @@ mod read;
 mod segments;
 mod shared;
 mod view;
+mod when_ready;
 mod write;
 
-pub use blocking::Blocking;
+pub use blocking::{Blocking, BlockingWhenReady};
 pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
@@ -39,6 +40,7 @@ pub use peer::TransportChoice;
 pub use put_options::{IfExists, PutOptions};
 pub use shared::Shared;
 pub use view::ObjectView;
+pub use when_ready::WhenReady;
 pub use write::{PublishError, WritePlan};
 
 use crate::actor::{ActorAddr, Message, On};
@@ -70,6 +72,8 @@ use std::time::Duration;
 pub struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<ControlPool>,
+    // Connections for requests that are answered late.
+    waits: Arc<ControlPool>,
     actor: Arc<OnceLock<ActorAddr<Producer>>>,
 }
 
@@ -162,7 +166,8 @@ impl Client {
             executor: p.executor,
             made: ProcessMark::here(),
         };
-        Self { shared: Arc::new(shared), pool: Arc::new(pool), actor: Arc::default() }
+        let waits = Arc::new(pool.for_waits());
+        Self { shared: Arc::new(shared), pool: Arc::new(pool), waits, actor: Arc::default() }
     }
 
     /// Starts the Producer behind this handle.
@@ -208,12 +213,14 @@ impl Client {
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.
     pub fn for_another_runtime(&self) -> Self {
-        Self { pool: Arc::new(self.pool.another()), ..self.clone() }
+        let waits = Arc::new(self.pool.for_waits());
+        Self { pool: Arc::new(self.pool.another()), waits, ..self.clone() }
     }
 
     /// The same for a runtime that one thread drives for one call at a time: a call may block it.
     fn for_a_thread(&self) -> Self {
-        Self { pool: Arc::new(self.pool.for_a_thread()), ..self.clone() }
+        let waits = Arc::new(self.pool.for_waits());
+        Self { pool: Arc::new(self.pool.for_a_thread()), waits, ..self.clone() }
     }
 
     /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
@@ -237,10 +244,19 @@ impl Client {
     }
 
     async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
+        self.call_over(&self.pool, request, limit).await
+    }
+
+    async fn call_over(
+        &self,
+        pool: &ControlPool,
+        request: Request,
+        limit: Duration,
+    ) -> Result<Response> {
         self.shared.messages.waited.one();
         let (kind, clock) = (request.kind(), &self.shared.env.clock);
         let asked_ns = clock.now_ns();
-        let answer = self.pool.call(request, limit).await;
+        let answer = pool.call(request, limit).await;
         self.shared.times.requests[kind].record(clock.now_ns().saturating_sub(asked_ns));
         answer
     }

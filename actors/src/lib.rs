@@ -35,8 +35,8 @@ pub mod uplink;
 
 pub use bytes::Bytes;
 pub use client::{
-    Blocking, Client, ClientConfig, IfExists, ObjectView, PublishError, PutOptions,
-    TransportChoice, WritePlan,
+    Blocking, BlockingWhenReady, Client, ClientConfig, IfExists, ObjectView, PublishError,
+    PutOptions, TransportChoice, WhenReady, WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

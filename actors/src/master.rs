@@ -2,6 +2,7 @@
 //! arbiter of its own; every request is a batch. Its state is rebuilt from the owners' reports.
 
 mod allocator;
+mod awaiting;
 mod batch;
 mod commit;
 mod finish;
@@ -25,6 +26,7 @@ use crate::message::{
     RankStats, Refusal, Request, Response, SeenView, SegmentId, Settings, Term,
 };
 use allocator::SegmentAllocator;
+use awaiting::Awaiting;
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
@@ -88,6 +90,8 @@ pub struct Master {
     rounds: Rounds,
     // Requests that wait for owners of logs, by the number of their question.
     log_questions: BTreeMap<u64, log::Asked>,
+    // Requests that wait for keys to be READY.
+    awaiting: Awaiting,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
     // segment.
     aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
@@ -200,6 +204,7 @@ impl Role for Master {
             waiting: Vec::new(),
             rounds: Rounds::default(),
             log_questions: BTreeMap::new(),
+            awaiting: Awaiting::default(),
             aside: HashMap::new(),
             found_gone: HashSet::new(),
             backlogged: BTreeSet::new(),
@@ -267,6 +272,7 @@ impl Master {
             Request::GetLocation { .. }
             | Request::MatchPrefix(_)
             | Request::Exists(_)
+            | Request::AwaitReady(_)
             | Request::List { .. } => "a lookup",
             _ => return request.check().err(),
         };
@@ -304,6 +310,7 @@ impl Master {
                 reply.send(self.match_prefix(&keys, &HashMap::new()));
             }
             Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
+            Request::AwaitReady(asked) => self.await_ready(asked, &HashMap::new(), reply),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
@@ -356,6 +363,7 @@ impl On<Ask> for Master {
         if self.recovering.is_empty() {
             self.answer(ask, reply);
             self.flush_commits();
+            self.answer_awaiting();
             self.start_rounds(ctx);
         } else if self.parked.len() < MAX_PARKED {
             self.durable.members.slow_path.calls_parked.one();
@@ -373,6 +381,7 @@ impl On<FromRank> for Master {
                 Ok(()) => self.receive_from_segment(m.segment_id, m.incarnation, m.up),
                 Err(error) => self.refuse_frame(m.segment_id, &error),
             }
+            self.answer_awaiting();
         }
         reply.send(());
     }
@@ -415,6 +424,8 @@ impl On<MasterTick> for Master {
         self.expire_removes();
         self.expire_commits();
         self.expire_log_questions();
+        self.answer_awaiting();
+        self.expire_awaiting();
         self.complete_deferred();
         let superseded = self.durable.members.lock().superseded.len();
         if superseded > 0 && self.durable.members.unreported().is_empty() {

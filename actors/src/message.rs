@@ -7,6 +7,7 @@ pub use nkv_store::KeyId;
 pub use nkv_store::object::ObjectDesc;
 use serde::{Deserialize, Serialize};
 
+mod awaiting;
 mod bounds;
 mod hello;
 mod hex;
@@ -18,6 +19,7 @@ mod members;
 mod segments;
 mod stats;
 
+pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
@@ -34,7 +36,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 19;
+pub const MESSAGES_VERSION: u32 = 20;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -204,11 +206,13 @@ pub enum Request {
     },
     /// One round of a removal: matching keys are removed as by `Remove` [I6].
     RemoveMatching(Selection),
+    /// Answered once one of the keys is readable, or its plan has ended.
+    AwaitReady(AwaitReady),
 }
 
 impl Request {
     /// Names of the kinds, by [`Self::kind`].
-    pub const KINDS: [&str; 13] = [
+    pub const KINDS: [&str; 14] = [
         "open",
         "commit",
         "abort",
@@ -222,6 +226,7 @@ impl Request {
         "view",
         "list",
         "remove_matching",
+        "await_ready",
     ];
 
     /// Which of [`Self::KINDS`].
@@ -240,6 +245,7 @@ impl Request {
             Self::View | Self::Watch { .. } => 10,
             Self::List { .. } => 11,
             Self::RemoveMatching(_) => 12,
+            Self::AwaitReady(_) => 13,
         }
     }
 }
@@ -277,6 +283,9 @@ pub enum Response {
     },
     /// To RemoveMatching.
     Swept(Swept),
+    /// To AwaitReady: what became of keys, with their number in the request. None of the others
+    /// has changed; none at all if the time is over.
+    Readiness(Vec<(u32, Readiness)>),
 }
 
 /// Describes an answer, for the error text when it does not fit the request.
@@ -293,6 +302,7 @@ impl std::fmt::Display for Response {
             Self::Failed(e) => write!(f, "{e}"),
             Self::Listed { keys, .. } => write!(f, "a list of {} keys", keys.len()),
             Self::Swept(_) => f.write_str("a count of removals"),
+            Self::Readiness(list) => write!(f, "the readiness of {} keys", list.len()),
         }
     }
 }

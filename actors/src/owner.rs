@@ -4,6 +4,7 @@
 //! never touches payload bytes.
 
 pub mod attachments;
+mod awaited;
 mod clearing;
 mod ending;
 mod heap_observer;

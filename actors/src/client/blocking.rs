@@ -2,7 +2,7 @@
 //! own control connections, so that a reply wakes only the caller.
 
 use super::put_log::TryPut;
-use super::{Client, ClientConfig, ObjectView, PublishError, WritePlan, one, spread};
+use super::{Client, ClientConfig, ObjectView, PublishError, WhenReady, WritePlan, one, spread};
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
@@ -85,6 +85,25 @@ impl Blocking {
     /// See [`Client::get_many_into`].
     pub fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
         self.wait_all(items.len(), self.client.get_many_into(items))
+    }
+
+    /// See [`Client::get_when_ready`].
+    pub fn get_when_ready(&self, key: &[u8], limit: Duration) -> Result<Bytes> {
+        self.wait(self.client.get_when_ready(key, limit))
+    }
+
+    /// See [`Client::get_many_when_ready_into`].
+    pub fn get_many_when_ready_into(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+        limit: Duration,
+    ) -> Vec<Result<usize>> {
+        self.wait_all(items.len(), self.client.get_many_when_ready_into(items, limit))
+    }
+
+    /// See [`Client::when_ready`]. Each call of `next` waits.
+    pub fn when_ready(&self, keys: &[&[u8]], limit: Duration) -> Result<BlockingWhenReady<'_>> {
+        Ok(BlockingWhenReady { ready: self.client.when_ready(keys, limit)?, handle: self })
     }
 
     /// See [`Client::get_view`].
@@ -229,5 +248,21 @@ impl Blocking {
         if self.client.check_usable().is_ok() {
             self.runtime.block_on(self.client.close());
         }
+    }
+}
+
+/// Keys in the order in which they become readable. Made by [`Blocking::when_ready`].
+#[derive(Debug)]
+pub struct BlockingWhenReady<'a> {
+    ready: WhenReady,
+    handle: &'a Blocking,
+}
+
+impl Iterator for BlockingWhenReady<'_> {
+    type Item = (usize, Result<Bytes>);
+
+    /// See [`WhenReady::next`]. In a forked child there is none.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.handle.wait(async { Ok::<_, Error>(self.ready.next().await) }).ok().flatten()
     }
 }

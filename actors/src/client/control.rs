@@ -128,6 +128,18 @@ impl ControlPool {
         Self { waiting: Waiting::Thread, ..self.another() }
     }
 
+    /// The same for requests that the master answers late: a ring polls, which does not pay.
+    pub(super) fn for_waits(&self) -> Self {
+        let pool = self.another();
+        pool.rings.store(false, Ordering::Relaxed);
+        pool
+    }
+
+    /// Whether one thread drives its calls, and may be blocked by them.
+    pub(super) fn is_of_a_thread(&self) -> bool {
+        matches!(self.waiting, Waiting::Thread)
+    }
+
     /// A thread asks the master in its process over a ring, too: both ends poll for a while, where
     /// a mailbox would wake one thread for a request and another for its answer. Not while it
     /// writes more than that while is enough for: then both are asleep anyway.

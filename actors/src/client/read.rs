@@ -22,7 +22,7 @@ const MAX_READS_PER_POST: usize = 256;
 const MAX_BYTES_PER_POST: u64 = 16 << 20;
 
 /// Why a read has no valid result.
-enum Miss {
+pub(super) enum Miss {
     /// Retired, reused or removed: it may lie elsewhere by now.
     Changed,
     /// Its owner cannot be reached: the object may be elsewhere by now, removed, or have another
@@ -115,7 +115,11 @@ impl Client {
     }
 
     /// Reads an object into a buffer of the size that its location states.
-    async fn read_whole(&self, meta: &ObjMeta, via: Via) -> std::result::Result<Bytes, Miss> {
+    pub(super) async fn read_whole(
+        &self,
+        meta: &ObjMeta,
+        via: Via,
+    ) -> std::result::Result<Bytes, Miss> {
         let peer = self.peer(meta.at.incarnation).await.map_err(unreached)?;
         // Checked before the buffer is allocated: the size may not exceed the owner's segment.
         peer.check(meta).map_err(Miss::Fatal)?;
@@ -271,7 +275,7 @@ impl Client {
         found.into_iter().zip(metas).map(|(r, m)| r.map_err(|miss| error(miss, m))).collect()
     }
 
-    async fn read_all(
+    pub(super) async fn read_all(
         &self,
         items: &mut [((&ObjMeta, Via), &mut [u8])],
     ) -> Vec<std::result::Result<usize, Miss>> {

@@ -162,6 +162,9 @@ fn ups(all: &mut Vec<Lie>) {
     each(all, "an announced object", &logged, &LOGGED, |o| {
         HostileInput::OwnerToMaster(OwnerToMaster::Announced(vec![o]))
     });
+    each(all, "an accepted object", &logged, &LOGGED, |o| {
+        HostileInput::OwnerToMaster(OwnerToMaster::Accepted(vec![o]))
+    });
     let moved = |slot, epoch, to| {
         let list = vec![MovedObject { slot, epoch, to }];
         HostileInput::OwnerToMaster(OwnerToMaster::Moved(list))
@@ -199,6 +202,8 @@ fn downs(all: &mut Vec<Lie>) {
         MasterToOwner::View(view),
         asked(LogQuestion::Find(vec![seeds::KEY; many])),
         asked(LogQuestion::Remove(vec![seeds::KEY; many])),
+        asked(LogQuestion::Await { keys: vec![seeds::KEY; many], wait_ms: 1 }),
+        asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
         MasterToOwner::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
     ];
     for (n, down) in lists.into_iter().enumerate() {
@@ -284,6 +289,11 @@ fn answers(all: &mut Vec<Lie>) {
     each(all, "a run of locations", &plan.meta, &metas, |meta| {
         HostileInput::Response(Response::Prefix(vec![meta]))
     });
+    for of in [|meta| Readiness::Ready(vec![meta]), Readiness::Writing] {
+        each(all, "an awaited object", &plan.meta, &metas, |meta| {
+            HostileInput::Response(Response::Readiness(vec![(0, of(meta))]))
+        });
+    }
     let plans: [Change<PlanDesc>; 4] = [
         |p| p.meta.object.extent.len = 1,
         |p| p.write_ttl_ms = u64::MAX,
@@ -322,6 +332,13 @@ fn requests(all: &mut Vec<Lie>) {
     let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
     let future = PlanRef { plan: PlanId { seq: u64::MAX, ..plan.plan }, ..plan };
     let keys = || vec![seeds::key(); many];
+    let awaits = AwaitReady {
+        keys: vec![seeds::key()],
+        wait_ms: 0,
+        mapped: Vec::new(),
+        watched: Vec::new(),
+        gone: Vec::new(),
+    };
     let of = Selection { pattern: None, from: None };
     let asked = [
         Request::Commit(vec![future]),
@@ -329,6 +346,11 @@ fn requests(all: &mut Vec<Lie>) {
         Request::Abort(vec![plan; many]),
         Request::GetLocation { keys: keys(), gone: Vec::new() },
         Request::GetLocation { keys: Vec::new(), gone: vec![at; many * MAX_PLACES] },
+        Request::AwaitReady(AwaitReady { keys: keys(), ..awaits.clone() }),
+        Request::AwaitReady(AwaitReady { wait_ms: MAX_AWAIT_MS + 1, ..awaits.clone() }),
+        Request::AwaitReady(AwaitReady { mapped: vec![1; many], ..awaits.clone() }),
+        Request::AwaitReady(AwaitReady { watched: vec![at; many * MAX_PLACES], ..awaits.clone() }),
+        Request::AwaitReady(AwaitReady { gone: vec![at; many * MAX_PLACES], ..awaits }),
         Request::MatchPrefix(keys()),
         Request::Exists(keys()),
         Request::Remove(keys()),

@@ -5,8 +5,8 @@ use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterDurable, MasterTick, Members};
 use crate::message::{
-    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo, Request,
-    Response, SeenView, SegmentId, Settings, SlotEntry, Term,
+    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo, Readiness,
+    Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
 };
 use crate::owner::tables::OwnerTables;
 use crate::owner::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
@@ -318,6 +318,11 @@ impl TestCluster {
             }),
             Response::Locations(list) => list.iter().flatten().flatten().all(possible),
             Response::Prefix(list) => list.iter().all(possible),
+            Response::Readiness(list) => list.iter().all(|(_, of)| match of {
+                Readiness::Ready(places) => places.iter().all(possible),
+                Readiness::Writing(meta) => possible(meta),
+                Readiness::Ended(_) => true,
+            }),
             _ => true,
         }
     }

@@ -2,11 +2,12 @@
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
+use crate::error::Error;
 use crate::message::{
-    Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
-    MasterToOwner, MovedObject, ObjMeta, ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster,
-    PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, ReadCounts, Request, Response, SeenView,
-    Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    Abandoned, AwaitReady, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry,
+    LogQuestion, MasterToOwner, MovedObject, ObjMeta, ObjectDesc, OpenItem, OwnerGauges,
+    OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, ReadCounts, Readiness, Request,
+    Response, SeenView, Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -87,6 +88,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
         OwnerToMaster::PlansRecorded { up_to: PLAN },
         OwnerToMaster::Announced(vec![logged()]),
+        OwnerToMaster::Accepted(vec![logged()]),
         OwnerToMaster::Moved(vec![MovedObject { slot: 1, epoch: 1, to: logged() }]),
         OwnerToMaster::LogAnswer {
             number: 1,
@@ -123,6 +125,13 @@ fn requests() -> Vec<Request> {
         Request::View,
         Request::List { of: of.clone(), after: Some(key()), limit: 10 },
         Request::RemoveMatching(of),
+        Request::AwaitReady(AwaitReady {
+            keys: vec![key()],
+            wait_ms: 10,
+            mapped: vec![LIAR, OWNED],
+            watched: vec![at(LIAR)],
+            gone: vec![at(OWNED)],
+        }),
     ]
 }
 
@@ -143,6 +152,10 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::AskLog { number: 1, question: find },
         MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
         MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+        MasterToOwner::AskLog {
+            number: u64::MAX,
+            question: LogQuestion::Await { keys: vec![KEY], wait_ms: 10 },
+        },
         MasterToOwner::RequestReport { number: 4 },
         MasterToOwner::NoMorePlans,
     ]
@@ -181,6 +194,11 @@ fn responses() -> Vec<Response> {
     vec![
         Response::Plans(vec![Ok(granted)]),
         Response::Locations(vec![Ok(vec![meta.clone(), meta.clone()])]),
+        Response::Readiness(vec![
+            (0, Readiness::Ready(vec![meta.clone()])),
+            (1, Readiness::Writing(meta.clone())),
+            (2, Readiness::Ended(Error::reclaimed("its producer is gone"))),
+        ]),
         Response::Prefix(vec![meta]),
     ]
 }

@@ -118,6 +118,7 @@ impl Master {
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
         self.retire_aside(id, segment_id);
+        self.awaiting.note(id);
         Ok(None)
     }
 

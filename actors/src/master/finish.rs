@@ -215,6 +215,7 @@ impl Master {
                     e.plan = None;
                     self.plans.remove(&a.plan);
                     self.counters.adopted += 1;
+                    self.awaiting.note(id);
                     return self.retire_aside(id, segment_id);
                 }
                 // The plan was aborted or removed before the owner received that: its object must

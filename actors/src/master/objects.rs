@@ -166,6 +166,11 @@ impl Master {
             return;
         }
         if let Some(e) = self.objects.remove(&id) {
+            if let State::Writing(plan) = e.state {
+                let cause = self.plans.get(&plan).and_then(|p| p.ending);
+                let lost = self.durable.members.state(e.replica.segment_id).is_none();
+                self.awaiting.note_end(id, &e, (cause, lost));
+            }
             if let Some(plan) = e.plan {
                 self.plan_over(plan);
             }

@@ -253,6 +253,7 @@ impl Master {
         let info = PlanInfo { segment_id, at, asked: *asked, token, reported: false, ending: None };
         self.plans.insert(plan, info);
         self.objects.insert(desc.meta.key, entry);
+        self.awaiting.note(desc.meta.key);
         self.counters.opened += 1;
         desc
     }

@@ -408,6 +408,7 @@ impl Master {
                 }
                 e.state = State::Live;
                 self.retire_aside(id, segment_id);
+                self.awaiting.note(id);
                 return true;
             }
             // A Retire may have been lost with the link: a removed object must never come back
@@ -417,6 +418,7 @@ impl Master {
         let header_off = self.header_off(segment_id, at.slot);
         let replica = Replica { segment_id, at, header_off, object };
         self.objects.insert(id, Entry::new(key, replica, State::Live, None));
+        self.awaiting.note(id);
         true
     }
 }

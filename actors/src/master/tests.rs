@@ -1,6 +1,7 @@
 //! The Master against simulated ranks, frame by frame: the conditions under which a model of the
 //! first protocol failed. `model_NAME` is the switch of that model that a test covers.
 
+mod awaiting;
 pub(super) mod bench;
 mod commit;
 mod late;

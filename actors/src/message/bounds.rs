@@ -186,7 +186,9 @@ impl RankInfo {
                 list("slots", slots.len(), MAX_BATCH)?;
                 slots.iter().try_for_each(|e| self.check_entry(e))
             }
-            OwnerToMaster::Announced(objects) => self.check_objects(objects),
+            OwnerToMaster::Announced(objects) | OwnerToMaster::Accepted(objects) => {
+                self.check_objects(objects)
+            }
             OwnerToMaster::Moved(moved) => {
                 list("objects", moved.len(), MAX_BATCH)?;
                 moved.iter().try_for_each(|m| {
@@ -231,6 +233,10 @@ impl RankInfo {
             MasterToOwner::View(view) => view.check(self.world_size),
             MasterToOwner::AskLog { question, .. } => match question {
                 LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
+                    list("keys", keys.len(), MAX_BATCH)
+                }
+                LogQuestion::Await { keys, wait_ms } => {
+                    time("a wait", *wait_ms)?;
                     list("keys", keys.len(), MAX_BATCH)
                 }
                 LogQuestion::RemoveAll => Ok(()),

@@ -132,6 +132,8 @@ pub enum OwnerToMaster {
     },
     /// Objects of the device log whose key string is known now.
     Announced(Vec<LogObjectEntry>),
+    /// Objects that the device log has accepted and callers wait for; without their key strings.
+    Accepted(Vec<LogObjectEntry>),
     /// Objects of log or heap that are served from copies in the log now.
     Moved(Vec<MovedObject>),
     /// Answer to `AskLog`.

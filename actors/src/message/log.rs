@@ -36,10 +36,25 @@ pub struct MovedObject {
 pub enum LogQuestion {
     /// Which of these keys the log serves.
     Find(Vec<KeyId>),
+    /// As `Find`; and for this time from now, what the log accepts under these keys is to be sent
+    /// as `Accepted`.
+    Await {
+        /// The keys.
+        keys: Vec<KeyId>,
+        /// The time, in ms.
+        wait_ms: u64,
+    },
     /// Retire the objects of these keys; answer which of them the log served.
     Remove(Vec<KeyId>),
     /// Retire every object of the log.
     RemoveAll,
+}
+
+impl LogQuestion {
+    /// Whether it changes nothing.
+    pub(crate) fn is_lookup(&self) -> bool {
+        matches!(self, Self::Find(_) | Self::Await { .. })
+    }
 }
 
 /// The key of an object that a producer put into a log.

@@ -3,6 +3,7 @@
 //! [I13] [I14]. Producers and readers never wait for this work.
 
 use super::attachments::AttachId;
+use super::awaited::AwaitedKeys;
 use super::log_producers::ProducerState;
 use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
@@ -27,6 +28,14 @@ const PIN_CHECK_NS: u64 = 5_000_000;
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
 
+/// How often the log is polled while callers wait for an object that it may get.
+const FAST_POLLS_PER_MS: u64 = 10;
+
+/// The master has the key string already; with it an answer might exceed the frame limit.
+fn nameless(o: LogObjectEntry) -> LogObjectEntry {
+    LogObjectEntry { key: KeyBytes::default(), ..o }
+}
+
 /// See the file's first paragraph.
 pub(super) struct Log {
     pub log: DeviceLog,
@@ -36,6 +45,7 @@ pub(super) struct Log {
     // Objects whose key string is known and that the master has not been sent: slot and epoch.
     named: VecDeque<(u32, u32)>,
     pub(super) unnamed: UnnamedMoves,
+    awaited: AwaitedKeys,
 }
 
 /// A producer that may have an open claim.
@@ -56,10 +66,12 @@ struct Changes {
     ended: Vec<(u32, u32)>,
     /// Objects that are served from a copy now, with slot and epoch before.
     moved: Vec<((u32, u32), LogObject)>,
+    /// Objects that callers wait for.
+    awaited: Vec<LogObject>,
 }
 
 /// The index of the segment, as the log updates it, and what changed.
-struct SegmentDirectory<'a>(&'a mut Slots, Changes);
+struct SegmentDirectory<'a>(&'a mut Slots, Changes, Option<&'a AwaitedKeys>);
 
 impl Directory for SegmentDirectory<'_> {
     fn contains(&self, key: &KeyId) -> bool {
@@ -68,6 +80,9 @@ impl Directory for SegmentDirectory<'_> {
 
     fn insert(&mut self, object: &LogObject) {
         self.0.index_mut().insert(object.key, object.slot, object.epoch);
+        if self.2.is_some_and(|awaited| awaited.contains(&object.key)) {
+            self.1.awaited.push(*object);
+        }
     }
 
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
@@ -118,7 +133,7 @@ impl Log {
         };
         let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);
         let rules = (rules, durable.tables.moves.clone());
-        let mut segment = SegmentDirectory(slots, Changes::default());
+        let mut segment = SegmentDirectory(slots, Changes::default(), None);
         let rebuilt = DeviceLog::rebuild(memory, log, rules, now_ns, &mut segment);
         let rebuilt = rebuilt.and_then(|mut log| {
             // A pin outlives the actor, and so does what it holds behind the tail.
@@ -130,7 +145,8 @@ impl Log {
                 // What was reported before an actor restart is sent again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
                 let unnamed = UnnamedMoves::default();
-                Some(Log { log, asking: None, pins_checked_ns: 0, named, unnamed })
+                let awaited = AwaitedKeys::default();
+                Some(Log { log, asking: None, pins_checked_ns: 0, named, unnamed, awaited })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
@@ -234,7 +250,9 @@ impl Owner {
         // Advance first: it is cheap and producers wait for it. Under a flood of puts the rest
         // takes long.
         self.advance(log, now)?;
-        let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
+        log.awaited.expire(now);
+        let awaited = (!log.awaited.is_empty()).then_some(&log.awaited);
+        let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
         let accepted = log.log.accept(now, &mut segment);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
@@ -242,6 +260,7 @@ impl Owner {
         let changes = segment.1;
         self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
         self.forget_evicted(&changes.ended);
+        self.report_awaited(log, &changes.awaited);
         done?;
         self.copy_survivors(&mut log.log)?;
         self.advance(log, now)?;
@@ -299,10 +318,12 @@ impl Owner {
             Ok(report) => {
                 let fenced = report.fenced;
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
-                let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
+                let awaited = Some(&log.awaited);
+                let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
                 let closed = log.log.close_holes(report, now, &mut segment);
                 let changes = segment.1;
                 self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
+                self.report_awaited(log, &changes.awaited);
                 closed?;
             }
             Err(asking) => log.asking = Some(asking),
@@ -355,6 +376,25 @@ impl Owner {
         }
     }
 
+    /// Sends the master what callers wait for. It has the key strings.
+    fn report_awaited(&mut self, log: &mut Log, accepted: &[LogObject]) {
+        let awaited = log.awaited.take(accepted);
+        if !awaited.is_empty() {
+            let entries: Vec<_> = awaited.iter().map(|o| nameless(self.entry_of(o))).collect();
+            self.report_nameless(&entries);
+            self.send_to_master(OwnerToMaster::Accepted(entries));
+        }
+        if log.awaited.is_empty() {
+            self.durable.tables.log_signals.fast_polls.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The master lists these objects without their key strings: it must learn of their end.
+    fn report_nameless(&self, entries: &[LogObjectEntry]) {
+        let mut t = self.durable.tables.lock();
+        t.log_reported.extend(entries.iter().map(|o| (o.slot, o.epoch)));
+    }
+
     fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
         let t = self.durable.tables.lock();
         LogObjectEntry {
@@ -383,7 +423,7 @@ impl Owner {
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
-        let mut segment = SegmentDirectory(&mut self.slots, Changes::default());
+        let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), None);
         let mut gone = Vec::new();
         for &(slot, epoch) in list {
             match log.log.retire(slot, epoch, now, &mut segment) {
@@ -408,13 +448,15 @@ impl Owner {
         let (mut served, mut removed, mut taken) = (Vec::new(), Vec::new(), 0);
         match question {
             LogQuestion::Find(keys) => {
-                // The master has the key strings already; with them the answer might exceed the
-                // frame limit.
-                let nameless = |o| LogObjectEntry { key: KeyBytes::default(), ..o };
                 let found = keys.into_iter().filter_map(|id| self.find_in_log(id));
                 served = found.map(nameless).collect();
-                let mut t = self.durable.tables.lock();
-                t.log_reported.extend(served.iter().map(|o| (o.slot, o.epoch)));
+                self.report_nameless(&served);
+            }
+            LogQuestion::Await { keys, wait_ms } => {
+                let found = keys.iter().filter_map(|id| self.find_in_log(*id));
+                served = found.map(nameless).collect();
+                self.report_nameless(&served);
+                self.await_in_log(keys, wait_ms);
             }
             LogQuestion::Remove(keys) => {
                 let held = keys.into_iter().filter_map(|id| self.find_in_log(id));
@@ -428,6 +470,19 @@ impl Owner {
             }
         }
         self.send_to_master(OwnerToMaster::LogAnswer { number, served, removed, taken });
+    }
+
+    /// From now on, what the log accepts under these keys is sent to the master at once.
+    fn await_in_log(&mut self, keys: Vec<KeyId>, wait_ms: u64) {
+        let until_ns = self.durable.clock.now_ns().saturating_add(wait_ms * 1_000_000);
+        let absent = keys.into_iter().filter(|id| self.served_in_log(*id).is_none());
+        let absent: Vec<_> = absent.collect();
+        let Some(log) = &mut self.log else { return };
+        absent.into_iter().for_each(|id| log.awaited.insert(id, until_ns));
+        if !log.awaited.is_empty() {
+            let polls = &self.durable.tables.log_signals.fast_polls;
+            polls.fetch_max(wait_ms * FAST_POLLS_PER_MS, Ordering::Relaxed);
+        }
     }
 
     /// Retires objects of the log and reports them; returns those that lost LIVE now or before.

@@ -104,6 +104,8 @@ pub struct LogSignals {
     pub frontier: AtomicU64,
     /// A `Drain` was sent to the owner, which has not handled it yet.
     pub notified: AtomicBool,
+    /// How many of the next polls come soon after each other, since callers wait for an object.
+    pub fast_polls: AtomicU64,
 }
 
 /// Everything of an owner that outlives its actor.

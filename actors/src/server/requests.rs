@@ -4,7 +4,7 @@
 use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
 use crate::actor::ActorAddr;
 use crate::master::{Ask, Master, Members};
-use crate::message::{HasherKey, Request, Response, View, Welcome};
+use crate::message::{HasherKey, MAX_AWAIT_MS, Request, Response, View, Welcome};
 use crate::race::race;
 use nkv_store::clock::Clock;
 use nkv_transport::ring::{Offer, Polling, RingStream};
@@ -100,6 +100,17 @@ impl RequestContext<'_> {
                 write_frame(stream, &mut buf, id, &Response::View(view)).await?;
                 continue;
             }
+            if let Request::AwaitReady(_) = request {
+                let answer = async { Some(self.answer(request).await) };
+                // As above: a caller that saw the object itself waits no longer.
+                let end = async {
+                    let _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await;
+                    None
+                };
+                let Some(answer) = race(answer, end).await else { return Ok(()) };
+                write_frame(stream, &mut buf, id, &answer).await?;
+                continue;
+            }
             let response = self.answer(request).await;
             write_frame(stream, &mut buf, id, &response).await?;
         }
@@ -127,8 +138,14 @@ impl RequestContext<'_> {
 
     async fn answer(&self, request: Request) -> Response {
         let (kind, asked_ns) = (request.kind(), self.clock.now_ns());
+        let limit = match &request {
+            Request::AwaitReady(asked) => {
+                ACTOR_LIMIT + Duration::from_millis(asked.wait_ms.min(MAX_AWAIT_MS))
+            }
+            _ => ACTOR_LIMIT,
+        };
         let ask = Ask { producer: self.producer, request };
-        let answer = self.master.call(ask, ACTOR_LIMIT).await;
+        let answer = self.master.call(ask, limit).await;
         self.members.requests[kind].record(self.clock.now_ns().saturating_sub(asked_ns));
         answer.unwrap_or_else(Response::Failed)
     }

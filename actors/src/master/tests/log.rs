@@ -17,13 +17,13 @@ fn with_log_slots(info: RankInfo) -> RankInfo {
     RankInfo { layout: SegmentLayout { log_slots: 8, slots, log, ..info.layout }, ..info }
 }
 
-async fn joins(bench: &Bench, incarnation: u64, obeyed: Term) -> Rank {
+pub(super) async fn joins(bench: &Bench, incarnation: u64, obeyed: Term) -> Rank {
     let info = with_log_slots(info(1, incarnation, 2));
     bench.joins(info, obeyed, false, SeenView::default()).await.unwrap()
 }
 
 /// Two ranks, the second with a log.
-async fn with_log() -> (Bench, Rank, Rank) {
+pub(super) async fn with_log() -> (Bench, Rank, Rank) {
     let bench = Bench::new(2).await;
     let mut first = bench.join(0, 100).await.unwrap();
     let mut logs = joins(&bench, 101, Term::default()).await;
@@ -32,7 +32,7 @@ async fn with_log() -> (Bench, Rank, Rank) {
     (bench, first, logs)
 }
 
-async fn is_asked(rank: &mut Rank) -> (u64, LogQuestion) {
+pub(super) async fn is_asked(rank: &mut Rank) -> (u64, LogQuestion) {
     let asked = |d: &MasterToOwner| match d {
         MasterToOwner::AskLog { number, question } => Some((*number, question.clone())),
         _ => None,
@@ -89,7 +89,7 @@ async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
     assert_eq!(outcome(asked).await, Err(ErrorKind::NotFound));
 }
 
-fn in_log(k: &str) -> LogObjectEntry {
+pub(super) fn in_log(k: &str) -> LogObjectEntry {
     LogObjectEntry {
         object: ObjectDesc::at(extent_of(0) - 8 * UNIT, 100, 4096),
         key: key(k),
@@ -99,7 +99,7 @@ fn in_log(k: &str) -> LogObjectEntry {
     }
 }
 
-async fn answers(logs: &Rank, number: u64, served: Vec<LogObjectEntry>) {
+pub(super) async fn answers(logs: &Rank, number: u64, served: Vec<LogObjectEntry>) {
     logs.sends(OwnerToMaster::LogAnswer { number, served, removed: Vec::new(), taken: 0 }).await;
 }
 

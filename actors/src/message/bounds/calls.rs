@@ -3,8 +3,8 @@
 use super::{ensure, key, list, time};
 use crate::error::{Error, Result};
 use crate::message::{
-    KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc, PlanDesc, Request, Response,
-    Settings,
+    AwaitReady, KEYS_PER_ROUND, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc, PlanDesc,
+    Readiness, Request, Response, Settings,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::HEADER_BYTES;
@@ -77,6 +77,11 @@ impl Response {
                 list.iter().flatten().try_for_each(|places| check_places(places))
             }
             Response::Prefix(list) => list.iter().try_for_each(ObjMeta::check_numbers),
+            Response::Readiness(list) => list.iter().try_for_each(|(_, of)| match of {
+                Readiness::Ready(places) => check_places(places),
+                Readiness::Writing(meta) => meta.check_numbers(),
+                Readiness::Ended(_) => Ok(()),
+            }),
             Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
             _ => Ok(()),
         };
@@ -102,6 +107,16 @@ impl PlanDesc {
     }
 }
 
+impl AwaitReady {
+    /// Checks it; returns the length of its longest list, as a number of keys.
+    fn check(&self) -> Result<usize> {
+        let ms = self.wait_ms;
+        ensure(ms <= MAX_AWAIT_MS, || format!("a wait of {ms} ms; at most {MAX_AWAIT_MS}"))?;
+        let tried = self.gone.len().max(self.watched.len()).div_ceil(MAX_PLACES);
+        Ok(self.keys.len().max(tried).max(self.mapped.len()))
+    }
+}
+
 impl Request {
     /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
@@ -111,6 +126,7 @@ impl Request {
             Request::Commit(l) | Request::Abort(l) => l.len(),
             // For one key a reader may have tried several locations.
             Request::GetLocation { keys, gone } => keys.len().max(gone.len().div_ceil(MAX_PLACES)),
+            Request::AwaitReady(asked) => asked.check()?,
             Request::MatchPrefix(k) | Request::Exists(k) | Request::Remove(k) => k.len(),
             Request::Withdraw { .. }
             | Request::EvictUntilBelow(_)

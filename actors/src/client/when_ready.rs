@@ -1,0 +1,457 @@
+//! Waiting for objects that are being written, or that nobody has opened yet. In mapped memory the
+//! caller watches the words itself: indexes, and headers of open plans. For all else it has one
+//! request at the master, which is answered when something has changed. Neither polls the other.
+
+use super::find::{meta_of, moves_on, shown};
+use super::read::Miss;
+use super::{Client, check_keys, filled, key_bytes};
+use crate::client::PutOptions;
+use crate::environment::Platform;
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{
+    AwaitReady, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, Readiness, Request, Response,
+    SlotRef, Via,
+};
+use crate::race::race;
+use bytes::Bytes;
+use nkv_store::key::key_hash;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::Pin;
+use std::time::Duration;
+
+/// How long a thread watches words without a pause, and its pauses after that: a sixteenth of the
+/// time that it has waited, within these bounds. A task pauses for a millisecond at least.
+const SPIN: Duration = Duration::from_micros(50);
+const SHORTEST_REST: Duration = Duration::from_micros(20);
+const LONGEST_REST: Duration = Duration::from_micros(500);
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+const LONGEST_SLEEP: Duration = Duration::from_millis(5);
+const SHARE_OF_WAIT: u32 = 16;
+/// How often a caller that maps nothing checks whether it does now.
+const NOTHING_MAPPED: Duration = Duration::from_millis(100);
+/// Pause after a request that failed, before it is sent again.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Keys that are looked up in mapped memory at a time.
+const KEYS_PER_LOOK: usize = 128;
+
+/// What is known about a key.
+#[derive(Debug)]
+struct Awaited {
+    key: Box<[u8]>,
+    /// Where it was found and then could not be read.
+    gone: SmallVec<[SlotRef; 1]>,
+    /// Where a plan writes it, in mapped memory.
+    writing: Option<ObjMeta>,
+}
+
+impl Awaited {
+    fn of(key: &[u8]) -> Self {
+        Self { key: key.into(), gone: SmallVec::new(), writing: None }
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response>> + Send>>;
+
+/// Keys in the order in which they become readable. Made by [`Client::when_ready`].
+pub struct WhenReady {
+    client: Client,
+    keys: Vec<Awaited>,
+    // Which of them are not READY yet.
+    pending: BTreeSet<usize>,
+    found: VecDeque<(usize, Result<ObjMeta>)>,
+    // The request at the master, and the keys in it.
+    asked: Option<(Vec<usize>, Answer)>,
+    // Whether the master has answered once: without any time, too.
+    has_asked: bool,
+    // Why the last one failed, or the last read; and whether the next one is worth a pause.
+    failed: Option<Error>,
+    pauses: bool,
+    // The key at which the next look begins.
+    look_from: usize,
+    // When the caller began to wait for the next key.
+    waits_from_ns: u64,
+    limit: Duration,
+    until_ns: u64,
+}
+
+impl std::fmt::Debug for WhenReady {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WhenReady({} of {} keys pending)", self.pending.len(), self.keys.len())
+    }
+}
+
+/// What ended a wait.
+enum Woken {
+    Answered(Result<Response>),
+    Look,
+}
+
+impl Client {
+    /// Bytes of an object, once it is READY: also if it is still being written, or not even opened.
+    /// `Timeout` if that takes longer than `limit`. `Reclaimed` if its producer dies, gives it up
+    /// or takes too long: the message says which.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # use std::time::Duration;
+    /// # example::on_one_rank("get-when-ready", async |cache| {
+    /// let prefill = cache.clone();
+    /// let decode = cache.get_when_ready(b"block/1", Duration::from_secs(5));
+    /// let put = async { prefill.put(b"block/1", b"kv bytes", &PutOptions::default()).await };
+    /// let (bytes, put) = tokio::join!(decode, put);
+    /// put?;
+    /// assert_eq!(bytes?, &b"kv bytes"[..]);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn get_when_ready(&self, key: &[u8], limit: Duration) -> Result<Bytes> {
+        if let Some(done) = self.get_now(key) {
+            return done;
+        }
+        let mut when = self.when_ready(&[key], limit).map_err(|e| e.about(key))?;
+        let next = when.next().await;
+        next.map_or_else(|| Err(Error::internal("a key that was never decided")), |(_, done)| done)
+    }
+
+    /// Reads many once they are READY, each as soon as it is; one result per item, in order. What
+    /// is undefined is as in [`Client::get_into`].
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # use std::time::Duration;
+    /// # example::on_one_rank("get-many-when-ready", async |cache| {
+    /// cache.put(b"layer/0", b"first", &PutOptions::default()).await?;
+    /// let (mut one, mut two) = ([0; 64], [0; 64]);
+    /// let mut items: [(&[u8], &mut [u8]); 2] = [(b"layer/0", &mut one), (b"layer/1", &mut two)];
+    /// let read = cache.get_many_when_ready_into(&mut items, Duration::from_millis(20)).await;
+    /// assert_eq!(read[0], Ok(5));
+    /// assert_eq!(read[1].as_ref().unwrap_err().kind(), ErrorKind::Timeout);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn get_many_when_ready_into(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+        limit: Duration,
+    ) -> Vec<Result<usize>> {
+        let mut done = self.read_many_now(items);
+        let open: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
+        let keys: Vec<&[u8]> = open.iter().map(|i| items[*i].0).collect();
+        let mut when = match self.when_ready(&keys, limit) {
+            Ok(when) => when,
+            Err(e) => return filled(done, open.iter().map(|_| Err(e.clone())).collect()),
+        };
+        while let Some(located) = when.next_locations().await {
+            let mut wanted = BTreeMap::new();
+            for (n, located) in located {
+                match located {
+                    Ok(meta) => drop(wanted.insert(open[n], (n, meta))),
+                    Err(e) => done[open[n]] = Some(Err(e)),
+                }
+            }
+            let mut reads: Vec<_> = items
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(i, (_, dst))| Some((&wanted.get(&i)?.1, &mut **dst)))
+                .map(|(meta, dst)| ((meta, Via::Master), dst))
+                .collect();
+            let read = self.read_all(&mut reads).await;
+            for ((i, (n, meta)), read) in wanted.iter().zip(read) {
+                let read = read.map_err(|miss| when.missed(*n, meta.at, miss));
+                done[*i] = match read {
+                    Ok(n) => Some(Ok(n)),
+                    Err(Some(e)) => Some(Err(e)),
+                    Err(None) => continue,
+                };
+            }
+        }
+        filled(done, Vec::new())
+    }
+
+    /// Keys in the order in which they become readable, for callers that begin with what is there:
+    /// the layers of a prompt whose prefill is still running. What is not READY after `limit` from
+    /// now is a `Timeout`.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # use std::time::Duration;
+    /// # example::on_one_rank("when-ready", async |cache| {
+    /// cache.put(b"layer/1", b"kv bytes", &PutOptions::default()).await?;
+    /// let layers: [&[u8]; 2] = [b"layer/0", b"layer/1"];
+    /// let mut ready = cache.when_ready(&layers, Duration::from_secs(5))?;
+    /// let (layer, bytes) = ready.next().await.unwrap();
+    /// assert_eq!((layer, bytes?), (1, bytes::Bytes::from_static(b"kv bytes")));
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub fn when_ready(&self, keys: &[&[u8]], limit: Duration) -> Result<WhenReady> {
+        self.check_usable()?;
+        check_keys(keys)?;
+        if keys.len() > MAX_BATCH {
+            let text = format!("{} keys to wait for; at most {MAX_BATCH} at once", keys.len());
+            return Err(Error::invalid(text));
+        }
+        let now_ns = self.shared.env.clock.now_ns();
+        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        Ok(WhenReady {
+            client: self.clone(),
+            keys: keys.iter().map(|key| Awaited::of(key)).collect(),
+            pending: (0..keys.len()).collect(),
+            found: VecDeque::new(),
+            asked: None,
+            has_asked: false,
+            failed: None,
+            pauses: false,
+            look_from: 0,
+            waits_from_ns: now_ns,
+            limit,
+            until_ns: now_ns.saturating_add(limit_ns),
+        })
+    }
+}
+
+impl WhenReady {
+    /// The next key that is READY, as its number among the keys, with its bytes; or one that failed
+    /// as [`Client::get_when_ready`] does. None once all have been returned.
+    pub async fn next(&mut self) -> Option<(usize, Result<Bytes>)> {
+        loop {
+            let (n, located) = self.next_location().await?;
+            let meta = match located {
+                Ok(meta) => meta,
+                Err(e) => return Some((n, Err(e))),
+            };
+            match self.client.read_whole(&meta, Via::Master).await {
+                Ok(bytes) => return Some((n, Ok(bytes))),
+                Err(miss) => {
+                    if let Some(e) = self.missed(n, meta.at, miss) {
+                        return Some((n, Err(e)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`WhenReady::next`], with the location in place of the bytes, for
+    /// [`Client::read_into`].
+    pub async fn next_location(&mut self) -> Option<(usize, Result<ObjMeta>)> {
+        self.wait().await;
+        self.found.pop_front()
+    }
+
+    /// All keys of which something is known, once there is one; None at the end.
+    async fn next_locations(&mut self) -> Option<Vec<(usize, Result<ObjMeta>)>> {
+        self.wait().await;
+        let found: Vec<_> = self.found.drain(..).collect();
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// An object could not be read where it was found: its key is awaited again, unless this is an
+    /// error that stays.
+    fn missed(&mut self, n: usize, at: SlotRef, miss: Miss) -> Option<Error> {
+        let Awaited { key, gone, writing } = &mut self.keys[n];
+        match miss {
+            Miss::Fatal(e) if e.kind() != ErrorKind::NotReady => return Some(e.about(key)),
+            Miss::Changed if gone.len() >= MAX_PLACES => return Some(moves_on(key).about(key)),
+            Miss::Changed => gone.push(at),
+            Miss::Fatal(e) | Miss::Unreached(e) => (self.failed, self.pauses) = (Some(e), true),
+        }
+        *writing = None;
+        self.client.shared.locations.forget(key);
+        self.pending.insert(n);
+        None
+    }
+
+    /// Waits until something is found, or nothing is left to wait for.
+    async fn wait(&mut self) {
+        self.waits_from_ns = self.now_ns();
+        if std::mem::take(&mut self.pauses) {
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+        let mut attached = false;
+        while self.found.is_empty() && !self.pending.is_empty() {
+            if let Err(e) = self.client.check_usable() {
+                return self.fail_all(|_| e.clone());
+            }
+            self.look();
+            if !self.found.is_empty() {
+                return;
+            }
+            if self.now_ns() >= self.until_ns && self.has_asked {
+                return self.time_is_over();
+            }
+            if !attached {
+                // So that the next look can see what is put where the keys' hashes lead.
+                let pending = self.pending.iter();
+                let hashes: Vec<u64> = pending.map(|n| key_hash(&self.keys[*n].key)).collect();
+                self.client.attach_log_owners(&hashes, &PutOptions::default()).await;
+                attached = true;
+            }
+            match self.woken().await {
+                Woken::Answered(answer) => self.answered(answer).await,
+                Woken::Look => {}
+            }
+        }
+    }
+
+    /// Looks for keys in mapped memory.
+    fn look(&mut self) {
+        let shared = &self.client.shared;
+        if shared.peers.mapped().is_empty() {
+            return;
+        }
+        let later = self.pending.range(self.look_from..);
+        let all = later.chain(self.pending.range(..self.look_from));
+        let looked: Vec<usize> = all.take(KEYS_PER_LOOK).copied().collect();
+        self.look_from = looked.last().map_or(0, |n| n + 1);
+        let ids = self.client.ids_of(looked.iter().map(|n| &*self.keys[*n].key));
+        let by_index = self.client.find_mapped(&ids);
+        for ((n, id), hit) in looked.into_iter().zip(ids).zip(by_index) {
+            let Awaited { gone, writing, .. } = &self.keys[n];
+            let written = || {
+                let meta = writing.as_ref()?;
+                let peer = shared.peers.get(meta.at.incarnation)?;
+                let hit = peer.reader.as_ref()?.read_slot(meta.at.slot, id)?;
+                (hit.epoch() == meta.at.epoch).then_some((peer, hit))
+            };
+            let found = hit.or_else(written).map(|(peer, hit)| meta_of(&peer, id, &hit));
+            if let Some(meta) = found.filter(|meta| !gone.contains(&meta.at)) {
+                self.pending.remove(&n);
+                self.found.push_back((n, Ok(meta)));
+            }
+        }
+    }
+
+    /// Until the master answers, or it is time for the next look.
+    async fn woken(&mut self) -> Woken {
+        let asked = self.asked.take();
+        let (of, mut answer) = asked.unwrap_or_else(|| self.ask());
+        let pause = self.pause();
+        let answered = async { Woken::Answered(answer.as_mut().await) };
+        let look = async {
+            pause.await;
+            Woken::Look
+        };
+        let woken = race(answered, look).await;
+        self.asked = Some((of, answer));
+        woken
+    }
+
+    /// Asks the master about everything that is pending.
+    fn ask(&self) -> (Vec<usize>, Answer) {
+        let of: Vec<usize> = self.pending.iter().copied().collect();
+        let pending = || self.pending.iter().map(|n| &self.keys[*n]);
+        let keys: Vec<&[u8]> = pending().map(|p| &*p.key).collect();
+        let left_ms = self.until_ns.saturating_sub(self.now_ns()).div_ceil(1_000_000);
+        let wait_ms = left_ms.min(MAX_AWAIT_MS);
+        let shared = &self.client.shared;
+        let request = AwaitReady {
+            keys: key_bytes(&keys),
+            wait_ms,
+            mapped: shared.peers.mapped().iter().map(|peer| peer.incarnation).collect(),
+            watched: pending().filter_map(|p| Some(p.writing.as_ref()?.at)).collect(),
+            gone: pending().flat_map(|p| p.gone.iter().copied()).collect(),
+        };
+        let client = self.client.clone();
+        let limit = Duration::from_millis(wait_ms) + client.limit();
+        let answer = async move {
+            let request = Request::AwaitReady(request);
+            client.call_over(&client.waits, request, limit).await
+        };
+        (of, Box::pin(answer))
+    }
+
+    /// How long to wait for the next look.
+    fn pause(&self) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.client.shared.clone();
+        let waited = Duration::from_nanos(self.now_ns().saturating_sub(self.waits_from_ns));
+        let left = Duration::from_nanos(self.until_ns.saturating_sub(self.now_ns()));
+        let share = waited / SHARE_OF_WAIT;
+        let is_thread = self.client.pool.is_of_a_thread();
+        async move {
+            if shared.peers.mapped().is_empty() {
+                tokio::time::sleep(left.min(NOTHING_MAPPED)).await;
+            } else if is_thread && shared.env.platform == Platform::Threads {
+                if waited > SPIN {
+                    shared.env.machine.rest(share.clamp(SHORTEST_REST, LONGEST_REST));
+                }
+                // The request's connection is served meanwhile.
+                tokio::task::yield_now().await;
+            } else {
+                tokio::time::sleep(share.clamp(SHORTEST_SLEEP, LONGEST_SLEEP)).await;
+            }
+        }
+    }
+
+    /// Takes the master's answer.
+    async fn answered(&mut self, answer: Result<Response>) {
+        let Some((of, _)) = self.asked.take() else { return };
+        self.has_asked = true;
+        let list = match answer {
+            Ok(Response::Readiness(list)) => list,
+            Ok(other) => {
+                let e = self.client.pool.unexpected("AwaitReady", &other);
+                return self.fail_all(|_| e.clone());
+            }
+            Err(e) if e.kind() == ErrorKind::InvalidArgument => {
+                return self.fail_all(|_| e.clone());
+            }
+            // The master may be starting, or its host may be cut off.
+            Err(e) => {
+                self.failed = Some(e);
+                return tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        };
+        self.failed = None;
+        for (n, of_key) in list {
+            let Some(n) = of.get(n as usize) else { continue };
+            // Its words may have been seen meanwhile.
+            if !self.pending.contains(n) {
+                continue;
+            }
+            let Awaited { key, gone, writing } = &mut self.keys[*n];
+            let decided = match of_key {
+                Readiness::Ready(places) => {
+                    let new = places.into_iter().find(|meta| !gone.contains(&meta.at));
+                    new.inspect(|meta| self.client.shared.locations.keep(key, meta)).map(Ok)
+                }
+                Readiness::Writing(meta) => {
+                    *writing = Some(meta);
+                    None
+                }
+                Readiness::Ended(e) => Some(Err(e.about(key))),
+            };
+            if let Some(decided) = decided {
+                self.pending.remove(n);
+                self.found.push_back((*n, decided));
+            }
+        }
+    }
+
+    fn time_is_over(&mut self) {
+        let (ms, failed) = (self.limit.as_millis(), self.failed.take());
+        let why = failed.map(|e| format!("; the last thing that went wrong: {}", e.message()));
+        let why = why.unwrap_or_default();
+        self.fail_all(|Awaited { key, writing, .. }| {
+            let state = match writing {
+                Some(meta) => format!("it is being written to rank {}", meta.rank),
+                None => "no object was seen".to_string(),
+            };
+            Error::timeout(format!("key {} was not READY within {ms} ms: {state}{why}", shown(key)))
+        });
+    }
+
+    fn fail_all(&mut self, why: impl Fn(&Awaited) -> Error) {
+        for n in std::mem::take(&mut self.pending) {
+            let of = &self.keys[n];
+            self.found.push_back((n, Err(why(of).about(&of.key))));
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.client.shared.env.clock.now_ns()
+    }
+}
