@@ -10,7 +10,7 @@ use crate::owner::tables::OwnerTables;
 use nkv_store::device_log::{BUMP_PTR_OFF, Copier, LogLayout, Step};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{AtomicDomain, PUBLISH_OFF, epoch_of, low, state};
-use nkv_store::threads::spawn_named;
+use nkv_store::threads::{short_sleeps, spawn_named};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -101,6 +101,7 @@ impl AnnouncePoller {
         match self.durable.platform {
             Platform::Threads => {
                 let thread = spawn_named("nkv-announce", move || {
+                    short_sleeps();
                     while poll.poll() {
                         std::thread::sleep(poll.pause());
                     }

@@ -40,6 +40,7 @@ pub use peer::TransportChoice;
 pub use put_options::{IfExists, PutOptions};
 pub use shared::Shared;
 pub use view::ObjectView;
+use when_ready::Waits;
 pub use when_ready::WhenReady;
 pub use write::{PublishError, WritePlan};
 
@@ -73,7 +74,7 @@ pub struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Arc<ControlPool>,
     // Connections for requests that are answered late.
-    waits: Arc<ControlPool>,
+    waits: Arc<Waits>,
     actor: Arc<OnceLock<ActorAddr<Producer>>>,
 }
 
@@ -166,7 +167,7 @@ impl Client {
             executor: p.executor,
             made: ProcessMark::here(),
         };
-        let waits = Arc::new(pool.for_waits());
+        let waits = Arc::new(Waits::beside(&pool));
         Self { shared: Arc::new(shared), pool: Arc::new(pool), waits, actor: Arc::default() }
     }
 
@@ -185,7 +186,8 @@ impl Client {
         });
         let actor = ActorAddr::start(executor, durable, exhausted).await?;
         let _ = self.actor.set(actor.clone());
-        let pool = self.pool.another();
+        // Few membership views come: a ring does not pay.
+        let pool = self.pool.another().without_rings();
         executor.task(async move { pool.presence(shared).await });
         Ok(actor)
     }
@@ -213,13 +215,13 @@ impl Client {
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.
     pub fn for_another_runtime(&self) -> Self {
-        let waits = Arc::new(self.pool.for_waits());
+        let waits = Arc::new(Waits::beside(&self.pool));
         Self { pool: Arc::new(self.pool.another()), waits, ..self.clone() }
     }
 
     /// The same for a runtime that one thread drives for one call at a time: a call may block it.
     fn for_a_thread(&self) -> Self {
-        let waits = Arc::new(self.pool.for_waits());
+        let waits = Arc::new(Waits::beside(&self.pool));
         Self { pool: Arc::new(self.pool.for_a_thread()), waits, ..self.clone() }
     }
 
@@ -244,19 +246,10 @@ impl Client {
     }
 
     async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
-        self.call_over(&self.pool, request, limit).await
-    }
-
-    async fn call_over(
-        &self,
-        pool: &ControlPool,
-        request: Request,
-        limit: Duration,
-    ) -> Result<Response> {
         self.shared.messages.waited.one();
         let (kind, clock) = (request.kind(), &self.shared.env.clock);
         let asked_ns = clock.now_ns();
-        let answer = pool.call(request, limit).await;
+        let answer = self.pool.call(request, limit).await;
         self.shared.times.requests[kind].record(clock.now_ns().saturating_sub(asked_ns));
         answer
     }

@@ -3,6 +3,7 @@
 //! its own. It moves no payload and knows neither keys nor plans.
 
 use nkv_store::shm::{self, SegmentName};
+use nkv_store::threads::sleep_shortly;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::fabric::{Fabric, FabricConfig};
 use nkv_transport::grants::Grants;
@@ -18,6 +19,9 @@ use std::sync::Arc;
 #[cfg(feature = "rdma")]
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// A shorter rest is worth two system calls, so that it ends in time.
+const SHORT_REST: Duration = Duration::from_micros(100);
 
 /// A segment just made.
 pub struct NewSegment {
@@ -171,7 +175,7 @@ impl Machine for OsMachine {
     }
 
     fn rest(&self, pause: Duration) {
-        std::thread::sleep(pause);
+        if pause < SHORT_REST { sleep_shortly(pause) } else { std::thread::sleep(pause) }
     }
 
     fn available(&self) -> u64 {

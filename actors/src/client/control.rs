@@ -128,11 +128,10 @@ impl ControlPool {
         Self { waiting: Waiting::Thread, ..self.another() }
     }
 
-    /// The same for requests that the master answers late: a ring polls, which does not pay.
-    pub(super) fn for_waits(&self) -> Self {
-        let pool = self.another();
-        pool.rings.store(false, Ordering::Relaxed);
-        pool
+    /// The same, over sockets alone.
+    pub(super) fn without_rings(self) -> Self {
+        self.rings.store(false, Ordering::Relaxed);
+        self
     }
 
     /// Whether one thread drives its calls, and may be blocked by them.
@@ -330,8 +329,6 @@ impl ControlPool {
     /// Keeps one connection open for as long as the client lives: by it the master counts the
     /// client as alive, and sends it membership views.
     pub(crate) async fn presence(self, client: Weak<Shared>) {
-        // Few membership views come: a ring does not pay.
-        self.rings.store(false, Ordering::Relaxed);
         while client.strong_count() > 0 {
             match &self.path {
                 MasterPath::Local(_, members, _) => {

@@ -2,6 +2,8 @@
 //! caller watches the words itself: indexes, and headers of open plans. For all else it has one
 //! request at the master, which is answered when something has changed. Neither polls the other.
 
+mod waits;
+
 use super::find::{meta_of, moves_on, shown};
 use super::read::Miss;
 use super::{Client, check_keys, filled, key_bytes};
@@ -17,23 +19,27 @@ use bytes::Bytes;
 use nkv_store::key::key_hash;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::pin::Pin;
 use std::time::Duration;
+use waits::Answer;
+pub(super) use waits::Waits;
 
-/// How long a thread watches words without a pause, and its pauses after that: a sixteenth of the
-/// time that it has waited, within these bounds. A task pauses for a millisecond at least.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread watches words without a pause, while it lets others run; and its pauses after
+/// that: a part of the time that it has waited, within these bounds. A task pauses for a
+/// millisecond at least.
+const SPIN: Duration = Duration::from_millis(1);
 const SHORTEST_REST: Duration = Duration::from_micros(20);
 const LONGEST_REST: Duration = Duration::from_micros(500);
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 const LONGEST_SLEEP: Duration = Duration::from_millis(5);
-const SHARE_OF_WAIT: u32 = 16;
+const SHARE_OF_WAIT: u32 = 32;
 /// How often a caller that maps nothing checks whether it does now.
 const NOTHING_MAPPED: Duration = Duration::from_millis(100);
 /// Pause after a request that failed, before it is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Keys that are looked up in mapped memory at a time.
-const KEYS_PER_LOOK: usize = 128;
+/// Checks of a thread that spins before it lets others run and serves its connection.
+const CHECKS_PER_YIELD: usize = 8;
+/// Keys that are searched in mapped memory at a time.
+const KEYS_PER_CHECK: usize = 128;
 
 /// What is known about a key.
 #[derive(Debug)]
@@ -51,8 +57,6 @@ impl Awaited {
     }
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response>> + Send>>;
-
 /// Keys in the order in which they become readable. Made by [`Client::when_ready`].
 pub struct WhenReady {
     client: Client,
@@ -67,8 +71,8 @@ pub struct WhenReady {
     // Why the last one failed, or the last read; and whether the next one is worth a pause.
     failed: Option<Error>,
     pauses: bool,
-    // The key at which the next look begins.
-    look_from: usize,
+    // The key at which the next check begins.
+    check_from: usize,
     // When the caller began to wait for the next key.
     waits_from_ns: u64,
     limit: Duration,
@@ -84,7 +88,7 @@ impl std::fmt::Debug for WhenReady {
 /// What ended a wait.
 enum Woken {
     Answered(Result<Response>),
-    Look,
+    Pause,
 }
 
 impl Client {
@@ -206,7 +210,7 @@ impl Client {
             has_asked: false,
             failed: None,
             pauses: false,
-            look_from: 0,
+            check_from: 0,
             waits_from_ns: now_ns,
             limit,
             until_ns: now_ns.saturating_add(limit_ns),
@@ -276,15 +280,18 @@ impl WhenReady {
             if let Err(e) = self.client.check_usable() {
                 return self.fail_all(|_| e.clone());
             }
-            self.look();
-            if !self.found.is_empty() {
-                return;
+            // A thread serves its connection only now and then while it spins.
+            for _ in 0..if self.spins() { CHECKS_PER_YIELD } else { 1 } {
+                self.check_words();
+                if !self.found.is_empty() {
+                    return;
+                }
             }
             if self.now_ns() >= self.until_ns && self.has_asked {
                 return self.time_is_over();
             }
             if !attached {
-                // So that the next look can see what is put where the keys' hashes lead.
+                // So that the next check can see what is put where the keys' hashes lead.
                 let pending = self.pending.iter();
                 let hashes: Vec<u64> = pending.map(|n| key_hash(&self.keys[*n].key)).collect();
                 self.client.attach_log_owners(&hashes, &PutOptions::default()).await;
@@ -292,24 +299,24 @@ impl WhenReady {
             }
             match self.woken().await {
                 Woken::Answered(answer) => self.answered(answer).await,
-                Woken::Look => {}
+                Woken::Pause => {}
             }
         }
     }
 
-    /// Looks for keys in mapped memory.
-    fn look(&mut self) {
+    /// Searches for keys in mapped memory.
+    fn check_words(&mut self) {
         let shared = &self.client.shared;
         if shared.peers.mapped().is_empty() {
             return;
         }
-        let later = self.pending.range(self.look_from..);
-        let all = later.chain(self.pending.range(..self.look_from));
-        let looked: Vec<usize> = all.take(KEYS_PER_LOOK).copied().collect();
-        self.look_from = looked.last().map_or(0, |n| n + 1);
-        let ids = self.client.ids_of(looked.iter().map(|n| &*self.keys[*n].key));
+        let later = self.pending.range(self.check_from..);
+        let all = later.chain(self.pending.range(..self.check_from));
+        let checked: Vec<usize> = all.take(KEYS_PER_CHECK).copied().collect();
+        self.check_from = checked.last().map_or(0, |n| n + 1);
+        let ids = self.client.ids_of(checked.iter().map(|n| &*self.keys[*n].key));
         let by_index = self.client.find_mapped(&ids);
-        for ((n, id), hit) in looked.into_iter().zip(ids).zip(by_index) {
+        for ((n, id), hit) in checked.into_iter().zip(ids).zip(by_index) {
             let Awaited { gone, writing, .. } = &self.keys[n];
             let written = || {
                 let meta = writing.as_ref()?;
@@ -325,17 +332,17 @@ impl WhenReady {
         }
     }
 
-    /// Until the master answers, or it is time for the next look.
+    /// Until the master answers, or it is time for the next check.
     async fn woken(&mut self) -> Woken {
         let asked = self.asked.take();
         let (of, mut answer) = asked.unwrap_or_else(|| self.ask());
         let pause = self.pause();
         let answered = async { Woken::Answered(answer.as_mut().await) };
-        let look = async {
+        let paused = async {
             pause.await;
-            Woken::Look
+            Woken::Pause
         };
-        let woken = race(answered, look).await;
+        let woken = race(answered, paused).await;
         self.asked = Some((of, answer));
         woken
     }
@@ -355,27 +362,35 @@ impl WhenReady {
             watched: pending().filter_map(|p| Some(p.writing.as_ref()?.at)).collect(),
             gone: pending().flat_map(|p| p.gone.iter().copied()).collect(),
         };
-        let client = self.client.clone();
-        let limit = Duration::from_millis(wait_ms) + client.limit();
-        let answer = async move {
-            let request = Request::AwaitReady(request);
-            client.call_over(&client.waits, request, limit).await
-        };
-        (of, Box::pin(answer))
+        let limit = Duration::from_millis(wait_ms) + self.client.limit();
+        shared.messages.waited.one();
+        (of, self.client.waits.ask(Request::AwaitReady(request), limit))
     }
 
-    /// How long to wait for the next look.
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(self.now_ns().saturating_sub(self.waits_from_ns))
+    }
+
+    /// Whether the caller is a thread that may watch without a pause now.
+    fn spins(&self) -> bool {
+        let shared = &self.client.shared;
+        let may = self.client.pool.is_of_a_thread() && shared.env.platform == Platform::Threads;
+        may && self.waited() < SPIN && !shared.peers.mapped().is_empty()
+    }
+
+    /// How long to wait for the next check.
     fn pause(&self) -> impl Future<Output = ()> + Send + use<> {
         let shared = self.client.shared.clone();
-        let waited = Duration::from_nanos(self.now_ns().saturating_sub(self.waits_from_ns));
+        let (spins, share) = (self.spins(), self.waited() / SHARE_OF_WAIT);
         let left = Duration::from_nanos(self.until_ns.saturating_sub(self.now_ns()));
-        let share = waited / SHARE_OF_WAIT;
         let is_thread = self.client.pool.is_of_a_thread();
         async move {
             if shared.peers.mapped().is_empty() {
                 tokio::time::sleep(left.min(NOTHING_MAPPED)).await;
             } else if is_thread && shared.env.platform == Platform::Threads {
-                if waited > SPIN {
+                if spins {
+                    std::thread::yield_now();
+                } else {
                     shared.env.machine.rest(share.clamp(SHORTEST_REST, LONGEST_REST));
                 }
                 // The request's connection is served meanwhile.
@@ -453,5 +468,13 @@ impl WhenReady {
 
     fn now_ns(&self) -> u64 {
         self.client.shared.env.clock.now_ns()
+    }
+}
+
+impl Drop for WhenReady {
+    fn drop(&mut self) {
+        if let Some((_, answer)) = self.asked.take() {
+            self.client.waits.park(answer);
+        }
     }
 }

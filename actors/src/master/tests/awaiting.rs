@@ -35,7 +35,7 @@ async fn begun(bench: &Bench, asked: AwaitReady) -> JoinHandle<Response> {
     asked
 }
 
-fn place(list: &[(u32, Readiness)]) -> (u32, Vec<SlotRef>) {
+fn location(list: &[(u32, Readiness)]) -> (u32, Vec<SlotRef>) {
     match list {
         [(n, Readiness::Ready(places))] => (*n, places.iter().map(|m| m.at).collect()),
         other => panic!("{other:?}"),
@@ -62,8 +62,8 @@ async fn a_caller_is_answered_when_a_plan_for_one_of_its_keys_is_committed() {
     bench.goes_on_meanwhile().await;
     assert!(!asked.is_finished(), "it does not map that segment");
     bench.commit(&plan).await.unwrap();
-    assert_eq!(place(&outcome(asked).await), (1, vec![plan.meta.at]));
-    // And at once, if it is there already. If this caller did not find it there, its owner is asked.
+    assert_eq!(location(&outcome(asked).await), (1, vec![plan.meta.at]));
+    // At once, if it is there already. If this caller did not find it there, its owner is asked.
     let at_once = bench.ask(Request::AwaitReady(awaits(&["b"]))).await;
     assert!(matches!(at_once, Response::Readiness(list) if list.len() == 1));
     let gone = AwaitReady { gone: vec![plan.meta.at], wait_ms: 0, ..awaits(&["b"]) };
@@ -85,7 +85,7 @@ async fn a_caller_that_maps_a_segment_learns_where_to_watch_once() {
     assert_eq!(at, plan.meta.at);
     let asked = begun(&bench, AwaitReady { watched: vec![at], ..mapped }).await;
     bench.commit(&plan).await.unwrap();
-    assert_eq!(place(&outcome(asked).await), (0, vec![at]));
+    assert_eq!(location(&outcome(asked).await), (0, vec![at]));
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn what_a_log_accepts_is_the_answer_also_beside_a_plan() {
         bench.goes_on_meanwhile().await;
         assert!(!asked.is_finished());
         logs.sends(OwnerToMaster::Accepted(vec![nameless(in_log("k"))])).await;
-        assert_eq!(place(&outcome(asked).await), (0, vec![logs.at(3, 1)]));
+        assert_eq!(location(&outcome(asked).await), (0, vec![logs.at(3, 1)]));
         if let Some(plan) = plan {
             bench.done(Request::Abort(vec![plan_ref(&plan)])).await.unwrap();
         } else {
@@ -165,7 +165,7 @@ async fn an_owner_with_a_new_link_is_asked_about_what_is_awaited() {
     let (number, question) = is_asked(&mut again).await;
     assert!(matches!(question, LogQuestion::Await { keys, .. } if keys.len() == 1));
     answers(&again, number, vec![nameless(in_log("k"))]).await;
-    assert_eq!(place(&outcome(asked).await), (0, vec![again.at(3, 1)]));
+    assert_eq!(location(&outcome(asked).await), (0, vec![again.at(3, 1)]));
 }
 
 #[tokio::test]
