@@ -9,6 +9,10 @@
 //! empty. A free range serves only objects up to the bin below its size (at most 1/8 smaller), so
 //! `largest_hole` reports that bin.
 
+mod packed;
+
+pub use packed::PackedExtent;
+
 use crate::error::StoreError;
 use crate::layout::{PAYLOAD_ALIGN, Region};
 use hashbrown::HashTable;
