@@ -4,6 +4,7 @@
 mod allocator;
 mod batch;
 mod commit;
+mod entry;
 mod finish;
 mod index;
 mod log;
@@ -15,6 +16,7 @@ mod objects;
 mod open;
 mod recover;
 mod route;
+mod slab;
 mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
@@ -26,14 +28,15 @@ use crate::message::{
 };
 use allocator::SegmentAllocator;
 use batch::Batches;
+use entry::Entry;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
 use matching::{Round, Rounds};
 use nkv_store::Random;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
-use nkv_store::{KeyHasher, KeyId};
-use objects::{Entry, IdentityState, PlanInfo};
+use nkv_store::{KeyHasher, KeyId, KeyPool};
+use objects::{IdentityState, PlanInfo};
 use open::Waiting;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -63,6 +66,8 @@ pub struct MasterDurable {
     pub full_wait_ms: u64,
     /// Computes the key identities of the job [I16].
     pub hasher: KeyHasher,
+    /// Where the key strings come from: owners of this process have the same ones.
+    pub key_pool: Arc<KeyPool>,
     /// Settings that clients and ranks are sent.
     pub settings: Settings,
     /// Links, views, producers.
