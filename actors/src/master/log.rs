@@ -372,7 +372,7 @@ impl Master {
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         self.found_gone.remove(&id);
         if self.aside.remove(&id).is_some() {
-            let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
+            let (keys, gone) = (vec![KeyBytes::shared(key.clone())], Vec::new());
             let request = Request::GetLocation { keys, gone };
             // Without an owner to ask there is nothing to list.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());

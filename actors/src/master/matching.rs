@@ -102,7 +102,7 @@ impl Master {
     fn scan(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
         let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
         let seen = entries.into_iter().map(|(id, e)| {
-            let key = KeyBytes::from(e.key.as_bytes());
+            let key = KeyBytes::shared(e.key.clone());
             let (rank, bytes_total) = (e.segment_id().rank, e.replica().object.bytes_total);
             (id, Listed { key, bytes_total, rank, state: self.state_of(e) })
         });

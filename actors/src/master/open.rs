@@ -278,7 +278,7 @@ impl Master {
             token,
             at: e.at(),
             object: e.replica().object,
-            key: KeyBytes::from(e.key.as_bytes()),
+            key: KeyBytes::shared(e.key.clone()),
             producer,
             request,
             item,

@@ -338,7 +338,7 @@ impl Owner {
             // The header holds the key identity: a key string that does not match it is dropped
             // [I16].
             if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
-                let Ok(key) = self.durable.tables.key_pool.key(&key) else { continue };
+                let Ok(key) = key.into_key(&self.durable.tables.key_pool) else { continue };
                 t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
             }
@@ -365,7 +365,7 @@ impl Owner {
     fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
         let t = self.durable.tables.lock();
         LogObjectEntry {
-            key: t.key(o.slot, o.epoch).map_or_else(KeyBytes::default, KeyBytes::from),
+            key: t.key(o.slot, o.epoch).cloned().map_or_else(KeyBytes::default, KeyBytes::shared),
             id: o.key,
             slot: o.slot,
             epoch: o.epoch,

@@ -146,7 +146,7 @@ impl Owner {
                 }
                 if named || asked || of_heap {
                     let LogObject { key: id, slot, epoch, object } = *to;
-                    let key = key.map_or_else(KeyBytes::default, KeyBytes::from);
+                    let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
                     let to = LogObjectEntry { key, id, slot, epoch, object };
                     list.push(MovedObject { slot: from.0, epoch: from.1, to });
                 }

@@ -39,8 +39,8 @@ impl Owner {
                         .get(&self.at(r.slot, r.epoch))
                         .map_or(held, |p| SlotContent::Open(Box::new((*p).clone()))),
                     SlotKind::Live { object, .. } => {
-                        let key =
-                            t.key(r.slot, r.epoch).map_or_else(KeyBytes::default, KeyBytes::from);
+                        let key = t.key(r.slot, r.epoch).cloned();
+                        let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
                         SlotContent::Live { key, object }
                     }
                 }

@@ -30,9 +30,22 @@ impl KeyPool {
     /// A key of these bytes: the one that waits here, which waits no more, or a new one, which
     /// then waits. `BadKey` as of [`Key::new`].
     pub fn key(&self, bytes: &[u8]) -> Result<Key, StoreError> {
+        self.one_of(bytes, || Key::new(bytes))
+    }
+
+    /// The same for a key that exists: the one that waits here, or this one, which then waits.
+    pub fn unify(&self, key: Key) -> Key {
+        self.one_of(key.as_bytes(), || Ok(key.clone())).unwrap_or(key)
+    }
+
+    fn one_of(
+        &self,
+        bytes: &[u8],
+        new: impl FnOnce() -> Result<Key, StoreError>,
+    ) -> Result<Key, StoreError> {
         let hash = key_hash(bytes) as usize;
         let part = self.parts.get(hash % LOCKS).filter(|_| bytes.len() <= MAX_SHARED_BYTES);
-        let Some(part) = part else { return Key::new(bytes) };
+        let Some(part) = part else { return new() };
         let mut waiting = part.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.is_empty() {
             waiting.resize(WAITING / LOCKS, None);
@@ -41,7 +54,7 @@ impl KeyPool {
         if let Some(same) = cell.take_if(|other| other.as_bytes() == bytes) {
             return Ok(same);
         }
-        let key = Key::new(bytes)?;
+        let key = new()?;
         *cell = Some(key.clone());
         Ok(key)
     }
@@ -63,6 +76,10 @@ mod tests {
         assert!(is_one(&first, &second) && !is_one(&first, &third));
         assert_eq!((first.as_bytes(), other.as_bytes()), (&b"k"[..], &b"another"[..]));
         assert!(pool.key(b"").is_err());
+        let given = Key::new(b"given").unwrap();
+        let [first, second, third] =
+            [given.clone(), Key::new(b"given").unwrap(), given.clone()].map(|key| pool.unify(key));
+        assert!(is_one(&first, &given) && is_one(&second, &given) && is_one(&third, &given));
         let (long, none) = (vec![1; MAX_SHARED_BYTES + 1], KeyPool::default());
         assert!(!is_one(&pool.key(&long).unwrap(), &pool.key(&long).unwrap()));
         assert!(!is_one(&none.key(b"k").unwrap(), &none.key(b"k").unwrap()));
