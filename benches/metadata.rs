@@ -43,13 +43,13 @@ fn put_all(handle: &Blocking, objects: u64, opts: &PutOptions) {
     }
 }
 
-fn measure(way: &str, objects: u64) {
+fn measure(path: &str, objects: u64) {
     let before = private_bytes();
     let runtime = Runtime::new().unwrap();
     let job = format!("bench-metadata-{}", std::process::id());
     // As much room as the objects take, and a tenth more, so that nothing is evicted.
     let room = objects * VALUE_BYTES as u64 * 11 / 10 + (64 << 20);
-    let by_log = way == "log";
+    let by_log = path == "log";
     let (log_bytes, small) = if by_log { (room, 8 << 20) } else { (0, 0) };
     let heap_bytes = room + small;
     let config = NodeConfig {
@@ -80,7 +80,7 @@ fn measure(way: &str, objects: u64) {
     let removed = handle.remove_all().unwrap();
     let removes = per_second(removed, began_ns);
     println!(
-        "{way}: {objects} objects, {} by the log and {} by plans; private bytes per object: {} \
+        "{path}: {objects} objects, {} by the log and {} by plans; private bytes per object: {} \
          with the node, {} since it started; a second: {puts} listed puts, {lists} keys listed, \
          {removes} removed",
         counts.by_log,
@@ -95,12 +95,12 @@ fn measure(way: &str, objects: u64) {
 fn main() {
     let words: Vec<String> = std::env::args().collect();
     let objects = words.iter().find_map(|word| word.parse().ok()).unwrap_or(1_000_000);
-    if let Some(way) = words.iter().find(|word| ["log", "plan"].contains(&word.as_str())) {
-        return measure(way, objects);
+    if let Some(path) = words.iter().find(|word| ["log", "plan"].contains(&word.as_str())) {
+        return measure(path, objects);
     }
-    for way in ["log", "plan"] {
+    for path in ["log", "plan"] {
         let program = std::env::current_exe().unwrap();
-        let done = std::process::Command::new(program).args([way, &objects.to_string()]).status();
+        let done = std::process::Command::new(program).args([path, &objects.to_string()]).status();
         assert!(done.unwrap().success());
     }
 }

@@ -115,7 +115,8 @@ mod tests {
             all.sort_unstable();
             prop_assert_eq!(map.iter().collect::<Vec<_>>(), all);
             let chunks = map.chunks.iter().flatten().count();
-            let used: std::collections::BTreeSet<_> = model.keys().map(|s| s / CHUNK as u32).collect();
+            let used = model.keys().map(|slot| slot / CHUNK as u32);
+            let used: std::collections::BTreeSet<_> = used.collect();
             prop_assert_eq!(chunks, used.len(), "an empty chunk is given back");
         }
     }

@@ -28,7 +28,8 @@ type UnopenedPlan = (PlanOpened, Option<MasterToOwner>);
 struct Reported {
     taken: HashMap<u32, Taken>,
     free: HashMap<u32, u32>,
-    // The keys of taken slots: slot, epoch, key. Listed, as those of the log, after the segment's allocator is rebuilt.
+    // Listed after the segment's allocator is rebuilt: the keys of taken slots, as (slot, epoch,
+    // key), and the objects of the log.
     keys: Vec<(u32, u32, KeyId)>,
     logged: Vec<(SlotRef, LogObjectEntry)>,
     // Objects to retire, since another object of their key is served.
