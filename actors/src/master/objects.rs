@@ -53,11 +53,11 @@ impl Master {
         }
     }
 
-    /// The identity of the object that is listed at a slot.
+    /// The identity of the object that was listed at a slot. If that is gone, it may be another
+    /// one, which lies elsewhere: a caller must check with [`Entry::is_at`].
     pub(super) fn listed_at(&self, segment_id: SegmentId, at: &SlotRef) -> Option<KeyId> {
         let number = self.allocators.get(&segment_id)?.listed(at.slot, at.epoch)?;
-        // The number may be that of another entry by now.
-        self.objects.at(number).filter(|(_, e)| e.is_at(*at)).map(|(id, _)| *id)
+        self.objects.at(number).map(|(id, _)| *id)
     }
 
     /// The identity of a key in this job [I16].
@@ -105,7 +105,7 @@ impl Master {
     }
 
     /// Removes the replica at `at` from its entry, and the entry with its last one; then completes
-    /// the removes that wait for it.
+    /// the removes that wait for it. Nothing if the entry has no replica there.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
         if e.survives(at) {

@@ -263,6 +263,25 @@ fn what_an_arena_claims_to_hold_costs_nothing_before_it_is_used() {
 }
 
 #[test]
+fn what_spans_two_extents_or_a_part_of_one_is_not_freed() {
+    let mut a = arena(16);
+    let all: Vec<Extent> = (0..4).map(|_| a.alloc(2 * PAYLOAD_ALIGN).unwrap()).collect();
+    a.free(all[1]).unwrap();
+    let joined = |from: usize, to: usize| Extent {
+        offset: all[from].offset,
+        len: all[to].end() - all[from].offset,
+    };
+    let part = |first: u64| Extent { offset: all[2].offset + first, len: PAYLOAD_ALIGN };
+    for wrong in [joined(2, 3), joined(0, 1), joined(0, 2), part(0), part(PAYLOAD_ALIGN)] {
+        assert!(a.free(wrong).is_err(), "{wrong:?}");
+    }
+    for right in [0, 2, 3] {
+        a.free(all[right]).unwrap();
+    }
+    assert_eq!((a.used_bytes(), a.largest_hole()), (0, a.capacity()));
+}
+
+#[test]
 fn extents_take_a_bit_each() {
     let n = 100_000;
     let mut a = arena(n);

@@ -108,6 +108,21 @@ mod tests {
     }
 
     #[test]
+    fn the_last_holder_gives_the_memory_back() {
+        let resident_pages = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        let (bytes, before) = (vec![1; usize::from(u16::MAX)], resident_pages());
+        for _ in 0..8192 {
+            let kept = ThinBytes::new(&bytes).unwrap();
+            drop(kept.clone());
+        }
+        // 512 MiB in pages of 4 KiB; tests beside this one take some, too.
+        assert!(resident_pages() < before + (64 << 20 >> 12));
+    }
+
+    #[test]
     fn holders_are_counted_by_any_thread() {
         let kept = ThinBytes::new(b"shared").unwrap();
         let holders = |of: &ThinBytes| of.head().holders.load(Ordering::Relaxed);
