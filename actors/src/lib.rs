@@ -30,6 +30,7 @@ pub mod node;
 pub mod owner;
 mod race;
 pub mod server;
+mod slot_map;
 pub mod slow_path;
 pub mod uplink;
 

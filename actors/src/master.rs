@@ -5,6 +5,7 @@ mod allocator;
 mod awaiting;
 mod batch;
 mod commit;
+mod entry;
 mod finish;
 mod index;
 mod log;
@@ -16,6 +17,7 @@ mod objects;
 mod open;
 mod recover;
 mod route;
+mod slab;
 mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
@@ -28,14 +30,15 @@ use crate::message::{
 use allocator::SegmentAllocator;
 use awaiting::Awaiting;
 use batch::Batches;
+use entry::Entry;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
 use matching::{Round, Rounds};
 use nkv_store::Random;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
-use nkv_store::{KeyHasher, KeyId};
-use objects::{Entry, IdentityState, PlanInfo};
+use nkv_store::{KeyHasher, KeyId, KeyPool};
+use objects::{IdentityState, PlanInfo};
 use open::Waiting;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -65,6 +68,8 @@ pub struct MasterDurable {
     pub full_wait_ms: u64,
     /// Computes the key identities of the job [I16].
     pub hasher: KeyHasher,
+    /// Where the key strings come from: owners of this process have the same ones.
+    pub key_pool: Arc<KeyPool>,
     /// Settings that clients and ranks are sent.
     pub settings: Settings,
     /// Links, views, producers.

@@ -3,9 +3,16 @@
 //! the same xxh64 are easy to construct; without the job's key nobody can construct two keys with
 //! the same identity. The master compares the key strings as well.
 
+mod pool;
+mod thin_bytes;
+
+pub use pool::KeyPool;
+
 use crate::error::StoreError;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
+use std::hash::{Hash, Hasher};
+use thin_bytes::ThinBytes;
 
 /// Longest key in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
@@ -85,15 +92,15 @@ impl std::fmt::Debug for KeyId {
     }
 }
 
-/// A key: 1 to 1,024 arbitrary bytes. Clones share the bytes.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(std::sync::Arc<[u8]>);
+/// A key: 1 to 1,024 arbitrary bytes. Clones share the bytes; each takes 8 bytes itself.
+#[derive(Clone)]
+pub struct Key(ThinBytes);
 
 impl Key {
     /// Checks the length and copies the bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, StoreError> {
         Self::check(bytes)?;
-        Ok(Self(bytes.into()))
+        ThinBytes::new(bytes).map(Self).ok_or(StoreError::BadKey { len: bytes.len() })
     }
 
     /// `BadKey` unless the length is 1 to [`MAX_KEY_BYTES`].
@@ -106,7 +113,39 @@ impl Key {
 
     /// The key's bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        self.0.as_slice()
+    }
+}
+
+impl AsRef<[u8]> for Key {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
@@ -114,10 +153,11 @@ impl std::fmt::Display for Key {
     /// UTF-8 where it is, escaped where it is not, cut after 64 bytes.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 64;
-        let cut = &self.0[..self.0.len().min(SHOWN)];
+        let bytes = self.as_bytes();
+        let cut = &bytes[..bytes.len().min(SHOWN)];
         write!(f, "{}", cut.escape_ascii())?;
-        if self.0.len() > SHOWN {
-            write!(f, "... ({} bytes)", self.0.len())?;
+        if bytes.len() > SHOWN {
+            write!(f, "... ({} bytes)", bytes.len())?;
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Heap, HeapConfig, SegmentIdentity};
 pub use incarnation::{boot_id, random_u64};
-pub use key::{Key, KeyHasher, KeyId};
+pub use key::{Key, KeyHasher, KeyId, KeyPool};
 pub use memory::{AnonMemory, Export, Memory};
 pub use object::{Expect, Slots, Unreadable};
 pub use random::{OsRandom, Random};

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::message::{Abandoned, KeyBytes, KeyReport};
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};
+use nkv_store::{Key, KeyPool};
 use nkv_transport::gate::Gate;
 use nkv_transport::verbs::{Append, Kind, Op, Verbs};
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ pub(crate) struct PeerLog {
     // The highest bump that a put has seen; 0: the next put has to read it.
     pub(super) bump: AtomicU64,
     // Positions and keys that are not reported to the owner yet.
-    names: Mutex<VecDeque<(u64, KeyBytes)>>,
+    names: Mutex<VecDeque<(u64, Key)>>,
     // A whole batch was sent since the last check with `all`.
     pub(super) batch_reported: AtomicBool,
     // Claims given up while they waited, which could not be reported to the owner at once.
@@ -128,12 +129,14 @@ impl PeerLog {
     }
 
     pub(super) fn name(&self, position: u64, key: &[u8]) {
+        // Not while the lock is held. The put has checked the length.
+        let Ok(key) = Key::new(key) else { return };
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if names.len() >= self.layout.slots() as usize {
             // The log has wrapped since: that object is gone.
             names.pop_front();
         }
-        names.push_back((position, key.into()));
+        names.push_back((position, key));
     }
 
     /// Takes over what an earlier attachment had not reported yet.
@@ -154,8 +157,9 @@ impl PeerLog {
     pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         for n in untold.into_iter().rev() {
-            if let Some(position) = self.layout.position(n.slot, n.epoch) {
-                names.push_front((position, n.key));
+            let key = n.key.into_key(&KeyPool::default());
+            if let (Some(position), Ok(key)) = (self.layout.position(n.slot, n.epoch), key) {
+                names.push_front((position, key));
             }
         }
         let excess = names.len().saturating_sub(self.layout.slots() as usize);
@@ -174,8 +178,12 @@ impl PeerLog {
         {
             if let Some(epoch) = self.layout.epoch(position).filter(|_| position >= tail) {
                 let slot = self.layout.slot(position);
-                taken.push(KeyReport { slot, epoch, key });
+                taken.push(KeyReport { slot, epoch, key: KeyBytes::shared(key) });
             }
+        }
+        if names.is_empty() {
+            // A flood may have made it as long as the log has slots.
+            names.shrink_to(NAMES_PER_TICK);
         }
         taken
     }

@@ -87,7 +87,7 @@ impl Bench {
         let config = HeapConfig { arena_bytes: slots as u64 * UNIT, ..HeapConfig::default() };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory, &config).unwrap();
-        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap, Arc::default()));
         let (slot, owner_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
         let durable = EvictorDurable {
             heap: heap.clone(),

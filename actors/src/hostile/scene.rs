@@ -129,7 +129,7 @@ impl TestCluster {
         let config = owned_config();
         let memory = AnonMemory::new(config.segment_bytes()).expect("some pages");
         let heap = Heap::format(Arc::new(memory), &config).expect("a heap");
-        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap, Arc::default()));
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
         let durable = OwnerDurable {
@@ -389,6 +389,7 @@ async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAdd
     let members = Arc::new(Members::new(TERM, WORLD, clock.now_ms()));
     let durable = MasterDurable {
         hasher: nkv_store::KeyHasher::new([7; 16]),
+        key_pool: Arc::default(),
         world_size: WORLD,
         ttl_ms: TTL_MS,
         full_wait_ms: 50,

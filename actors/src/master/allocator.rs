@@ -1,28 +1,35 @@
 //! Allocates slots, with their epochs, and extents of one segment's heap. A slot is taken until the
 //! owner sends `Freed` with the same epoch [I11].
 
+use super::slab::Number;
 use crate::message::{RankInfo, SlotRef};
+use crate::slot_map::SlotMap;
 use hashbrown::HashMap;
-use nkv_store::arena::{Arena, Extent};
+use nkv_store::StoreError;
+use nkv_store::arena::{Arena, Extent, PackedExtent};
 use nkv_store::heap::FIRST_EPOCH;
-use nkv_store::{KeyId, StoreError};
 
 /// A taken slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
-    pub epoch: u32,
-    pub extent: Extent,
-    // None while a report says that the slot is held.
-    pub key: Option<KeyId>,
+    epoch: u32,
+    extent: PackedExtent,
+}
+
+/// The listed object of a slot.
+#[derive(Debug, Clone, Copy)]
+struct Listed {
+    epoch: u32,
+    number: Number,
 }
 
 /// See the file's first paragraph.
 pub(super) struct SegmentAllocator {
     pub info: RankInfo,
     pub arena: Arena,
-    pub taken: HashMap<u32, Taken>,
-    // Listed objects of the device log: slot -> (epoch, key identity).
-    logged: HashMap<u32, (u32, KeyId)>,
+    taken: SlotMap<Taken>,
+    // Objects in the index, of heap and log. That of a slot may be another one by now.
+    listed: SlotMap<Listed>,
     // Set after the last part of a report; until then nothing is placed here.
     pub reported: bool,
     pub report: Vec<crate::message::SlotEntry>,
@@ -49,14 +56,22 @@ pub(super) fn arena_of(info: &RankInfo, taken: &[Extent]) -> Result<Arena, Store
     Arena::rebuild(info.layout.arena, managed(info), taken)
 }
 
+impl Taken {
+    /// `extent` of length 0: not known, as of a slot whose owner does not know it either.
+    pub(super) fn new(epoch: u32, extent: Extent, info: &RankInfo) -> Self {
+        let extent = PackedExtent::of(extent, &info.layout.arena);
+        Self { epoch, extent: extent.unwrap_or(PackedExtent::UNKNOWN) }
+    }
+}
+
 impl SegmentAllocator {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
             arena: Arena::new(info.layout.arena, managed(&info)),
             untouched: info.layout.log_slots,
+            taken: SlotMap::new(info.layout.slots),
+            listed: SlotMap::new(info.layout.slots),
             info,
-            taken: HashMap::new(),
-            logged: HashMap::new(),
             reported: false,
             report: Vec::new(),
             report_number: 0,
@@ -73,21 +88,21 @@ impl SegmentAllocator {
     pub(super) fn rebuild(
         info: RankInfo,
         arena: Arena,
-        taken: HashMap<u32, Taken>,
+        taken: impl IntoIterator<Item = (u32, Taken)>,
         free_epochs: HashMap<u32, u32>,
     ) -> Self {
+        let mut base = Self::new(info);
+        taken.into_iter().for_each(|(slot, taken)| base.taken.insert(slot, taken));
         // Only used slots; `take` finds those that were never used by counting up `untouched`.
         let mut free: Vec<u32> = free_epochs.keys().copied().collect();
-        free.retain(|slot| !taken.contains_key(slot));
+        free.retain(|slot| !base.taken.contains(*slot));
         free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
-        let base = Self::new(info);
-        Self { arena, taken, free, epochs: free_epochs, reported: true, ..base }
+        Self { arena, free, epochs: free_epochs, reported: true, ..base }
     }
 
     /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.
-    pub(super) fn take(&mut self, bytes: u64, key: KeyId) -> Result<(SlotRef, Extent), StoreError> {
-        while self.taken.contains_key(&self.untouched) || self.epochs.contains_key(&self.untouched)
-        {
+    pub(super) fn take(&mut self, bytes: u64) -> Result<(SlotRef, Extent), StoreError> {
+        while self.taken.contains(self.untouched) || self.epochs.contains_key(&self.untouched) {
             self.untouched += 1;
         }
         if self.free.is_empty() && self.untouched >= self.info.layout.slots {
@@ -103,18 +118,14 @@ impl SegmentAllocator {
             self.untouched - 1
         });
         let epoch = self.epochs.remove(&slot).unwrap_or(FIRST_EPOCH);
-        self.taken.insert(slot, Taken { epoch, extent, key: Some(key) });
+        self.taken.insert(slot, Taken::new(epoch, extent, &self.info));
         Ok((SlotRef { incarnation: self.info.incarnation, slot, epoch }, extent))
     }
 
     /// Applies a `Freed`: true if the slot was taken at exactly that epoch.
     pub(super) fn give_back(&mut self, slot: u32, epoch: u32) -> bool {
-        if self.taken.get(&slot).is_none_or(|t| t.epoch != epoch) {
-            return false;
-        }
-        if let Some(t) = self.taken.remove(&slot)
-            && let Err(error) = self.arena.free(t.extent)
-        {
+        let Some(taken) = self.taken.remove_if(slot, |t| t.epoch == epoch) else { return false };
+        if let Err(error) = self.arena.free(taken.extent.extent(&self.info.layout.arena)) {
             tracing::error!(%error, slot, "the arena does not have the extent of a taken slot");
         }
         let next = epoch.checked_add(1);
@@ -125,23 +136,19 @@ impl SegmentAllocator {
         true
     }
 
-    /// The key of the object in a slot at an epoch.
-    pub(super) fn key_at(&self, slot: u32, epoch: u32) -> Option<KeyId> {
-        let placed = self.taken.get(&slot).filter(|t| t.epoch == epoch).and_then(|t| t.key);
-        let logged = || self.logged.get(&slot).filter(|(e, _)| *e == epoch).map(|(_, key)| *key);
-        placed.or_else(logged)
+    /// The number of the object that is listed in a slot at an epoch.
+    pub(super) fn listed(&self, slot: u32, epoch: u32) -> Option<Number> {
+        self.listed.get(slot).filter(|listed| listed.epoch == epoch).map(|listed| listed.number)
     }
 
-    /// An object of the log was listed.
-    pub(super) fn name_logged(&mut self, slot: u32, epoch: u32, key: KeyId) {
-        self.logged.insert(slot, (epoch, key));
+    /// An object of a slot was listed.
+    pub(super) fn list(&mut self, slot: u32, epoch: u32, number: Number) {
+        self.listed.insert(slot, Listed { epoch, number });
     }
 
-    /// A listed object of the log is retired.
-    pub(super) fn forget_logged(&mut self, slot: u32, epoch: u32) {
-        if self.logged.get(&slot).is_some_and(|(e, _)| *e == epoch) {
-            self.logged.remove(&slot);
-        }
+    /// A listed object is retired.
+    pub(super) fn forget_listed(&mut self, slot: u32, epoch: u32) {
+        self.listed.remove_if(slot, |listed| listed.epoch == epoch);
     }
 }
 
@@ -157,32 +164,32 @@ mod tests {
         info
     }
 
-    const K: KeyId = KeyId { hash: 1, check: 2 };
-
     #[test]
     fn i11_a_freed_of_another_epoch_frees_nothing() {
         let mut b = SegmentAllocator::new(info(16 * 4096));
-        let (at, _) = b.take(4096, K).unwrap();
+        let (at, _) = b.take(4096).unwrap();
         assert!(!b.give_back(at.slot, at.epoch + 1));
         assert!(b.give_back(at.slot, at.epoch));
         assert!(!b.give_back(at.slot, at.epoch), "a duplicate is ignored");
-        let (again, _) = b.take(4096, K).unwrap();
+        let (again, _) = b.take(4096).unwrap();
         assert_eq!((again.slot, again.epoch), (at.slot, at.epoch + 1), "[I3] the epoch moved on");
     }
 
     #[test]
     fn a_rebuilt_allocator_hands_out_only_what_is_free() {
         let mut b = SegmentAllocator::new(info(4 * 4096));
-        let all: Vec<_> = (0..4).map(|_| b.take(4096, K).unwrap()).collect();
-        assert!(b.take(1, K).is_err());
-        let mut taken = b.taken.clone();
-        let gone = taken.remove(&all[2].0.slot).unwrap();
-        let epochs = HashMap::from_iter([(all[2].0.slot, 5)]);
-        let extents: Vec<_> = taken.values().map(|t| t.extent).collect();
+        let all: Vec<_> = (0..4).map(|_| b.take(4096).unwrap()).collect();
+        assert!(b.take(1).is_err());
+        let gone = all[2];
+        let kept = all.iter().filter(|taken| **taken != gone);
+        let taken =
+            kept.clone().map(|(at, extent)| (at.slot, Taken::new(at.epoch, *extent, &b.info)));
+        let epochs = HashMap::from_iter([(gone.0.slot, 5)]);
+        let extents: Vec<_> = kept.clone().map(|(_, extent)| *extent).collect();
         let arena = arena_of(&info(4 * 4096), &extents).unwrap();
         let mut r = SegmentAllocator::rebuild(info(4 * 4096), arena, taken, epochs);
-        let (at, extent) = r.take(4096, K).unwrap();
-        assert_eq!((at.slot, at.epoch, extent), (all[2].0.slot, 5, gone.extent));
-        assert!(r.take(1, K).is_err());
+        let (at, extent) = r.take(4096).unwrap();
+        assert_eq!((at.slot, at.epoch, extent), (gone.0.slot, 5, gone.1));
+        assert!(r.take(1).is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! message that changed it.
 
 use super::Master;
-use super::objects::{Entry, State};
+use super::entry::{Entry, State};
 use crate::actor::Reply;
 use crate::error::Error;
 use crate::message::{
@@ -86,7 +86,7 @@ impl Awaiting {
         e: &Entry,
         (cause, lost): (Option<EndCause>, bool),
     ) {
-        let whose = e.replica.segment_id;
+        let whose = e.segment_id();
         let why = match cause {
             _ if lost => format!("{whose}, to which it was being written, is gone"),
             Some(EndCause::ProducerGone) => "its producer is gone".to_string(),
@@ -148,8 +148,8 @@ impl Master {
         gone: &HashSet<SlotRef>,
     ) -> Option<Readiness> {
         let e = self.objects.get(&id)?;
-        let at = &e.replica.at;
-        match e.state {
+        let at = &e.at();
+        match e.state() {
             State::Live if self.is_readable(e) => {
                 let there: Vec<_> = self.metas(e).filter(|m| !gone.contains(&m.at)).collect();
                 (!there.is_empty()).then_some(Readiness::Ready(there))
@@ -157,7 +157,7 @@ impl Master {
             State::Writing(_)
                 if asked.mapped.contains(&at.incarnation) && !asked.watched.contains(at) =>
             {
-                Some(Readiness::Writing(self.meta(&e.key, &e.replica)))
+                Some(Readiness::Writing(self.meta(&e.key, &e.replica())))
             }
             _ => None,
         }
@@ -180,7 +180,7 @@ impl Master {
             if self.objects.get(&o.id).is_some_and(|e| !self.is_readable(e))
                 && let Some(entry) = self.logged_entry(segment_id, at, o)
             {
-                let meta = self.meta(&entry.key, &entry.replica);
+                let meta = self.meta(&entry.key, &entry.replica());
                 self.awaiting.note_as(o.id, Some(Readiness::Ready(vec![meta])));
             }
         }

@@ -3,7 +3,7 @@
 //! waits, bounded, and changes nothing if it times out.
 
 use super::Master;
-use super::objects::State;
+use super::entry::State;
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
@@ -80,13 +80,13 @@ impl Master {
         let Some(e) = self.objects.get_mut(&id) else {
             return reclaimed("ended before the commit (deadline, abort or remove)");
         };
-        if e.replica.at != c.at {
+        if e.at() != c.at {
             return reclaimed("lost its slot: it ended and the key was written again");
         }
-        if e.state == State::Live {
+        if e.is_live() {
             return Ok(None);
         }
-        if e.state != State::Writing(c.plan) {
+        if e.state() != State::Writing(c.plan) {
             return reclaimed("was aborted by a remove");
         }
         match ending {
@@ -97,7 +97,7 @@ impl Master {
             }
             Some(_) => return reclaimed("was aborted"),
         }
-        let segment_id = e.replica.segment_id;
+        let segment_id = e.segment_id();
         if !matches!(
             self.durable.members.state(segment_id),
             Some(RankState::Alive | RankState::Draining)
@@ -112,8 +112,7 @@ impl Master {
         if !reported && !self.durable.members.is_recorded(segment_id, c.plan) {
             return Ok(Some(segment_id));
         }
-        e.state = State::Live;
-        e.plan = None;
+        e.becomes_live();
         self.plans.remove(&c.plan);
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);

@@ -3,7 +3,8 @@
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
 use super::Master;
-use super::objects::{Entry, PlanInfo, State};
+use super::entry::{Entry, State};
+use super::objects::PlanInfo;
 use super::recover::given_up;
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
@@ -117,13 +118,12 @@ impl Master {
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (replicas, state) = (e.replicas().copied().collect::<Vec<_>>(), e.state);
+        let (replicas, state) = (e.replicas().collect::<Vec<_>>(), e.state());
         let now = self.now_ms();
-        if let Some(e) = self.objects.get_mut(&id) {
-            if state != State::Removing || e.remove_until_ms <= now {
-                e.remove_until_ms = now + REMOVE_LIMIT_MS;
-            }
-            e.state = State::Removing;
+        if let Some(e) = self.objects.get_mut(&id)
+            && (state != State::Removing || e.remove_until_ms() <= now)
+        {
+            e.removes_until(now + REMOVE_LIMIT_MS);
         }
         match state {
             State::Writing(plan) => self.end_plan(plan, EndCause::Removed),
@@ -141,7 +141,7 @@ impl Master {
     /// stays in state Removing all the same, and is never readable again [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
-        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.replica.segment_id);
+        let over = |e: &Entry| e.remove_until_ms() <= now || !self.reachable(e.segment_id());
         let late = self.removing.keys().filter(|id| self.objects.get(id).is_none_or(over));
         let late: Vec<_> = late.copied().collect();
         self.durable.members.slow_path.removals_unconfirmed.add(late.len());
@@ -155,7 +155,7 @@ impl Master {
     }
 
     fn unconfirmed(&self, e: &Entry) -> Error {
-        let (segment_id, key) = (e.replica.segment_id, &e.key);
+        let (segment_id, key) = (e.segment_id(), &e.key);
         Error::disconnected(match self.reachable(segment_id) {
             true => format!("{segment_id} did not confirm the removal within {REMOVE_LIMIT_MS} ms"),
             false => format!(
@@ -167,8 +167,7 @@ impl Master {
 
     pub(super) fn retired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
         for part in list.chunks(SIDE_BY_SIDE) {
-            let Some(allocator) = self.allocators.get(&segment_id) else { return };
-            let keys = part.iter().map(|at| allocator.key_at(at.slot, at.epoch));
+            let keys = part.iter().map(|at| self.listed_at(segment_id, at));
             let keys: SmallVec<[_; SIDE_BY_SIDE]> = keys.collect();
             // A million objects do not fit into the CPU caches: loading the entries of a part
             // together overlaps the cache misses.
@@ -180,7 +179,7 @@ impl Master {
                 }
             }
             if let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                part.iter().for_each(|at| allocator.forget_logged(at.slot, at.epoch));
+                part.iter().for_each(|at| allocator.forget_listed(at.slot, at.epoch));
             }
         }
     }
@@ -207,12 +206,11 @@ impl Master {
             return;
         }
         let id = a.key;
-        match self.objects.get_mut(&id).filter(|e| e.replica.at == a.at) {
-            Some(e) if e.state == State::Live => return,
-            Some(e) if e.state == State::Writing(a.plan) => {
+        match self.objects.get_mut(&id).filter(|e| e.at() == a.at) {
+            Some(e) if e.is_live() => return,
+            Some(e) if e.state() == State::Writing(a.plan) => {
                 if !given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) {
-                    e.state = State::Live;
-                    e.plan = None;
+                    e.becomes_live();
                     self.plans.remove(&a.plan);
                     self.counters.adopted += 1;
                     self.awaiting.note(id);
@@ -220,7 +218,7 @@ impl Master {
                 }
                 // The plan was aborted or removed before the owner received that: its object must
                 // not become readable.
-                e.state = State::Removing;
+                e.becomes_removing();
             }
             // Removed meanwhile, or unknown: a removed object must never come back.
             _ => {}

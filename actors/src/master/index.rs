@@ -1,9 +1,10 @@
 //! The table of keys, in parts by the leading bits of their identity: a pass over the table can
 //! stop after any part and continue later, and a growing table rehashes one part at a time, so
-//! neither blocks the master for long. It does not depend on the type of the entries.
+//! neither blocks the master for long. The parts hold numbers of entries, which lie in a slab. It
+//! does not depend on the type of the entries.
 
-use super::objects::IdentityState;
-use hashbrown::HashMap;
+use super::slab::{Number, Slab};
+use hashbrown::HashTable;
 use nkv_store::KeyId;
 
 /// Parts are a power of two: about a thousand keys each when there are a million.
@@ -11,17 +12,25 @@ const PART_BITS: u32 = 10;
 
 /// See the file's first paragraph.
 pub(super) struct Index<T> {
-    parts: Vec<HashMap<KeyId, T, IdentityState>>,
+    parts: Vec<HashTable<Number>>,
+    entries: Slab<(KeyId, T)>,
 }
 
 impl<T> Default for Index<T> {
     fn default() -> Self {
-        Self { parts: (0..1 << PART_BITS).map(|_| HashMap::default()).collect() }
+        let parts = (0..1 << PART_BITS).map(|_| HashTable::new()).collect();
+        Self { parts, entries: Slab::default() }
     }
 }
 
 fn part_of(id: &KeyId) -> usize {
     (id.hash >> (u64::BITS - PART_BITS)) as usize
+}
+
+/// An identity is a hash already. Its `check` is part of it: nobody outside the job can choose keys
+/// that collide.
+fn spread(id: &KeyId) -> u64 {
+    id.hash.rotate_left(32) ^ id.check
 }
 
 /// The lowest identity of a part; None past the last one.
@@ -31,24 +40,51 @@ fn first_of(part: usize) -> Option<KeyId> {
 }
 
 impl<T> Index<T> {
+    /// The number of the entry of a key.
+    pub(super) fn number(&self, id: &KeyId) -> Option<Number> {
+        let same = |number: &Number| self.entries.get(*number).is_some_and(|(its, _)| its == id);
+        self.parts[part_of(id)].find(spread(id), same).copied()
+    }
+
+    /// The entry of a number, with its key. Numbers are used again after a removal.
+    pub(super) fn at(&self, number: Number) -> Option<&(KeyId, T)> {
+        self.entries.get(number)
+    }
+
     pub(super) fn get(&self, id: &KeyId) -> Option<&T> {
-        self.parts[part_of(id)].get(id)
+        self.entries.get(self.number(id)?).map(|(_, entry)| entry)
     }
 
     pub(super) fn get_mut(&mut self, id: &KeyId) -> Option<&mut T> {
-        self.parts[part_of(id)].get_mut(id)
+        let number = self.number(id)?;
+        self.entries.get_mut(number).map(|(_, entry)| entry)
     }
 
     pub(super) fn contains_key(&self, id: &KeyId) -> bool {
-        self.get(id).is_some()
+        self.number(id).is_some()
     }
 
-    pub(super) fn insert(&mut self, id: KeyId, entry: T) -> Option<T> {
-        self.parts[part_of(&id)].insert(id, entry)
+    /// Adds or replaces the entry of a key; returns its number.
+    pub(super) fn insert(&mut self, id: KeyId, entry: T) -> Number {
+        if let Some(number) = self.number(&id) {
+            if let Some(known) = self.entries.get_mut(number) {
+                known.1 = entry;
+            }
+            return number;
+        }
+        let number = self.entries.insert((id, entry));
+        let entries = &self.entries;
+        let hash = |number: &Number| entries.get(*number).map_or(0, |(id, _)| spread(id));
+        self.parts[part_of(&id)].insert_unique(spread(&id), number, hash);
+        number
     }
 
     pub(super) fn remove(&mut self, id: &KeyId) -> Option<T> {
-        self.parts[part_of(id)].remove(id)
+        let entries = &self.entries;
+        let same = |number: &Number| entries.get(*number).is_some_and(|(its, _)| its == id);
+        let found = self.parts[part_of(id)].find_entry(spread(id), same).ok()?;
+        let (number, _) = found.remove();
+        self.entries.remove(number).map(|(_, entry)| entry)
     }
 
     pub(super) fn clear(&mut self) {
@@ -56,11 +92,11 @@ impl<T> Index<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&KeyId, &T)> {
-        self.parts.iter().flatten()
+        self.entries.values().map(|(id, entry)| (id, entry))
     }
 
     pub(super) fn values(&self) -> impl Iterator<Item = &T> {
-        self.parts.iter().flat_map(HashMap::values)
+        self.entries.values().map(|(_, entry)| entry)
     }
 
     /// At most `limit` entries, unordered, and the identity to continue at (None at the end): these
@@ -69,7 +105,8 @@ impl<T> Index<T> {
         let mut found = Vec::new();
         let mut next = None;
         for part in part_of(&from)..self.parts.len() {
-            let entries = self.parts[part].iter().filter(|(id, _)| **id >= from);
+            let entries = self.parts[part].iter().filter_map(|number| self.entries.get(*number));
+            let entries = entries.filter(|(id, _)| *id >= from);
             found.extend(entries.map(|(id, entry)| (*id, entry)));
             next = first_of(part + 1);
             if found.len() >= limit {
@@ -95,7 +132,7 @@ mod tests {
     fn index(n: u64) -> Index<u64> {
         let mut index = Index::default();
         for i in 0..n {
-            assert!(index.insert(KEYS.id(&i.to_le_bytes()), i).is_none());
+            index.insert(KEYS.id(&i.to_le_bytes()), i);
         }
         index
     }
@@ -150,8 +187,10 @@ mod tests {
         let id = KEYS.id(&42u64.to_le_bytes());
         assert_eq!((index.get(&id), index.contains_key(&id)), (Some(&42), true));
         *index.get_mut(&id).unwrap() = 7;
-        assert_eq!(index.insert(id, 8), Some(7));
+        let number = index.number(&id).unwrap();
+        assert_eq!((index.insert(id, 8), index.at(number)), (number, Some(&(id, 8))));
         assert_eq!((index.remove(&id), index.remove(&id)), (Some(8), None));
+        assert_eq!((index.at(number), index.number(&id)), (None, None));
         assert_eq!((index.iter().count(), index.values().count()), (4_999, 4_999));
         index.clear();
         assert_eq!(index.values().count(), 0);

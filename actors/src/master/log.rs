@@ -5,8 +5,8 @@
 //! No put waits for any of this.
 
 use super::allocator::SegmentAllocator;
+use super::entry::{Entry, Replica, State};
 use super::matching::Round;
-use super::objects::{Entry, Replica, State};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
@@ -228,7 +228,7 @@ impl Master {
                 // Also if the listed one can be read now: it may be retired before the last owner
                 // has answered.
                 if let Some(entry) = self.logged_entry(segment_id, at, o) {
-                    asked.besides.insert(id, self.meta(&entry.key, &entry.replica));
+                    asked.besides.insert(id, self.meta(&entry.key, &entry.replica()));
                 }
                 // It is listed once the owner of the other object has reported that one as retired.
                 // Until then it does not count as a duplicate.
@@ -400,7 +400,7 @@ impl Master {
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         self.found_gone.remove(&id);
         if self.aside.remove(&id).is_some() {
-            let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
+            let (keys, gone) = (vec![KeyBytes::shared(key.clone())], Vec::new());
             let request = Request::GetLocation { keys, gone };
             // Without an owner to ask there is nothing to list.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
@@ -413,9 +413,8 @@ impl Master {
         at: SlotRef,
         o: &LogObjectEntry,
     ) -> Option<Entry> {
-        let header_off = self.header_off(segment_id, at.slot);
-        let replica = Replica { segment_id, at, header_off, object: o.object };
-        Some(Entry::new(Key::new(&o.key).ok()?, replica, State::Live, None))
+        let replica = Replica { segment_id, at, object: o.object };
+        Some(Entry::new(self.durable.key_pool.key(&o.key).ok()?, replica, State::Live, None))
     }
 
     /// Lists objects of a log, with their key strings. The object listed first keeps its key [I15].
@@ -446,7 +445,6 @@ impl Master {
         for MovedObject { slot, epoch, to } in list {
             let at = SlotRef { incarnation, slot: to.slot, epoch: to.epoch };
             let from = SlotRef { incarnation, slot, epoch };
-            let header_off = self.header_off(segment_id, at.slot);
             if let Some(aside) = self.aside.get_mut(&to.id).and_then(|a| a.get_mut(&segment_id))
                 && *aside == from
             {
@@ -459,11 +457,12 @@ impl Master {
                 }
                 continue;
             };
-            let removing = entry.state == State::Removing;
-            entry.relocate(from, Replica { segment_id, at, header_off, object: to.object });
-            if let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                allocator.forget_logged(slot, epoch);
-                allocator.name_logged(at.slot, at.epoch, to.id);
+            let removing = entry.state() == State::Removing;
+            entry.relocate(from, Replica { segment_id, at, object: to.object });
+            let number = self.objects.number(&to.id);
+            if let (Some(number), Some(b)) = (number, self.allocators.get_mut(&segment_id)) {
+                b.forget_listed(slot, epoch);
+                b.list(at.slot, at.epoch, number);
             }
             if removing {
                 // The owner was asked to retire the original, which had ended by then.
@@ -484,8 +483,9 @@ impl Master {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
         match self.objects.get(&id).map(|e| {
-            let replica = e.replicas().find(|replica| replica.at == at).unwrap_or(&e.replica);
-            (replica.at, e.state, replica.segment_id)
+            let replica = e.replicas().find(|replica| replica.at == at);
+            let replica = replica.unwrap_or_else(|| e.replica());
+            (replica.at, e.state(), replica.segment_id)
         }) {
             // Within a segment the owner has decided already: it serves this object, and its report
             // that the other one is retired follows. The same where a reader found the other one
@@ -512,10 +512,9 @@ impl Master {
             None if reported && self.durable.members.is_older(&id, at.incarnation) => return false,
             None => {}
         }
-        let Some(allocator) = self.allocators.get_mut(&segment_id) else { return true };
-        allocator.name_logged(at.slot, at.epoch, id);
-        self.objects.insert(id, entry);
-        self.awaiting.note(id);
+        if self.allocators.contains_key(&segment_id) {
+            self.enter(id, entry);
+        }
         true
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Master;
 use super::allocator::SegmentAllocator;
-use super::objects::{Entry, State};
+use super::entry::{Entry, State};
 use crate::error::{Error, Result};
 use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, SegmentId, SlotRef};
 use hashbrown::{HashMap, HashSet};
@@ -44,14 +44,15 @@ impl Master {
                 self.check_all_reported()?;
                 Err(Error::not_found(format!("no key {}", shown())))
             }
-            Some(e) => match e.state {
+            Some(e) => match e.state() {
                 State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
                 State::Writing(_) => Err(Error::not_ready(format!(
                     "key {} is being written to {}",
-                    e.key, e.replica.segment_id
+                    e.key,
+                    e.segment_id()
                 ))),
                 State::Live if !self.is_readable(e) => {
-                    let whom = named(&self.allocators, e.replica.segment_id);
+                    let whom = named(&self.allocators, e.segment_id());
                     Err(Error::disconnected(format!(
                         "key {} lies on {whom}, whose link is down",
                         e.key
@@ -63,7 +64,9 @@ impl Master {
                     Err(Error::not_ready(format!(
                         "key {} is listed in slot {} of {}, where a reader did not find it any \
                          more; its owner has not reported that yet: ask again",
-                        e.key, e.replica.at.slot, e.replica.segment_id
+                        e.key,
+                        e.at().slot,
+                        e.segment_id()
                     )))
                 }
                 State::Live => Ok(self.metas(e).collect()),
@@ -119,16 +122,16 @@ impl Master {
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| {
             let beside = || besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation);
-            let there = self.readable(key).map(|e| e.replica.at.incarnation).or_else(beside);
+            let there = self.readable(key).map(|e| e.at().incarnation).or_else(beside);
             if let Some(owner) = there {
                 if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
                     owners.push(owner);
                 }
                 return Existence::Ready;
             }
-            match self.entry(key) {
-                Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
-                Ok(Some(Entry { state: State::Live, .. })) => Existence::Unreachable,
+            match self.entry(key).map(|e| e.map(Entry::state)) {
+                Ok(Some(State::Writing(_))) => Existence::Writing,
+                Ok(Some(State::Live)) => Existence::Unreachable,
                 _ => Existence::Absent,
             }
         };

@@ -2,7 +2,7 @@
 //! of the index. The patterns of users run on threads beside the actor, never in it: the actor only
 //! collects the keys of a part, and later removes those that matched as any other remove does.
 
-use super::objects::{Entry, State};
+use super::entry::{Entry, State};
 use super::{Ask, Master};
 use crate::actor::{Context, Message, On, Reply};
 use crate::error::{Error, Result};
@@ -102,15 +102,15 @@ impl Master {
     fn scan(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
         let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
         let seen = entries.into_iter().map(|(id, e)| {
-            let key = KeyBytes::from(e.key.as_bytes());
-            let (rank, bytes_total) = (e.replica.segment_id.rank, e.replica.object.bytes_total);
+            let key = KeyBytes::shared(e.key.clone());
+            let (rank, bytes_total) = (e.segment_id().rank, e.replica().object.bytes_total);
             (id, Listed { key, bytes_total, rank, state: self.state_of(e) })
         });
         (seen.collect(), next)
     }
 
     fn state_of(&self, e: &Entry) -> KeyState {
-        match e.state {
+        match e.state() {
             State::Writing(_) => KeyState::Writing,
             State::Removing => KeyState::Removing,
             State::Live if self.is_readable(e) => KeyState::Ready,

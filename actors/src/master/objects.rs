@@ -1,42 +1,11 @@
 //! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
 
 use super::Master;
+use super::entry::{Entry, Replica, State};
 use crate::error::{Error, Result};
-use crate::message::{EndCause, ObjMeta, ObjectDesc, PlanId, SegmentId, SlotRef};
+use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef};
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
-
-/// The state of an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    Writing(PlanId),
-    Live,
-    Removing,
-}
-
-/// One place where an object lies, or is being written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Replica {
-    pub segment_id: SegmentId,
-    pub at: SlotRef,
-    pub header_off: u64,
-    pub object: ObjectDesc,
-}
-
-/// The entry of one key.
-#[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub key: Key,
-    /// The first is the one that a plan writes.
-    pub replica: Replica,
-    /// Further ones with the same bytes. Empty until puts write several.
-    pub others: Vec<Replica>,
-    pub state: State,
-    // The plan that writes it, until that is committed or over.
-    pub plan: Option<PlanId>,
-    // While Removing: when waiting removes fail, in ms.
-    pub remove_until_ms: u64,
-}
 
 /// (producer, request, item): identifies an open, so that a repeated request is recognised [I11].
 pub(super) type Asked = (u64, u64, u32);
@@ -52,45 +21,6 @@ pub(super) struct PlanInfo {
     pub reported: bool,
     // The owner was asked to end it, for this cause.
     pub ending: Option<EndCause>,
-}
-
-impl Entry {
-    /// An entry with one replica.
-    pub(super) fn new(key: Key, replica: Replica, state: State, plan: Option<PlanId>) -> Self {
-        Self { key, replica, others: Vec::new(), state, plan, remove_until_ms: 0 }
-    }
-
-    pub(super) fn is_live(&self) -> bool {
-        self.state == State::Live
-    }
-
-    pub(super) fn replicas(&self) -> impl Iterator<Item = &Replica> {
-        std::iter::once(&self.replica).chain(&self.others)
-    }
-
-    /// Whether one of its replicas is the object at `at`.
-    pub(super) fn is_at(&self, at: SlotRef) -> bool {
-        self.replicas().any(|replica| replica.at == at)
-    }
-
-    /// The replica at `from` lies elsewhere now.
-    pub(super) fn relocate(&mut self, from: SlotRef, to: Replica) {
-        let all = std::iter::once(&mut self.replica).chain(&mut self.others);
-        all.filter(|replica| replica.at == from).for_each(|replica| *replica = to);
-    }
-
-    /// Forgets the replica at `at`; false if it was the last one.
-    fn outlives(&mut self, at: SlotRef) -> bool {
-        if self.others.is_empty() {
-            return false;
-        }
-        if self.replica.at == at {
-            self.replica = self.others.remove(0);
-        } else {
-            self.others.retain(|other| other.at != at);
-        }
-        true
-    }
 }
 
 /// Uses a [`KeyId`] as its own hash, since it is a hash already.
@@ -114,6 +44,23 @@ impl Hasher for IdentityHasher {
 pub(super) type IdentityState = BuildHasherDefault<IdentityHasher>;
 
 impl Master {
+    /// Lists an object, under the number that its slot keeps too.
+    pub(super) fn enter(&mut self, id: KeyId, entry: Entry) {
+        let (segment_id, at) = (entry.segment_id(), entry.at());
+        let number = self.objects.insert(id, entry);
+        if let Some(allocator) = self.allocators.get_mut(&segment_id) {
+            allocator.list(at.slot, at.epoch, number);
+        }
+        self.awaiting.note(id);
+    }
+
+    /// The identity of the object that was listed at a slot. If that is gone, it may be another
+    /// one, which lies elsewhere: a caller must check with [`Entry::is_at`].
+    pub(super) fn listed_at(&self, segment_id: SegmentId, at: &SlotRef) -> Option<KeyId> {
+        let number = self.allocators.get(&segment_id)?.listed(at.slot, at.epoch)?;
+        self.objects.at(number).map(|(id, _)| *id)
+    }
+
     /// The identity of a key in this job [I16].
     pub(super) fn id_of(&self, key: &[u8]) -> KeyId {
         self.durable.hasher.id(key)
@@ -125,7 +72,7 @@ impl Master {
             key: self.id_of(key.as_bytes()),
             rank: replica.segment_id.rank,
             at: replica.at,
-            header_off: replica.header_off,
+            header_off: self.header_off(replica.segment_id, replica.at.slot),
             object: replica.object,
         }
     }
@@ -133,7 +80,7 @@ impl Master {
     /// The locations of an object that a reader can be sent to, the first replica first.
     pub(super) fn metas(&self, e: &Entry) -> impl Iterator<Item = ObjMeta> {
         let reachable = e.replicas().filter(|replica| self.reachable(replica.segment_id));
-        reachable.map(|replica| self.meta(&e.key, replica))
+        reachable.map(|replica| self.meta(&e.key, &replica))
     }
 
     /// Drops the replicas in a segment that `gone` picks.
@@ -159,22 +106,22 @@ impl Master {
     }
 
     /// Removes the replica at `at` from its entry, and the entry with its last one; then completes
-    /// the removes that wait for it.
+    /// the removes that wait for it. Nothing if the entry has no replica there.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
-        if e.outlives(at) {
+        if e.survives(at) {
             return;
         }
         if let Some(e) = self.objects.remove(&id) {
-            if let State::Writing(plan) = e.state {
+            if let State::Writing(plan) = e.state() {
                 let cause = self.plans.get(&plan).and_then(|p| p.ending);
-                let lost = self.durable.members.state(e.replica.segment_id).is_none();
+                let lost = self.durable.members.state(e.segment_id()).is_none();
                 self.awaiting.note_end(id, &e, (cause, lost));
             }
-            if let Some(plan) = e.plan {
+            if let Some(plan) = e.plan() {
                 self.plan_over(plan);
             }
-            if e.state == State::Removing {
+            if e.state() == State::Removing {
                 self.counters.removed += 1;
             }
             self.list_aside(id, &e.key);

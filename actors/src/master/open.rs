@@ -5,7 +5,8 @@
 
 use super::Master;
 use super::allocator::SegmentAllocator;
-use super::objects::{Asked, Entry, PlanInfo, Replica, State};
+use super::entry::{Entry, Replica, State};
+use super::objects::{Asked, PlanInfo};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
@@ -73,7 +74,7 @@ impl Master {
     ) {
         let batch = self.batches.plans(items.len(), reply);
         for (item, open) in items.into_iter().enumerate() {
-            match Key::new(&open.key) {
+            match self.durable.key_pool.key(&open.key) {
                 Ok(key) => {
                     let asked = (producer, request, item as u32);
                     let opening = Opening { batch, asked, key, open };
@@ -198,7 +199,7 @@ impl Master {
                 continue;
             }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
-            match allocator.take(open.bytes_total, id) {
+            match allocator.take(open.bytes_total) {
                 Ok((at, extent)) => {
                     allocator.room_attempt = 0;
                     let plan = self.grant(o, (segment_id, at, extent, page_bytes));
@@ -214,23 +215,25 @@ impl Master {
     /// The answer for a key that exists: the same plan for a repeated request, an error otherwise
     /// [I6].
     fn existing(&self, e: &Entry, asked: Asked, open: &OpenItem) -> Result<PlanDesc> {
-        match e.state {
+        match e.state() {
             State::Live => Err(Error::already_exists(format!(
                 "key {} is stored on {}; values are immutable, remove it first",
-                e.key, e.replica.segment_id
+                e.key,
+                e.segment_id()
             ))),
             State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
             State::Writing(plan) => match self.plans.get(&plan) {
                 Some(p)
                     if p.asked == asked
-                        && e.replica.object.bytes_total == open.bytes_total
+                        && e.replica().object.bytes_total == open.bytes_total
                         && p.ending.is_none() =>
                 {
                     Ok(self.described(plan, p.token, e))
                 }
                 _ => Err(Error::not_ready(format!(
                     "key {} is being written to {} by another put",
-                    e.key, e.replica.segment_id
+                    e.key,
+                    e.segment_id()
                 ))),
             },
         }
@@ -243,17 +246,15 @@ impl Master {
     ) -> PlanDesc {
         let plan = self.next_plan();
         let token = self.durable.random.u64();
-        let header_off = self.header_off(segment_id, at.slot);
         let object = ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes };
-        let replica = Replica { segment_id, at, header_off, object };
+        let replica = Replica { segment_id, at, object };
         let entry = Entry::new(key.clone(), replica, State::Writing(plan), Some(plan));
         let desc = self.described(plan, token, &entry);
         let opened = self.opened(plan, token, *asked, &entry);
         self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
         let info = PlanInfo { segment_id, at, asked: *asked, token, reported: false, ending: None };
         self.plans.insert(plan, info);
-        self.objects.insert(desc.meta.key, entry);
-        self.awaiting.note(desc.meta.key);
+        self.enter(desc.meta.key, entry);
         self.counters.opened += 1;
         desc
     }
@@ -261,7 +262,7 @@ impl Master {
     /// The plan that writes an entry, as its producer gets it.
     fn described(&self, plan: PlanId, token: u64, e: &Entry) -> PlanDesc {
         let write_ttl_ms = self.durable.settings.write_ttl_ms;
-        PlanDesc { plan, token, meta: self.meta(&e.key, &e.replica), write_ttl_ms }
+        PlanDesc { plan, token, meta: self.meta(&e.key, &e.replica()), write_ttl_ms }
     }
 
     /// The same, as its owner is sent it.
@@ -275,9 +276,9 @@ impl Master {
         PlanOpened {
             plan,
             token,
-            at: e.replica.at,
-            object: e.replica.object,
-            key: KeyBytes::from(e.key.as_bytes()),
+            at: e.at(),
+            object: e.replica().object,
+            key: KeyBytes::shared(e.key.clone()),
             producer,
             request,
             item,

@@ -4,11 +4,12 @@
 
 use super::Master;
 use super::allocator::{SegmentAllocator, Taken, arena_of};
-use super::objects::{Entry, PlanInfo, Replica, State};
+use super::entry::{Entry, Replica, State};
+use super::objects::PlanInfo;
 use crate::error::Error;
 use crate::message::{
-    EndCause, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef, SLOTS_PER_FRAME,
-    SegmentId, SlotContent, SlotEntry, SlotRef,
+    EndCause, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef, RankInfo,
+    SLOTS_PER_FRAME, SegmentId, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -27,7 +28,9 @@ type UnopenedPlan = (PlanOpened, Option<MasterToOwner>);
 struct Reported {
     taken: HashMap<u32, Taken>,
     free: HashMap<u32, u32>,
-    // Listed after the segment's allocator is rebuilt.
+    // Listed after the segment's allocator is rebuilt: the keys of taken slots, as (slot, epoch,
+    // key), and the objects of the log.
+    keys: Vec<(u32, u32, KeyId)>,
     logged: Vec<(SlotRef, LogObjectEntry)>,
     // Objects to retire, since another object of their key is served.
     duplicates: Vec<SlotRef>,
@@ -181,22 +184,27 @@ impl Master {
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         let arena = arena_of(&info, &all)?;
         self.forget_what_the_report_lacks(segment_id, &report, &kept);
-        let Reported { mut taken, free, logged, mut duplicates } =
-            self.take_in(segment_id, info.incarnation, report, &kept);
+        let Reported { mut taken, free, mut keys, logged, mut duplicates } =
+            self.take_in(segment_id, &info, report, &kept);
         for (p, _) in &lost {
-            let extent = p.object.extent;
-            let key = Key::new(&p.key).ok().map(|k| self.id_of(k.as_bytes()));
-            taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
+            taken.insert(p.at.slot, Taken::new(p.at.epoch, p.object.extent, &info));
+            keys.push((p.at.slot, p.at.epoch, self.id_of(&p.key)));
         }
         let mut allocator = SegmentAllocator::rebuild(info, arena, taken, free);
         if let Some(old) = self.allocators.get(&segment_id) {
             allocator.report_number = old.report_number;
         }
+        for (slot, epoch, id) in keys {
+            if let Some(number) = self.objects.number(&id) {
+                allocator.list(slot, epoch, number);
+            }
+        }
         self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
-            let known = self.objects.get(&o.id).is_some_and(|e| e.is_at(at));
-            if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                allocator.name_logged(at.slot, at.epoch, o.id);
+            let known = self.objects.number(&o.id);
+            let known = known.filter(|_| self.objects.get(&o.id).is_some_and(|e| e.is_at(at)));
+            if let (Some(number), Some(b)) = (known, self.allocators.get_mut(&segment_id)) {
+                b.list(at.slot, at.epoch, number);
             }
             if !self.logged(segment_id, at, &o, true) {
                 duplicates.push(at);
@@ -235,27 +243,27 @@ impl Master {
     fn take_in(
         &mut self,
         segment_id: SegmentId,
-        incarnation: u64,
+        info: &RankInfo,
         report: Vec<SlotEntry>,
         kept: &HashSet<SlotRef>,
     ) -> Reported {
         let mut reported = Reported::default();
-        let Reported { taken, free, logged, duplicates } = &mut reported;
+        let Reported { taken, free, keys, logged, duplicates } = &mut reported;
         for e in report {
-            let at = SlotRef { incarnation, slot: e.slot, epoch: e.epoch };
+            let at = SlotRef { incarnation: info.incarnation, slot: e.slot, epoch: e.epoch };
             match e.what {
                 SlotContent::Free if kept.contains(&at) => {}
                 SlotContent::Free => {
                     free.insert(e.slot, e.epoch);
                 }
                 SlotContent::Held(extent) => {
-                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: None });
+                    taken.insert(e.slot, Taken::new(e.epoch, extent, info));
                 }
                 SlotContent::Logged(o) => logged.push((at, *o)),
                 SlotContent::Open(p) => {
-                    let extent = p.object.extent;
                     let key = self.reported_plan(segment_id, &p);
-                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key });
+                    keys.extend(key.map(|id| (e.slot, e.epoch, id)));
+                    taken.insert(e.slot, Taken::new(e.epoch, p.object.extent, info));
                 }
                 SlotContent::Live { key, mut object } => {
                     let extent = object.extent;
@@ -264,7 +272,8 @@ impl Master {
                     object.bytes_total = object.bytes_total.min(extent.len);
                     let key = Key::new(&key).ok();
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
-                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
+                    keys.extend(id.map(|id| (e.slot, e.epoch, id)));
+                    taken.insert(e.slot, Taken::new(e.epoch, extent, info));
                     if !key.is_some_and(|k| self.reported_live(segment_id, at, k, object)) {
                         duplicates.push(at);
                     }
@@ -297,26 +306,24 @@ impl Master {
             .collect();
         // A slot that the report leaves out is free at its first epoch.
         let unopened = |(_, e): &(&KeyId, &Entry)| {
-            let (epoch, free) =
-                known.get(&e.replica.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
-            free && epoch == e.replica.at.epoch
+            let (epoch, free) = known.get(&e.at().slot).copied().unwrap_or((FIRST_EPOCH, true));
+            free && epoch == e.at().epoch
         };
         let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.log_slots);
         // Plans are never granted in a log.
-        let managed = |(_, e): &(&KeyId, &Entry)| {
-            e.replica.segment_id == segment_id && e.replica.at.slot >= first
-        };
+        let managed =
+            |(_, e): &(&KeyId, &Entry)| e.segment_id() == segment_id && e.at().slot >= first;
         let mine = self.objects.iter().filter(managed).filter(unopened);
         mine.filter_map(|(key, e)| {
-            let at = e.replica.at;
-            if let Some(plan) = e.plan {
+            let at = e.at();
+            if let Some(plan) = e.plan() {
                 let info = self.plans.get(&plan)?;
                 let then = info.ending.map(|cause| MasterToOwner::EndPlan { plan, at, cause });
                 return Some((self.opened(plan, info.token, info.asked, e), then));
             }
             // Committed: its plan is over here, so any new number will do.
             let (plan, token) = (self.next_plan(), self.durable.random.u64());
-            let then = match e.state {
+            let then = match e.state() {
                 // An object that is being removed may be READY there: it must be retired before its
                 // slot is used again, and before the removal is confirmed [I6].
                 State::Removing => MasterToOwner::EndPlan { plan, at, cause: EndCause::Removed },
@@ -350,15 +357,15 @@ impl Master {
         if let Some(e) = self.objects.get(&id) {
             // Another plan has the key, or the last message about this one was lost with the link:
             // send it again.
-            if e.replica.at == p.at && e.state == State::Live {
+            if e.at() == p.at && e.is_live() {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id };
                 self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 return Some(id);
             }
             let ending = self.plans.get(&p.plan).and_then(|i| i.ending);
-            let cause = match e.state {
+            let cause = match e.state() {
                 State::Removing => Some(EndCause::Removed),
-                _ if e.replica.at != p.at => Some(EndCause::Unknown),
+                _ if e.at() != p.at => Some(EndCause::Unknown),
                 _ => ending,
             };
             if let Some(cause) = cause {
@@ -367,10 +374,10 @@ impl Master {
             }
             return Some(id);
         }
-        let header_off = self.header_off(segment_id, p.at.slot);
-        let replica = Replica { segment_id, at: p.at, header_off, object: p.object };
+        let replica = Replica { segment_id, at: p.at, object: p.object };
         let entry = Entry::new(key, replica, State::Writing(p.plan), Some(p.plan));
         self.objects.insert(id, entry);
+        self.awaiting.note(id);
         let (asked, token) = ((p.producer, p.request, p.item), p.token);
         let info = PlanInfo { segment_id, at: p.at, asked, token, reported: true, ending: None };
         self.plans.insert(p.plan, info);
@@ -395,28 +402,26 @@ impl Master {
             return false;
         }
         if let Some(e) = self.objects.get_mut(&id) {
-            if e.replica.at == at && matches!(e.state, State::Writing(_)) {
+            if e.at() == at && matches!(e.state(), State::Writing(_)) {
                 // Its Committed or Adopted crossed the report. If its plan was aborted or removed
                 // meanwhile, it is retired.
-                let ending = e.plan.and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
+                let ending = e.plan().and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
                 if given_up(ending) {
-                    e.state = State::Removing;
+                    e.becomes_removing();
                     return false;
                 }
-                if let Some(plan) = e.plan.take() {
+                if let Some(plan) = e.becomes_live() {
                     self.plans.remove(&plan);
                 }
-                e.state = State::Live;
                 self.retire_aside(id, segment_id);
                 self.awaiting.note(id);
                 return true;
             }
             // A Retire may have been lost with the link: a removed object must never come back
             // [I6].
-            return e.is_at(at) && e.state != State::Removing;
+            return e.is_at(at) && e.state() != State::Removing;
         }
-        let header_off = self.header_off(segment_id, at.slot);
-        let replica = Replica { segment_id, at, header_off, object };
+        let replica = Replica { segment_id, at, object };
         self.objects.insert(id, Entry::new(key, replica, State::Live, None));
         self.awaiting.note(id);
         true

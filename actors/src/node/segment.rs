@@ -23,7 +23,7 @@ use nkv_store::fork::ProcessMark;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::SegmentName;
-use nkv_store::{KeyHasher, Memory, StoreError};
+use nkv_store::{KeyHasher, KeyPool, Memory, StoreError};
 use nkv_transport::Alive;
 use nkv_transport::fabric::Exported;
 use nkv_transport::grants::Grants;
@@ -48,6 +48,8 @@ pub(super) struct Common {
     pub guard: Arc<Guard>,
     // The hasher that makes the identities of the job's keys [I16].
     pub hasher: KeyHasher,
+    // Shares key strings between a master and the owners of this process.
+    pub key_pool: Arc<KeyPool>,
     // Receives the reason when an actor cannot go on: the node ends.
     pub failed: watch::Sender<Option<String>>,
     pub registry: SegmentRegistry,
@@ -160,7 +162,7 @@ impl UnjoinedSegment {
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
         let exported = export(common, segment_id, &made.heap, executor.executor()).await?;
-        let tables = Arc::new(OwnerTables::new(grants, &made.heap));
+        let tables = Arc::new(OwnerTables::new(grants, &made.heap, common.key_pool.clone()));
         let uplink = Arc::new(Uplink::default());
         let roles =
             start_roles(common, segment_id, &made.heap, (&tables, &uplink), executor.executor());

@@ -15,6 +15,7 @@ use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
 use crate::server::{MAX_CONNECTIONS, MAX_RINGS, SegmentCommands, SegmentRegistry, Server};
+use nkv_store::KeyPool;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
@@ -88,6 +89,10 @@ impl Building {
         let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
         let common = Common {
             hasher: hasher.ok_or_else(unknown)?,
+            key_pool: Arc::new(match config.rank {
+                0 => KeyPool::shared(),
+                _ => KeyPool::default(),
+            }),
             guard,
             env,
             failed: watch::channel(None).0,
@@ -307,6 +312,7 @@ async fn start_master(
         ttl_ms: config.ttl_ms,
         full_wait_ms: config.full_wait_ms,
         hasher: common.hasher,
+        key_pool: common.key_pool.clone(),
         settings: defaults(config),
         members: members.clone(),
         next_plan: Arc::new(AtomicU64::new(1)),

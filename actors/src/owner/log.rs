@@ -219,7 +219,7 @@ impl Owner {
         let Some(log) = &self.log else { return };
         let ended: Vec<SlotRef> = {
             let t = self.durable.tables.lock();
-            let named = t.keys.iter().map(|(slot, (epoch, _))| (*slot, *epoch));
+            let named = t.keys.iter().map(|(slot, (epoch, _))| (slot, *epoch));
             let reported = named.chain(t.log_reported.iter().map(|(slot, epoch)| (*slot, *epoch)));
             let ended = |(slot, epoch): &(u32, u32)| {
                 self.is_of_log(*slot) && log.log.object(*slot, *epoch).is_none()
@@ -350,12 +350,16 @@ impl Owner {
     fn take_names(&self, log: &mut Log) {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
-            let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else { return };
+            let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else {
+                // A flood may have made it as long as the log has slots.
+                return t.reported_keys.shrink_to(KEYS_PER_PASS);
+            };
             let (slot, epoch) = log.unnamed.resolve((slot, epoch));
             let object = log.log.object(slot, epoch);
             // The header holds the key identity: a key string that does not match it is dropped
             // [I16].
             if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
+                let Ok(key) = key.into_key(&self.durable.tables.key_pool) else { continue };
                 t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
             }
@@ -370,6 +374,9 @@ impl Owner {
         {
             let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
             entries.extend(object.filter(|o| !o.key.is_empty()));
+        }
+        if log.named.is_empty() {
+            log.named.shrink_to(ENTRIES_PER_PASS);
         }
         if !entries.is_empty() {
             self.send_to_master(OwnerToMaster::Announced(entries));
@@ -398,7 +405,7 @@ impl Owner {
     fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
         let t = self.durable.tables.lock();
         LogObjectEntry {
-            key: t.key(o.slot, o.epoch).cloned().unwrap_or_default(),
+            key: t.key(o.slot, o.epoch).cloned().map_or_else(KeyBytes::default, KeyBytes::shared),
             id: o.key,
             slot: o.slot,
             epoch: o.epoch,

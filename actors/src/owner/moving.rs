@@ -3,7 +3,7 @@
 //! does.
 
 use super::Owner;
-use crate::message::{LogObjectEntry, MovedObject, OwnerToMaster};
+use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::device_log::{DeviceLog, LogObject};
@@ -129,8 +129,8 @@ impl Owner {
             let mut t = self.durable.tables.lock();
             for (from, to) in moved {
                 let here = |held: &u32| *held == from.1;
-                let named = t.keys.get(&from.0).is_some_and(|(epoch, _)| here(epoch));
-                let key = if named { t.keys.remove(&from.0).map(|(_, key)| key) } else { None };
+                let named = t.keys.get(from.0).is_some_and(|(epoch, _)| here(epoch));
+                let key = if named { t.keys.remove(from.0).map(|(_, key)| key) } else { None };
                 let asked = t.log_reported.get(&from.0).is_some_and(here);
                 let of_heap = !self.is_of_log(from.0);
                 if asked {
@@ -141,12 +141,12 @@ impl Owner {
                     t.log_reported.insert(to.slot, to.epoch);
                 }
                 match &key {
-                    Some(key) => drop(t.keys.insert(to.slot, (to.epoch, key.clone()))),
+                    Some(key) => t.keys.insert(to.slot, (to.epoch, key.clone())),
                     None => unnamed.add(*from, (to.slot, to.epoch)),
                 }
                 if named || asked || of_heap {
                     let LogObject { key: id, slot, epoch, object } = *to;
-                    let key = key.unwrap_or_default();
+                    let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
                     let to = LogObjectEntry { key, id, slot, epoch, object };
                     list.push(MovedObject { slot: from.0, epoch: from.1, to });
                 }

@@ -1,7 +1,7 @@
 //! The owner's report of its slots: sent after every join, and when a rebuilt master asks.
 
 use super::Owner;
-use crate::message::{OwnerToMaster, SlotContent, SlotEntry};
+use crate::message::{KeyBytes, OwnerToMaster, SlotContent, SlotEntry};
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
@@ -39,7 +39,8 @@ impl Owner {
                         .get(&self.at(r.slot, r.epoch))
                         .map_or(held, |p| SlotContent::Open(Box::new((*p).clone()))),
                     SlotKind::Live { object, .. } => {
-                        let key = t.key(r.slot, r.epoch).cloned().unwrap_or_default();
+                        let key = t.key(r.slot, r.epoch).cloned();
+                        let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
                         SlotContent::Live { key, object }
                     }
                 }

@@ -4,13 +4,15 @@
 use super::attachments::Attachments;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
-use crate::message::{EndCause, Gauges, KeyBytes, KeyReport, PlanId, PlanOpened, SeenView, Term};
+use crate::message::{EndCause, Gauges, KeyReport, PlanId, PlanOpened, SeenView, Term};
+use crate::slot_map::SlotMap;
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
 use nkv_store::SegmentLayout;
 use nkv_store::device_log::{BUMP_PTR_OFF, Moves};
 use nkv_store::heap::Heap;
 use nkv_store::object::Usage;
+use nkv_store::{Key, KeyPool};
 use nkv_transport::grants::{Grant, Grants};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,12 +43,12 @@ pub struct PlanRecord {
 }
 
 /// The tables proper.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tables {
     /// Open and ending plans.
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
-    pub keys: HashMap<u32, (u32, KeyBytes)>,
+    pub(crate) keys: SlotMap<(u32, Key)>,
     /// Objects of the device log that the master got by asking, without their key strings: slot ->
     /// epoch.
     pub log_reported: HashMap<u32, u32>,
@@ -65,9 +67,24 @@ pub struct Tables {
 }
 
 impl Tables {
+    /// Without plans or objects, for slots below `slots`.
+    fn new(slots: u32) -> Self {
+        Self {
+            plans: BTreeMap::new(),
+            keys: SlotMap::new(slots),
+            log_reported: HashMap::new(),
+            reported_keys: VecDeque::new(),
+            last_opened: None,
+            unacked: BTreeMap::new(),
+            term: Term::default(),
+            fenced: Term::default(),
+            seen: SeenView::default(),
+        }
+    }
+
     /// The key string of an object, if it is known.
-    pub fn key(&self, slot: u32, epoch: u32) -> Option<&KeyBytes> {
-        self.keys.get(&slot).filter(|(named, _)| *named == epoch).map(|(_, key)| key)
+    pub fn key(&self, slot: u32, epoch: u32) -> Option<&Key> {
+        self.keys.get(slot).filter(|(named, _)| *named == epoch).map(|(_, key)| key)
     }
 
     /// Whether the master may list an object of the log.
@@ -77,9 +94,7 @@ impl Tables {
 
     /// An object ended.
     pub fn forget(&mut self, slot: u32, epoch: u32) {
-        if self.key(slot, epoch).is_some() {
-            self.keys.remove(&slot);
-        }
+        self.keys.remove_if(slot, |(named, _)| *named == epoch);
         if self.log_reported.get(&slot) == Some(&epoch) {
             self.log_reported.remove(&slot);
         }
@@ -112,6 +127,8 @@ pub struct LogSignals {
 #[derive(Debug)]
 pub struct OwnerTables {
     tables: Mutex<Tables>,
+    /// Where the key strings come from: a master of this process has the same ones.
+    pub key_pool: Arc<KeyPool>,
     // To read the log's `bump_ptr`: claims leave no plan in these tables.
     heap: Heap,
     /// tcp tokens, shared with the agent.
@@ -135,11 +152,12 @@ pub struct OwnerTables {
 
 impl OwnerTables {
     /// Empty tables of a segment, over the agent's grants.
-    pub fn new(grants: Arc<Grants>, heap: &Heap) -> Self {
+    pub fn new(grants: Arc<Grants>, heap: &Heap, key_pool: Arc<KeyPool>) -> Self {
         let gauges = Gauges::default();
         gauges.heap_total.store(heap.layout().arena.len, Ordering::Relaxed);
         Self {
-            tables: Mutex::default(),
+            tables: Mutex::new(Tables::new(heap.layout().slots)),
+            key_pool,
             heap: heap.clone(),
             attachments: Attachments::default(),
             pins: PinTables::of(heap),
@@ -213,7 +231,10 @@ impl OwnerTables {
                 return true;
             }
             t.last_opened = t.last_opened.max(Some(p.plan));
-            t.keys.insert(p.at.slot, (p.at.epoch, p.key.clone()));
+            // The length was checked where the message arrived.
+            if let Ok(key) = self.key_pool.key(&p.key) {
+                t.keys.insert(p.at.slot, (p.at.epoch, key));
+            }
             t.plans.insert(p.plan, PlanRecord { deadline_ns, ending: None, opened: p.clone() });
         }
         let grant = Grant {

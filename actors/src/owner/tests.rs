@@ -21,7 +21,7 @@ use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, flag, low};
 use nkv_store::object::{Holders, producer_fields, ready, reserved, writing};
-use nkv_store::{AnonMemory, KeyHasher};
+use nkv_store::{AnonMemory, Key, KeyHasher};
 use nkv_transport::grants::Grants;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -66,7 +66,7 @@ impl Bench {
         };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory, &config).unwrap();
-        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap, Arc::default()));
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
         let durable = OwnerDurable {
@@ -421,7 +421,7 @@ async fn model_lateempty_i17_a_claim_in_its_log_is_something_placed_on_a_rank() 
 async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
     let mut bench = Bench::with_log(64 << 10).await;
     // As if it had been evicted, and the report of that had been lost with the actor.
-    bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec().into()));
+    bench.tables.lock().keys.insert(1, (1, Key::new(b"evicted").unwrap()));
     bench.tables.lock().log_reported.insert(2, 1);
     let _ = bench.owner.call(Crash, LIMIT).await;
     let mut retired = bench

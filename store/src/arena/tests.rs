@@ -27,9 +27,10 @@ fn sizes_are_rounded_up_to_eight_bins_per_power_of_two() {
     }
 }
 
-/// The allocator's bin for `units`.
+/// The smallest bin of at least `units`: those below 16, and each multiple of 8 to 15.
 fn min_size(units: u32) -> u32 {
-    offset_allocator::ext::min_allocator_size(units)
+    let bins = (0..32).flat_map(|doubled| (1..16).map(move |n: u64| n << doubled));
+    bins.filter(|bin| *bin >= u64::from(units)).min().unwrap() as u32
 }
 
 #[test]
@@ -249,35 +250,53 @@ fn random_eviction_keeps_nine_tenths_of_the_arena_in_use() {
 
 #[test]
 fn what_an_arena_claims_to_hold_costs_nothing_before_it_is_used() {
-    // 8 TiB, an extent for each of its units: their nodes would take 128 GiB.
+    // 8 TiB, an extent for each of its units.
     let units = 1 << 31;
     let mut a = Arena::new(region(units), units as u32);
-    let (nodes, most) = (a.allocator.storage_report().total_free_space, units as u32);
-    assert_eq!((nodes, a.room, a.max_extents), (most, FIRST_EXTENTS, most));
     let one = a.alloc(1).unwrap();
-    let again = Arena::rebuild(region(units), units as u32, &[one]).unwrap();
-    assert_eq!((again.room, again.used_bytes()), (FIRST_EXTENTS, PAYLOAD_ALIGN));
+    assert!(a.free.bytes_of_bits() < 1024);
+    let last = Extent { offset: BASE + (units - 1) * PAYLOAD_ALIGN, len: PAYLOAD_ALIGN };
+    let mut again = Arena::rebuild(region(units), units as u32, &[last, one]).unwrap();
+    assert_eq!(again.used_bytes(), 2 * PAYLOAD_ALIGN);
+    assert!(again.free.bytes_of_bits() < 8 << 20);
+    again.free(last).unwrap();
 }
 
 #[test]
-fn an_arena_grows_with_its_extents_and_keeps_them_where_they_are() {
-    let n = 4 * 16;
-    let mut a = Arena::with_room(region(4096), 4096, 16);
-    let sizes = |i: u64| (1 + i % 5) * PAYLOAD_ALIGN;
-    let mut extents: Vec<Extent> = (0..n).map(|i| a.alloc(sizes(i)).unwrap()).collect();
-    assert!(a.room >= n as u32);
-    // With free ranges of several sizes between them, it grows once more.
-    let gone: Vec<Extent> = extents.iter().copied().step_by(3).collect();
-    extents.retain(|e| !gone.contains(e));
-    gone.into_iter().for_each(|e| a.free(e).unwrap());
-    let before = a.room;
-    let more = (0..2 * u64::from(before)).map(|_| a.alloc(PAYLOAD_ALIGN).unwrap());
-    extents.extend(more);
-    assert!(a.room > before);
-    let mut sorted = extents.clone();
-    sorted.sort_unstable_by_key(|e| e.offset);
-    assert!(sorted.windows(2).all(|w| w[0].end() <= w[1].offset), "two extents overlap");
-    assert_eq!(a.used_bytes(), extents.iter().map(|e| e.len).sum::<u64>());
-    extents.into_iter().for_each(|e| a.free(e).unwrap());
-    assert_eq!((a.used_bytes(), a.extents()), (0, 0));
+fn what_spans_two_extents_or_a_part_of_one_is_not_freed() {
+    let mut a = arena(16);
+    let all: Vec<Extent> = (0..4).map(|_| a.alloc(2 * PAYLOAD_ALIGN).unwrap()).collect();
+    a.free(all[1]).unwrap();
+    let joined = |from: usize, to: usize| Extent {
+        offset: all[from].offset,
+        len: all[to].end() - all[from].offset,
+    };
+    let part = |first: u64| Extent { offset: all[2].offset + first, len: PAYLOAD_ALIGN };
+    for wrong in [joined(2, 3), joined(0, 1), joined(0, 2), part(0), part(PAYLOAD_ALIGN)] {
+        assert!(a.free(wrong).is_err(), "{wrong:?}");
+    }
+    for right in [0, 2, 3] {
+        a.free(all[right]).unwrap();
+    }
+    assert_eq!((a.used_bytes(), a.largest_hole()), (0, a.capacity()));
+}
+
+#[test]
+fn extents_take_a_bit_each() {
+    let n = 100_000;
+    let mut a = arena(n);
+    (0..n).for_each(|_| assert!(a.alloc(1).is_ok()));
+    assert_eq!((u64::from(a.extents()), a.free_bytes()), (n, 0));
+    assert!(a.free.bytes_of_bits() < n as usize / 4);
+}
+
+#[test]
+fn an_object_takes_the_shortest_range_in_which_it_fits() {
+    let mut a = arena(100);
+    let all: Vec<Extent> = [8, 1, 4, 1, 2, 1].map(|n| a.alloc(n * PAYLOAD_ALIGN).unwrap()).into();
+    let holes = [all[0], all[2], all[4]];
+    holes.iter().for_each(|hole| a.free(*hole).unwrap());
+    for (n, hole) in [(2, 2), (3, 1), (5, 0)] {
+        assert_eq!(a.alloc(n * PAYLOAD_ALIGN).unwrap().offset, holes[hole].offset);
+    }
 }

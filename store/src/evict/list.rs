@@ -3,20 +3,29 @@
 
 /// No slot: the ends of the list.
 const NONE: u32 = u32::MAX;
+/// As the older neighbour: the node is not in the list. Not a slot either: those are below 2^31.
+const UNHELD: u32 = u32::MAX - 1;
 
 /// The two ends of the list, and the two neighbours of a node: index of an array of two.
 const OLDEST: usize = 0;
 const NEWEST: usize = 1;
 
+/// Packed: there is one for each slot, and 4 of 24 bytes would be padding.
 #[derive(Debug, Clone, Copy)]
+#[repr(C, packed(4))]
 struct Node {
     beside: [u32; 2],
     epoch: u32,
-    held: bool,
     bytes: u64,
 }
 
-const EMPTY: Node = Node { beside: [NONE; 2], epoch: 0, held: false, bytes: 0 };
+const EMPTY: Node = Node { beside: [UNHELD; 2], epoch: 0, bytes: 0 };
+
+impl Node {
+    fn is_held(&self) -> bool {
+        self.beside[OLDEST] != UNHELD
+    }
+}
 
 /// Objects from oldest to newest. The array grows up to the highest slot ever held, below `slots`.
 #[derive(Debug)]
@@ -86,7 +95,7 @@ impl SlotList {
 
     /// The epoch held of a slot.
     pub(super) fn epoch_of(&self, slot: u32) -> Option<u32> {
-        self.nodes.get(slot as usize).filter(|n| n.held).map(|n| n.epoch)
+        self.nodes.get(slot as usize).filter(|n| n.is_held()).map(|n| n.epoch)
     }
 
     fn holds(&self, slot: u32, epoch: u32) -> bool {
@@ -111,7 +120,6 @@ impl SlotList {
         let node = &mut self.nodes[slot as usize];
         node.beside[end] = NONE;
         node.beside[1 - end] = last;
-        node.held = true;
         self.bytes += node.bytes;
         self.len += 1;
         match self.nodes.get_mut(last as usize) {
@@ -128,8 +136,18 @@ impl SlotList {
                 None => self.ends[end] = beside[1 - end],
             }
         }
-        self.nodes[slot as usize].held = false;
+        self.nodes[slot as usize].beside[OLDEST] = UNHELD;
         self.bytes -= bytes;
         self.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Node;
+
+    #[test]
+    fn a_node_takes_20_bytes() {
+        assert_eq!(size_of::<Node>(), 20);
     }
 }

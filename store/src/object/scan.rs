@@ -4,8 +4,8 @@
 
 use super::read_header;
 use super::slots::Slots;
-use super::transition::{PackedExtent, Slot, State};
-use crate::arena::{Arena, Extent};
+use super::transition::{Slot, State};
+use crate::arena::{Arena, Extent, PackedExtent};
 use crate::heap::Heap;
 use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
 use std::collections::HashMap;

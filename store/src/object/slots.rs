@@ -3,10 +3,10 @@
 //! operation is O(1); the table takes 16 bytes a slot.
 
 use super::holders::{Holders, Pinned};
-use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
+use super::transition::{Decision, Event, Slot, State, decide, refusal};
 use super::usage::{Usage, count};
 use super::{key_of, read_header, ready};
-use crate::arena::Extent;
+use crate::arena::{Extent, PackedExtent};
 use crate::arming::arm;
 use crate::error::StoreError;
 use crate::heap::{FIRST_EPOCH, Heap};

@@ -1,43 +1,8 @@
 //! The states of a slot as its owner sees them, and all transitions in one match. It only decides;
 //! the slot table applies.
 
-use crate::arena::Extent;
+use crate::arena::PackedExtent;
 use crate::error::StoreError;
-use crate::layout::{PAYLOAD_ALIGN, Region};
-
-/// An extent in 4 KiB units of the arena; half the size of an [`Extent`], since there is one per
-/// slot. 0 units: the extent is unknown (after a scan), only the allocator has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PackedExtent {
-    first: u32,
-    units: u32,
-}
-
-impl PackedExtent {
-    pub(super) const UNKNOWN: PackedExtent = PackedExtent { first: 0, units: 0 };
-
-    pub(super) fn of(extent: Extent, arena: &Region) -> Option<PackedExtent> {
-        if !extent.within(arena) {
-            return None;
-        }
-        let first = u32::try_from((extent.offset - arena.offset) / PAYLOAD_ALIGN).ok()?;
-        let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok()?;
-        Some(PackedExtent { first, units })
-    }
-
-    pub(super) fn bytes(self) -> u64 {
-        u64::from(self.units) * PAYLOAD_ALIGN
-    }
-
-    /// Length 0 at offset 0 if unknown.
-    pub(super) fn extent(self, arena: &Region) -> Extent {
-        if self.units == 0 {
-            return Extent { offset: 0, len: 0 };
-        }
-        let offset = arena.offset + u64::from(self.first) * PAYLOAD_ALIGN;
-        Extent { offset, len: self.bytes() }
-    }
-}
 
 /// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 use super::read_header;
 use super::scan::claimed;
 use super::slots::Slots;
-use super::transition::{Event, PackedExtent, State};
-use crate::arena::Extent;
+use super::transition::{Event, State};
+use crate::arena::{Extent, PackedExtent};
 use crate::error::StoreError;
 use crate::layout::{epoch_of, low, state};
 

@@ -129,6 +129,7 @@ impl Bench {
                 call_timeout_ms: 500,
             },
             hasher: HASHER,
+            key_pool: Arc::default(),
             members: members.clone(),
             next_plan: Arc::new(AtomicU64::new(1)),
             boot_id: nkv_store::boot_id(),

@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::actor::{Context, Message, On, Reply};
 use crate::master::Master;
-use crate::master::objects::Replica;
+use crate::master::entry::Replica;
 use crate::message::{
     KeyBytes, MasterToOwner, ObjectDesc, OwnerToMaster, Request, Response, SegmentId, SlotRef,
 };
@@ -24,14 +24,11 @@ impl Message for AddReplica {
 impl On<AddReplica> for Master {
     fn on(&mut self, m: AddReplica, reply: Reply<()>, _: &mut Context<'_, Self>) {
         let id = self.id_of(&m.key);
+        let number = self.objects.number(&id).expect("the entry of a key that was put");
         if let Some(allocator) = self.allocators.get_mut(&m.replica.segment_id) {
-            allocator.name_logged(m.replica.at.slot, m.replica.at.epoch, id);
+            allocator.list(m.replica.at.slot, m.replica.at.epoch, number);
         }
-        let entry = self.objects.get_mut(&id).expect("the entry of a key that was put");
-        entry.others.push(m.replica);
-        if m.first {
-            std::mem::swap(&mut entry.replica, &mut entry.others[0]);
-        }
+        self.objects.get_mut(&id).expect("it is there").add(m.replica, m.first);
         reply.send(());
     }
 }
@@ -42,7 +39,6 @@ fn replica_at(rank: &Rank, slot: u32) -> Replica {
     Replica {
         segment_id: SegmentId { rank: rank.info.rank, segment: 0 },
         at,
-        header_off: rank.info.layout.header_off(slot),
         object: ObjectDesc { extent, bytes_total: UNIT, page_bytes: 4096 },
     }
 }
@@ -120,8 +116,7 @@ async fn a_read_that_finds_the_first_replica_gone_takes_the_second() {
     let there = cluster.node(2).info();
     let at = SlotRef { incarnation: there.incarnation, slot: there.layout.log_slots, epoch: 9 };
     let object = ObjectDesc::at(there.layout.arena.offset, 5, 4096);
-    let (segment_id, header_off) = (there.id(), there.layout.header_off(at.slot));
-    let replica = Replica { segment_id, at, header_off, object };
+    let replica = Replica { segment_id: there.id(), at, object };
     let add = AddReplica { key: KeyBytes::from(&key[..]), replica, first: true };
     cluster.node(0).master().unwrap().call(add, LIMIT).await.unwrap();
     let config = ClientConfig { job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
