@@ -315,7 +315,7 @@ impl Master {
                 reply.send(self.match_prefix(&keys, &HashMap::new()));
             }
             Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
-            Request::AwaitReady(asked) => self.await_ready(asked, &HashMap::new(), reply),
+            Request::AwaitReady(asked) => self.await_ready(asked, reply),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),

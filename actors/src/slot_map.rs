@@ -5,6 +5,10 @@
 /// Slots of a chunk. In a log an object of many units has one slot of as many: it should not pay
 /// for a long chunk.
 const CHUNK: usize = 32;
+/// Chunks of a group: what a rank claims to have as its last slot costs no more than one of them.
+const GROUP: usize = 1024;
+
+type Group<T> = Box<[Option<Box<Chunk<T>>>]>;
 
 #[derive(Debug)]
 struct Chunk<T> {
@@ -16,17 +20,24 @@ struct Chunk<T> {
 #[derive(Debug)]
 pub(crate) struct SlotMap<T> {
     slots: u32,
-    chunks: Vec<Option<Box<Chunk<T>>>>,
+    groups: Vec<Option<Group<T>>>,
+}
+
+/// Group of a slot, its chunk there, and its cell in that.
+fn parts(slot: u32) -> (usize, usize, usize) {
+    let (chunk, cell) = (slot as usize / CHUNK, slot as usize % CHUNK);
+    (chunk / GROUP, chunk % GROUP, cell)
 }
 
 impl<T> SlotMap<T> {
     /// For slots below `slots`.
     pub(crate) fn new(slots: u32) -> Self {
-        Self { slots, chunks: Vec::new() }
+        Self { slots, groups: Vec::new() }
     }
 
     fn chunk(&self, slot: u32) -> Option<&Chunk<T>> {
-        self.chunks.get(slot as usize / CHUNK)?.as_deref()
+        let (group, chunk, _) = parts(slot);
+        self.groups.get(group)?.as_ref()?[chunk].as_deref()
     }
 
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
@@ -42,19 +53,21 @@ impl<T> SlotMap<T> {
         if slot >= self.slots {
             return;
         }
-        let (chunk, cell) = (slot as usize / CHUNK, slot as usize % CHUNK);
-        if chunk >= self.chunks.len() {
-            self.chunks.resize_with(chunk + 1, || None);
+        let (group, chunk, cell) = parts(slot);
+        if group >= self.groups.len() {
+            self.groups.resize_with(group + 1, || None);
         }
+        let group = self.groups[group].get_or_insert_with(|| (0..GROUP).map(|_| None).collect());
         let empty = || Box::new(Chunk { held: 0, cells: [const { None }; CHUNK] });
-        let chunk = self.chunks[chunk].get_or_insert_with(empty);
+        let chunk = group[chunk].get_or_insert_with(empty);
         chunk.held += u32::from(chunk.cells[cell].replace(value).is_none());
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
-        let at = self.chunks.get_mut(slot as usize / CHUNK)?;
+        let (group, chunk, cell) = parts(slot);
+        let at = &mut self.groups.get_mut(group)?.as_mut()?[chunk];
         let chunk = at.as_deref_mut()?;
-        let value = chunk.cells[slot as usize % CHUNK].take()?;
+        let value = chunk.cells[cell].take()?;
         chunk.held -= 1;
         if chunk.held == 0 {
             *at = None;
@@ -69,8 +82,12 @@ impl<T> SlotMap<T> {
 
     /// In the order of the slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let chunks = self.chunks.iter().enumerate();
-        let chunks = chunks.filter_map(|(n, chunk)| Some((n, chunk.as_deref()?)));
+        let groups = self.groups.iter().enumerate();
+        let groups = groups.filter_map(|(n, group)| Some((n * GROUP, group.as_ref()?)));
+        let chunks = groups.flat_map(|(first, group)| {
+            let chunks = group.iter().enumerate();
+            chunks.filter_map(move |(n, chunk)| Some((first + n, chunk.as_deref()?)))
+        });
         chunks.flat_map(|(n, chunk)| {
             let cells = chunk.cells.iter().enumerate();
             cells.filter_map(move |(i, cell)| Some(((n * CHUNK + i) as u32, cell.as_ref()?)))
@@ -85,6 +102,14 @@ mod tests {
     use proptest::prelude::*;
 
     const SLOTS: u32 = 4 * CHUNK as u32 + 3;
+
+    #[test]
+    fn i19_the_last_slot_of_the_longest_segment_takes_little_memory() {
+        let mut map = SlotMap::new(u32::MAX);
+        map.insert(u32::MAX - 1, 7);
+        assert_eq!((map.get(u32::MAX - 1), map.groups.len()), (Some(&7), 1 << 17));
+        assert_eq!(map.iter().collect::<Vec<_>>(), [(u32::MAX - 1, &7)]);
+    }
 
     proptest! {
         #[test]
@@ -114,7 +139,7 @@ mod tests {
             let mut all: Vec<_> = model.iter().map(|(slot, value)| (*slot, value)).collect();
             all.sort_unstable();
             prop_assert_eq!(map.iter().collect::<Vec<_>>(), all);
-            let chunks = map.chunks.iter().flatten().count();
+            let chunks = map.groups.iter().flatten().flat_map(|group| group.iter()).flatten().count();
             let used = model.keys().map(|slot| slot / CHUNK as u32);
             let used: std::collections::BTreeSet<_> = used.collect();
             prop_assert_eq!(chunks, used.len(), "an empty chunk is given back");

@@ -9,6 +9,7 @@ use nkv_actors::actor::Crash;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, Result, TransportChoice};
 use nkv_pace::HANGS;
 use nkv_store::threads::spawn_named;
+use std::task::Poll;
 use std::time::Duration;
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -138,6 +139,51 @@ async fn layers_come_in_the_order_in_which_they_are_written_and_a_batch_when_all
         }
     }
     cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_whose_read_was_given_up_is_returned_by_the_next_call() {
+    let cluster = started("ready-given-up").await;
+    let writer = client_by(&cluster, TransportChoice::Shm).await;
+    for (n, reader) in readers(&cluster).await.into_iter().enumerate() {
+        let keys = ["x", "y", "z"].map(|key| format!("{n}{key}").into_bytes());
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let mut ready = reader.when_ready(&names, HANGS).unwrap();
+        for key in &names {
+            writer.put(key, key, &logged(1)).await.unwrap();
+        }
+        let mut all = Vec::new();
+        while all.len() < names.len() {
+            // Polled a different number of times before it is dropped.
+            let mut polls = 0;
+            let next = polled(ready.next(), all.len() * 3 + n, &mut polls).await;
+            if let Some(Some((which, bytes))) = next {
+                assert_eq!(bytes.unwrap(), *names[which]);
+                all.push(which);
+            } else if let Some((which, bytes)) = ready.next().await {
+                assert_eq!(bytes.unwrap(), *names[which]);
+                all.push(which);
+            }
+        }
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2]);
+        assert!(ready.next().await.is_none());
+    }
+    cluster.stop().await;
+}
+
+/// Polls a future so many times; None if it has not ended by then.
+async fn polled<T>(work: impl Future<Output = T>, most: usize, polls: &mut usize) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|cx| {
+        *polls += 1;
+        match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if *polls > most => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

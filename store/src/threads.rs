@@ -1,6 +1,7 @@
 //! The one place that starts operating-system threads, so that every thread has a name.
 
 use crate::error::StoreError;
+use std::num::NonZeroU64;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -15,15 +16,16 @@ pub fn spawn_named<T: Send + 'static>(
 /// From now on the calling thread's sleeps end within a microsecond of their time, where the kernel
 /// otherwise adds 50 to wake fewer threads. Where it refuses they are longer, and no less correct.
 pub fn short_sleeps() {
-    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1_000));
 }
 
 /// Sleeps for so short a time, which else the kernel prolongs by 50 microseconds.
 pub fn sleep_shortly(pause: std::time::Duration) {
+    let before = rustix::thread::current_timer_slack();
     short_sleeps();
     std::thread::sleep(pause);
-    // Back to the thread's default.
-    let _ = rustix::thread::set_current_timer_slack(None);
+    // The thread is the caller's.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(before.unwrap_or(0)));
 }
 
 fn named(name: &str) -> Builder {

@@ -74,7 +74,7 @@ impl Worker {
     async fn call(&mut self) {
         match self
             .dice
-            .weighted(&[260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 2])
+            .weighted(&[260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 30, 15, 2])
         {
             0 => self.put().await,
             1 => self.put_many().await,
@@ -92,6 +92,8 @@ impl Worker {
             13 => self.evict().await,
             14 => self.list().await,
             15 => self.check_stats().await,
+            16 => self.get_when_ready().await,
+            17 => self.get_many_when_ready().await,
             _ => self.mount_or_unmount().await,
         }
     }

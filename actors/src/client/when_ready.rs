@@ -3,12 +3,11 @@
 //! request at the master, which is answered when something has changed. Neither polls the other.
 
 mod waits;
+mod watching;
 
-use super::find::{meta_of, moves_on, shown};
+use super::find::{moves_on, shown};
 use super::read::Miss;
 use super::{Client, check_keys, filled, key_bytes};
-use crate::client::PutOptions;
-use crate::environment::Platform;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
     AwaitReady, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, Readiness, Request, Response,
@@ -16,45 +15,31 @@ use crate::message::{
 };
 use crate::race::race;
 use bytes::Bytes;
-use nkv_store::key::key_hash;
+use nkv_store::KeyId;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use waits::Answer;
 pub(super) use waits::Waits;
+use watching::CHECKS_PER_YIELD;
 
-/// How long a thread watches words without a pause, while it lets others run; and its pauses after
-/// that: a part of the time that it has waited, within these bounds. A task pauses for a
-/// millisecond at least.
-const SPIN: Duration = Duration::from_millis(1);
-const SHORTEST_REST: Duration = Duration::from_micros(20);
-const LONGEST_REST: Duration = Duration::from_micros(500);
-const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
-const LONGEST_SLEEP: Duration = Duration::from_millis(5);
-const SHARE_OF_WAIT: u32 = 32;
-/// How often a caller that maps nothing checks whether it does now.
-const NOTHING_MAPPED: Duration = Duration::from_millis(100);
 /// Pause after a request that failed, before it is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Checks of a thread that spins before it lets others run and serves its connection.
-const CHECKS_PER_YIELD: usize = 8;
-/// Keys that are searched in mapped memory at a time.
-const KEYS_PER_CHECK: usize = 128;
+/// How long the master waits for an answer of owners at least.
+const LEAST_WAIT_MS: u64 = 30;
+
+/// Where a key can be read, and what led there.
+type Found = (ObjMeta, Via);
 
 /// What is known about a key.
 #[derive(Debug)]
 struct Awaited {
     key: Box<[u8]>,
+    id: KeyId,
     /// Where it was found and then could not be read.
     gone: SmallVec<[SlotRef; 1]>,
     /// Where a plan writes it, in mapped memory.
     writing: Option<ObjMeta>,
-}
-
-impl Awaited {
-    fn of(key: &[u8]) -> Self {
-        Self { key: key.into(), gone: SmallVec::new(), writing: None }
-    }
 }
 
 /// Keys in the order in which they become readable. Made by [`Client::when_ready`].
@@ -63,7 +48,7 @@ pub struct WhenReady {
     keys: Vec<Awaited>,
     // Which of them are not READY yet.
     pending: BTreeSet<usize>,
-    found: VecDeque<(usize, Result<ObjMeta>)>,
+    found: VecDeque<(usize, Result<Found>)>,
     // The request at the master, and the keys in it.
     asked: Option<(Vec<usize>, Answer)>,
     // Whether the master has answered once: without any time, too.
@@ -77,6 +62,8 @@ pub struct WhenReady {
     waits_from_ns: u64,
     limit: Duration,
     until_ns: u64,
+    // Whether it was tried to attach to the owners that the keys' hashes lead to.
+    attached: bool,
 }
 
 impl std::fmt::Debug for WhenReady {
@@ -152,7 +139,7 @@ impl Client {
             let mut wanted = BTreeMap::new();
             for (n, located) in located {
                 match located {
-                    Ok(meta) => drop(wanted.insert(open[n], (n, meta))),
+                    Ok(found) => drop(wanted.insert(open[n], (n, found))),
                     Err(e) => done[open[n]] = Some(Err(e)),
                 }
             }
@@ -160,10 +147,10 @@ impl Client {
                 .iter_mut()
                 .enumerate()
                 .filter_map(|(i, (_, dst))| Some((&wanted.get(&i)?.1, &mut **dst)))
-                .map(|(meta, dst)| ((meta, Via::Master), dst))
+                .map(|((meta, via), dst)| ((meta, *via), dst))
                 .collect();
             let read = self.read_all(&mut reads).await;
-            for ((i, (n, meta)), read) in wanted.iter().zip(read) {
+            for ((i, (n, (meta, _))), read) in wanted.iter().zip(read) {
                 let read = read.map_err(|miss| when.missed(*n, meta.at, miss));
                 done[*i] = match read {
                     Ok(n) => Some(Ok(n)),
@@ -199,11 +186,15 @@ impl Client {
             let text = format!("{} keys to wait for; at most {MAX_BATCH} at once", keys.len());
             return Err(Error::invalid(text));
         }
+        let awaited = |key: &[u8]| {
+            let id = self.shared.keys.now().id(key);
+            Awaited { key: key.into(), id, gone: SmallVec::new(), writing: None }
+        };
         let now_ns = self.shared.env.clock.now_ns();
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         Ok(WhenReady {
             client: self.clone(),
-            keys: keys.iter().map(|key| Awaited::of(key)).collect(),
+            keys: keys.iter().map(|key| awaited(key)).collect(),
             pending: (0..keys.len()).collect(),
             found: VecDeque::new(),
             asked: None,
@@ -214,28 +205,33 @@ impl Client {
             waits_from_ns: now_ns,
             limit,
             until_ns: now_ns.saturating_add(limit_ns),
+            attached: false,
         })
     }
 }
 
 impl WhenReady {
     /// The next key that is READY, as its number among the keys, with its bytes; or one that failed
-    /// as [`Client::get_when_ready`] does. None once all have been returned.
+    /// as [`Client::get_when_ready`] does. None once all have been returned. If this call is
+    /// dropped, the next one returns what it would have returned.
     pub async fn next(&mut self) -> Option<(usize, Result<Bytes>)> {
         loop {
-            let (n, located) = self.next_location().await?;
-            let meta = match located {
-                Ok(meta) => meta,
-                Err(e) => return Some((n, Err(e))),
+            self.wait().await;
+            let (n, located) = self.found.front()?.clone();
+            let read = match &located {
+                Ok((meta, via)) => Some((meta.at, self.client.read_whole(meta, *via).await)),
+                Err(_) => None,
             };
-            match self.client.read_whole(&meta, Via::Master).await {
-                Ok(bytes) => return Some((n, Ok(bytes))),
-                Err(miss) => {
-                    if let Some(e) = self.missed(n, meta.at, miss) {
-                        return Some((n, Err(e)));
-                    }
-                }
-            }
+            self.found.pop_front();
+            let done = match (located, read) {
+                (_, Some((_, Ok(bytes)))) => Ok(bytes),
+                (_, Some((at, Err(miss)))) => match self.missed(n, at, miss) {
+                    Some(e) => Err(e),
+                    None => continue,
+                },
+                (located, None) => located.map(|_| Bytes::new()),
+            };
+            return Some((n, done));
         }
     }
 
@@ -243,11 +239,11 @@ impl WhenReady {
     /// [`Client::read_into`].
     pub async fn next_location(&mut self) -> Option<(usize, Result<ObjMeta>)> {
         self.wait().await;
-        self.found.pop_front()
+        self.found.pop_front().map(|(n, located)| (n, located.map(|(meta, _)| meta)))
     }
 
     /// All keys of which something is known, once there is one; None at the end.
-    async fn next_locations(&mut self) -> Option<Vec<(usize, Result<ObjMeta>)>> {
+    async fn next_locations(&mut self) -> Option<Vec<(usize, Result<Found>)>> {
         self.wait().await;
         let found: Vec<_> = self.found.drain(..).collect();
         (!found.is_empty()).then_some(found)
@@ -256,7 +252,7 @@ impl WhenReady {
     /// An object could not be read where it was found: its key is awaited again, unless this is an
     /// error that stays.
     fn missed(&mut self, n: usize, at: SlotRef, miss: Miss) -> Option<Error> {
-        let Awaited { key, gone, writing } = &mut self.keys[n];
+        let Awaited { key, gone, writing, .. } = &mut self.keys[n];
         match miss {
             Miss::Fatal(e) if e.kind() != ErrorKind::NotReady => return Some(e.about(key)),
             Miss::Changed if gone.len() >= MAX_PLACES => return Some(moves_on(key).about(key)),
@@ -275,7 +271,6 @@ impl WhenReady {
         if std::mem::take(&mut self.pauses) {
             tokio::time::sleep(RETRY_PAUSE).await;
         }
-        let mut attached = false;
         while self.found.is_empty() && !self.pending.is_empty() {
             if let Err(e) = self.client.check_usable() {
                 return self.fail_all(|_| e.clone());
@@ -290,44 +285,12 @@ impl WhenReady {
             if self.now_ns() >= self.until_ns && self.has_asked {
                 return self.time_is_over();
             }
-            if !attached {
-                // So that the next check can see what is put where the keys' hashes lead.
-                let pending = self.pending.iter();
-                let hashes: Vec<u64> = pending.map(|n| key_hash(&self.keys[*n].key)).collect();
-                self.client.attach_log_owners(&hashes, &PutOptions::default()).await;
-                attached = true;
+            if !std::mem::replace(&mut self.attached, true) {
+                self.attach().await;
             }
             match self.woken().await {
                 Woken::Answered(answer) => self.answered(answer).await,
                 Woken::Pause => {}
-            }
-        }
-    }
-
-    /// Searches for keys in mapped memory.
-    fn check_words(&mut self) {
-        let shared = &self.client.shared;
-        if shared.peers.mapped().is_empty() {
-            return;
-        }
-        let later = self.pending.range(self.check_from..);
-        let all = later.chain(self.pending.range(..self.check_from));
-        let checked: Vec<usize> = all.take(KEYS_PER_CHECK).copied().collect();
-        self.check_from = checked.last().map_or(0, |n| n + 1);
-        let ids = self.client.ids_of(checked.iter().map(|n| &*self.keys[*n].key));
-        let by_index = self.client.find_mapped(&ids);
-        for ((n, id), hit) in checked.into_iter().zip(ids).zip(by_index) {
-            let Awaited { gone, writing, .. } = &self.keys[n];
-            let written = || {
-                let meta = writing.as_ref()?;
-                let peer = shared.peers.get(meta.at.incarnation)?;
-                let hit = peer.reader.as_ref()?.read_slot(meta.at.slot, id)?;
-                (hit.epoch() == meta.at.epoch).then_some((peer, hit))
-            };
-            let found = hit.or_else(written).map(|(peer, hit)| meta_of(&peer, id, &hit));
-            if let Some(meta) = found.filter(|meta| !gone.contains(&meta.at)) {
-                self.pending.remove(&n);
-                self.found.push_back((n, Ok(meta)));
             }
         }
     }
@@ -353,7 +316,8 @@ impl WhenReady {
         let pending = || self.pending.iter().map(|n| &self.keys[*n]);
         let keys: Vec<&[u8]> = pending().map(|p| &*p.key).collect();
         let left_ms = self.until_ns.saturating_sub(self.now_ns()).div_ceil(1_000_000);
-        let wait_ms = left_ms.min(MAX_AWAIT_MS);
+        // Owners are asked, too, before nothing is the answer.
+        let wait_ms = left_ms.clamp(LEAST_WAIT_MS, MAX_AWAIT_MS);
         let shared = &self.client.shared;
         let request = AwaitReady {
             keys: key_bytes(&keys),
@@ -365,40 +329,6 @@ impl WhenReady {
         let limit = Duration::from_millis(wait_ms) + self.client.limit();
         shared.messages.waited.one();
         (of, self.client.waits.ask(Request::AwaitReady(request), limit))
-    }
-
-    fn waited(&self) -> Duration {
-        Duration::from_nanos(self.now_ns().saturating_sub(self.waits_from_ns))
-    }
-
-    /// Whether the caller is a thread that may watch without a pause now.
-    fn spins(&self) -> bool {
-        let shared = &self.client.shared;
-        let may = self.client.pool.is_of_a_thread() && shared.env.platform == Platform::Threads;
-        may && self.waited() < SPIN && !shared.peers.mapped().is_empty()
-    }
-
-    /// How long to wait for the next check.
-    fn pause(&self) -> impl Future<Output = ()> + Send + use<> {
-        let shared = self.client.shared.clone();
-        let (spins, share) = (self.spins(), self.waited() / SHARE_OF_WAIT);
-        let left = Duration::from_nanos(self.until_ns.saturating_sub(self.now_ns()));
-        let is_thread = self.client.pool.is_of_a_thread();
-        async move {
-            if shared.peers.mapped().is_empty() {
-                tokio::time::sleep(left.min(NOTHING_MAPPED)).await;
-            } else if is_thread && shared.env.platform == Platform::Threads {
-                if spins {
-                    std::thread::yield_now();
-                } else {
-                    shared.env.machine.rest(share.clamp(SHORTEST_REST, LONGEST_REST));
-                }
-                // The request's connection is served meanwhile.
-                tokio::task::yield_now().await;
-            } else {
-                tokio::time::sleep(share.clamp(SHORTEST_SLEEP, LONGEST_SLEEP)).await;
-            }
-        }
     }
 
     /// Takes the master's answer.
@@ -427,11 +357,12 @@ impl WhenReady {
             if !self.pending.contains(n) {
                 continue;
             }
-            let Awaited { key, gone, writing } = &mut self.keys[*n];
+            let Awaited { key, gone, writing, .. } = &mut self.keys[*n];
             let decided = match of_key {
                 Readiness::Ready(places) => {
                     let new = places.into_iter().find(|meta| !gone.contains(&meta.at));
-                    new.inspect(|meta| self.client.shared.locations.keep(key, meta)).map(Ok)
+                    new.inspect(|meta| self.client.shared.locations.keep(key, meta))
+                        .map(|meta| Ok((meta, Via::Master)))
                 }
                 Readiness::Writing(meta) => {
                     *writing = Some(meta);
@@ -450,10 +381,11 @@ impl WhenReady {
         let (ms, failed) = (self.limit.as_millis(), self.failed.take());
         let why = failed.map(|e| format!("; the last thing that went wrong: {}", e.message()));
         let why = why.unwrap_or_default();
-        self.fail_all(|Awaited { key, writing, .. }| {
+        self.fail_all(|Awaited { key, writing, gone, .. }| {
             let state = match writing {
                 Some(meta) => format!("it is being written to rank {}", meta.rank),
-                None => "no object was seen".to_string(),
+                None if gone.is_empty() => "no readable object was seen".to_string(),
+                None => format!("it was seen and gone again {} times", gone.len()),
             };
             Error::timeout(format!("key {} was not READY within {ms} ms: {state}{why}", shown(key)))
         });
@@ -473,8 +405,11 @@ impl WhenReady {
 
 impl Drop for WhenReady {
     fn drop(&mut self) {
-        if let Some((_, answer)) = self.asked.take() {
-            self.client.waits.park(answer);
+        match self.asked.take() {
+            // A forked child must not touch its parent's sockets.
+            Some(asked) if !self.client.shared.made.is_here() => std::mem::forget(asked),
+            Some((_, answer)) => self.client.waits.park(answer),
+            None => {}
         }
     }
 }

@@ -1,29 +1,36 @@
 //! Callers that wait for keys: they are answered once a key is readable, or its plan has ended
 //! without. What changes an entry only notes its key; the answers are sent at the end of the
-//! message that changed it.
+//! message that changed it, or with the next tick.
 
 use super::Master;
 use super::entry::{Entry, State};
 use crate::actor::Reply;
 use crate::error::Error;
 use crate::message::{
-    AwaitReady, EndCause, KeyBytes, LogObjectEntry, ObjMeta, Readiness, Response, SegmentId,
-    SlotRef,
+    AwaitReady, EndCause, KeyBytes, LogObjectEntry, LogQuestion, MAX_BATCH, MasterToOwner,
+    Readiness, Response, SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Requests that wait for keys at a time, and keys of all of them together. Further requests fail
-/// with `NotReady`.
+/// Requests that wait for keys at a time, and what all of them together list. Further requests
+/// fail with `NotReady`.
 const MAX_CALLS: usize = 4_096;
-const MAX_KEYS: usize = 1 << 20;
+const MAX_LISTED: usize = 1 << 20;
+/// The number of questions to owners of logs about what callers wait for. Nobody waits for the
+/// answers: they come to those who wait for the keys by then.
+pub(super) const AWAITED: u64 = u64::MAX;
 
 /// A request that waits.
 struct Call {
-    asked: AwaitReady,
+    keys: Vec<KeyBytes>,
     ids: Vec<KeyId>,
+    mapped: HashSet<u64>,
+    watched: HashSet<SlotRef>,
+    gone: HashSet<SlotRef>,
+    listed: usize,
     until_ms: u64,
     reply: Reply<Response>,
 }
@@ -34,21 +41,26 @@ pub(super) struct Awaiting {
     calls: BTreeMap<u64, Call>,
     // Who waits for a key: the number of the call, and which of its keys it is.
     by_key: HashMap<KeyId, SmallVec<[(u64, u32); 1]>>,
+    // The length of all lists of the calls.
+    listed: usize,
     next: u64,
     // Keys whose entries changed, with what is known beyond the entry.
     changed: Vec<(KeyId, Option<Readiness>)>,
 }
 
 impl Awaiting {
-    /// The key string of an awaited key.
+    /// The key string of an awaited key, if all who wait for it agree on it [I16].
     fn key(&self, id: KeyId) -> Option<&KeyBytes> {
-        let (call, index) = self.by_key.get(&id)?.first()?;
-        self.calls.get(call)?.asked.keys.get(*index as usize)
+        let of = |(call, index): &(u64, u32)| self.calls.get(call)?.keys.get(*index as usize);
+        let mut all = self.by_key.get(&id)?.iter().filter_map(of);
+        let first = all.next()?;
+        all.all(|key| **key == **first).then_some(first)
     }
 
     fn insert(&mut self, call: Call) {
         let number = self.next;
         self.next += 1;
+        self.listed += call.listed;
         for (index, id) in (0..).zip(&call.ids) {
             self.by_key.entry(*id).or_default().push((number, index));
         }
@@ -57,6 +69,7 @@ impl Awaiting {
 
     fn remove(&mut self, number: u64) -> Option<Call> {
         let call = self.calls.remove(&number)?;
+        self.listed -= call.listed;
         for id in &call.ids {
             if let Some(waiting) = self.by_key.get_mut(id) {
                 waiting.retain(|(waits, _)| *waits != number);
@@ -71,6 +84,11 @@ impl Awaiting {
     /// The entry of a key changed.
     pub(super) fn note(&mut self, id: KeyId) {
         self.note_as(id, None);
+    }
+
+    /// A segment is back: what lies there can be read again.
+    fn note_all(&mut self) {
+        self.changed.extend(self.by_key.keys().map(|id| (*id, None)));
     }
 
     fn note_as(&mut self, id: KeyId, what: Option<Readiness>) {
@@ -90,14 +108,11 @@ impl Awaiting {
         let why = match cause {
             _ if lost => format!("{whose}, to which it was being written, is gone"),
             Some(EndCause::ProducerGone) => "its producer is gone".to_string(),
-            // The owner counts the time of a plan itself.
-            Some(EndCause::Expired) | None => "its producer did not finish in time".to_string(),
             Some(EndCause::Aborted) => "its producer gave it up".to_string(),
             // It may be put again.
             Some(EndCause::Removed) => return,
-            Some(EndCause::Unknown | EndCause::TermOver) => {
-                format!("{whose} was started again, or the master was")
-            }
+            // The owner counts the time of a plan, and the master does not learn the cause.
+            _ => "its producer did not finish in time, or was cut off".to_string(),
         };
         let text = format!("key {} will not be READY: {why}; put it again", e.key);
         self.note_as(id, Some(Readiness::Ended(Error::reclaimed(text))));
@@ -105,57 +120,87 @@ impl Awaiting {
 }
 
 impl Master {
-    /// Answers a request that waits for keys now, if it can be answered, or keeps it. `besides`:
-    /// objects that logs hold under keys whose listed entry cannot be read.
-    pub(super) fn await_ready(
-        &mut self,
-        asked: AwaitReady,
-        besides: &HashMap<KeyId, ObjMeta>,
-        reply: Reply<Response>,
-    ) {
+    /// Answers a request that waits for keys now, if it can be answered. Else keeps it, and asks
+    /// the owners of logs: so what a log accepts meanwhile finds it here.
+    pub(super) fn await_ready(&mut self, asked: AwaitReady, reply: Reply<Response>) {
         if let Some(e) = asked.keys.iter().find_map(|key| Key::check(key).err()) {
             return reply.send(Response::Failed(e.into()));
         }
-        let ids: Vec<KeyId> = asked.keys.iter().map(|key| self.id_of(key)).collect();
-        let gone: HashSet<SlotRef> = asked.gone.iter().copied().collect();
-        let one = |(i, id): (u32, &KeyId)| {
-            let beside = || besides.get(id).map(|meta| Readiness::Ready(vec![meta.clone()]));
-            let found = self.readiness(&asked, *id, &gone).or_else(beside)?;
-            Some((i, found))
+        let AwaitReady { keys, wait_ms, mapped, watched, gone } = asked;
+        let call = Call {
+            ids: keys.iter().map(|key| self.id_of(key)).collect(),
+            listed: keys.len() + mapped.len() + watched.len() + gone.len(),
+            mapped: mapped.into_iter().collect(),
+            watched: watched.into_iter().collect(),
+            gone: gone.into_iter().collect(),
+            until_ms: self.now_ms() + wait_ms,
+            keys,
+            reply,
         };
-        let now: Vec<_> = (0..).zip(&ids).filter_map(one).collect();
-        if !now.is_empty() || asked.wait_ms == 0 {
-            return reply.send(Response::Readiness(now));
+        let one = |i: usize| Some((i as u32, self.readiness(&call, i)?));
+        let now: Vec<_> = (0..call.keys.len()).filter_map(one).collect();
+        if !now.is_empty() || wait_ms == 0 {
+            return call.reply.send(Response::Readiness(now));
         }
         let a = &self.awaiting;
-        if a.calls.len() >= MAX_CALLS || a.by_key.len() + ids.len() > MAX_KEYS {
+        if a.calls.len() >= MAX_CALLS || a.listed + call.listed > MAX_LISTED {
             let text = format!(
-                "{} calls wait for {} keys already, of {MAX_CALLS} and {MAX_KEYS} at most",
+                "{} calls wait for keys already, with lists of {} items; at most {MAX_CALLS} and \
+                 {MAX_LISTED} may",
                 a.calls.len(),
-                a.by_key.len()
+                a.listed
             );
-            return reply.send(Response::Failed(Error::not_ready(text)));
+            return call.reply.send(Response::Failed(Error::not_ready(text)));
         }
-        let until_ms = self.now_ms() + asked.wait_ms;
-        self.awaiting.insert(Call { asked, ids, until_ms, reply });
+        self.ask_logs_about(&call, wait_ms);
+        self.awaiting.insert(call);
+    }
+
+    /// Asks the owners of logs, and those where the caller found a listed object gone.
+    fn ask_logs_about(&self, call: &Call, wait_ms: u64) {
+        let entries = call.ids.iter().filter_map(|id| self.objects.get(id));
+        let doubted = entries.flat_map(Entry::replicas).filter(|r| call.gone.contains(&r.at));
+        let doubted: HashSet<SegmentId> = doubted.map(|r| r.segment_id).collect();
+        for (segment_id, allocator) in &self.allocators {
+            let has_log = allocator.info.layout.log_slots > 0;
+            if (has_log || doubted.contains(segment_id)) && self.reachable(*segment_id) {
+                self.ask_log_about(*segment_id, &call.ids, wait_ms);
+            }
+        }
+    }
+
+    fn ask_log_about(&self, segment_id: SegmentId, keys: &[KeyId], wait_ms: u64) {
+        for keys in keys.chunks(MAX_BATCH) {
+            let question = LogQuestion::Await { keys: keys.to_vec(), wait_ms };
+            let ask = MasterToOwner::AskLog { number: AWAITED, question };
+            self.durable.members.send(segment_id, ask);
+        }
+    }
+
+    /// A segment has reported, over a new link: what callers wait for may be there, and the
+    /// question about it may have been lost with the old link.
+    pub(super) fn await_again(&mut self, segment_id: SegmentId) {
+        self.awaiting.note_all();
+        let until = self.awaiting.calls.values().map(|call| call.until_ms).max();
+        let wait_ms = until.unwrap_or(0).saturating_sub(self.now_ms());
+        let keys: Vec<KeyId> = self.awaiting.by_key.keys().copied().collect();
+        self.ask_log_about(segment_id, &keys, wait_ms);
     }
 
     /// What the entry of a key means to a caller that waits for it; none: it waits on.
-    fn readiness(
-        &self,
-        asked: &AwaitReady,
-        id: KeyId,
-        gone: &HashSet<SlotRef>,
-    ) -> Option<Readiness> {
-        let e = self.objects.get(&id)?;
-        let at = &e.at();
+    fn readiness(&self, call: &Call, index: usize) -> Option<Readiness> {
+        let e = match self.entry(&call.keys[index]) {
+            Ok(e) => e?,
+            Err(other_key) => return Some(Readiness::Ended(other_key)),
+        };
+        let at = e.at();
         match e.state() {
             State::Live if self.is_readable(e) => {
-                let there: Vec<_> = self.metas(e).filter(|m| !gone.contains(&m.at)).collect();
+                let there: Vec<_> = self.metas(e).filter(|m| !call.gone.contains(&m.at)).collect();
                 (!there.is_empty()).then_some(Readiness::Ready(there))
             }
             State::Writing(_)
-                if asked.mapped.contains(&at.incarnation) && !asked.watched.contains(at) =>
+                if call.mapped.contains(&at.incarnation) && !call.watched.contains(&at) =>
             {
                 Some(Readiness::Writing(self.meta(&e.key, &e.replica())))
             }
@@ -196,10 +241,9 @@ impl Master {
         for (id, what) in std::mem::take(&mut self.awaiting.changed) {
             let Some(waiting) = self.awaiting.by_key.get(&id) else { continue };
             for (number, index) in waiting {
-                let Some(Call { asked, .. }) = self.awaiting.calls.get(number) else { continue };
-                // Few: locations that one caller tried in vain.
-                let gone = asked.gone.iter().copied().collect();
-                if let Some(found) = self.readiness(asked, id, &gone).or_else(|| what.clone()) {
+                let Some(call) = self.awaiting.calls.get(number) else { continue };
+                let found = self.readiness(call, *index as usize).or_else(|| what.clone());
+                if let Some(found) = found {
                     answers.entry(*number).or_default().insert(*index, found);
                 }
             }
@@ -221,12 +265,5 @@ impl Master {
                 call.reply.send(Response::Readiness(Vec::new()));
             }
         }
-    }
-
-    /// The keys that callers wait for, with the longest time that one of them still waits, in ms.
-    pub(super) fn awaited_keys(&self) -> (Vec<KeyId>, u64) {
-        let until = self.awaiting.calls.values().map(|call| call.until_ms).max();
-        let wait_ms = until.unwrap_or(0).saturating_sub(self.now_ms());
-        (self.awaiting.by_key.keys().copied().collect(), wait_ms)
     }
 }

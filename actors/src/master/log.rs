@@ -5,14 +5,15 @@
 //! No put waits for any of this.
 
 use super::allocator::SegmentAllocator;
+use super::awaiting::AWAITED;
 use super::entry::{Entry, Replica, State};
 use super::matching::Round;
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    AwaitReady, KeyBytes, LogObjectEntry, LogQuestion, MAX_BATCH, MasterToOwner, MovedObject,
-    ObjMeta, Request, Response, SegmentId, SlotRef,
+    KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta, Request, Response,
+    SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -21,8 +22,6 @@ use std::sync::atomic::Ordering;
 
 /// How long owners have to answer about their logs; shorter than the limit of a call.
 const ANSWER_LIMIT_MS: u64 = 1_000;
-/// The number of questions about what callers wait for, after a new link.
-const AWAITED_AGAIN: u64 = u64::MAX;
 /// Requests that may wait for owners of logs at a time; further ones fail with `NotReady`.
 const MAX_ASKED: usize = 4096;
 
@@ -49,10 +48,9 @@ pub(super) struct Asked {
 /// The keys of a lookup; none for other requests.
 fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
     match request {
-        Request::GetLocation { keys, .. }
-        | Request::Exists(keys)
-        | Request::MatchPrefix(keys)
-        | Request::AwaitReady(AwaitReady { keys, .. }) => Some(keys),
+        Request::GetLocation { keys, .. } | Request::Exists(keys) | Request::MatchPrefix(keys) => {
+            Some(keys)
+        }
         _ => None,
     }
 }
@@ -60,9 +58,7 @@ fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
 /// Locations that the reader was sent to and where it found no valid object.
 fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
-        Request::GetLocation { gone, .. } | Request::AwaitReady(AwaitReady { gone, .. }) => {
-            gone.iter().copied().collect()
-        }
+        Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
         _ => HashSet::new(),
     }
 }
@@ -114,7 +110,8 @@ impl Master {
             .partition(|(segment_id, _)| self.reachable(*segment_id));
         // An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key
         // that only its log holds is not found, but a removal of it must not be confirmed [I6].
-        if let (Some((segment_id, _)), false) = (unreported.first_key_value(), question.is_lookup())
+        if let (Some((segment_id, _)), false) =
+            (unreported.first_key_value(), matches!(question, LogQuestion::Find(_)))
         {
             let at = self
                 .allocators
@@ -145,7 +142,7 @@ impl Master {
             let question = question.clone();
             self.durable.members.send(*segment_id, MasterToOwner::AskLog { number, question });
         }
-        if let LogQuestion::Find(keys) | LogQuestion::Await { keys, .. } = &question {
+        if let LogQuestion::Find(keys) = &question {
             about.extend(keys.iter().copied());
         }
         let (removed, taken) = (HashSet::new(), 0);
@@ -156,10 +153,8 @@ impl Master {
 
     /// Segments where a reader found the listed object gone: their owners may have retired it.
     fn doubted(&self, request: &Request) -> BTreeSet<SegmentId> {
+        let Request::GetLocation { keys, .. } = request else { return BTreeSet::new() };
         let gone = gone_slots(request);
-        let Some(keys) = looked_up(request).filter(|_| !gone.is_empty()) else {
-            return BTreeSet::new();
-        };
         let listed = keys.iter().filter_map(|k| self.entry(k).ok().flatten());
         let replicas = listed.flat_map(Entry::replicas);
         replicas.filter(|r| gone.contains(&r.at)).map(|r| r.segment_id).collect()
@@ -176,13 +171,7 @@ impl Master {
             let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
             let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
             let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
-            return match request {
-                _ if unknown.is_empty() => None,
-                Request::AwaitReady(AwaitReady { wait_ms, .. }) => {
-                    Some(LogQuestion::Await { keys: unknown, wait_ms: *wait_ms })
-                }
-                _ => Some(LogQuestion::Find(unknown)),
-            };
+            return (!unknown.is_empty()).then_some(LogQuestion::Find(unknown));
         }
         match request {
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
@@ -201,7 +190,7 @@ impl Master {
         served: Vec<LogObjectEntry>,
         (removed, taken): (Vec<KeyId>, u64),
     ) {
-        if number == AWAITED_AGAIN {
+        if number == AWAITED {
             return self.accepted(segment_id, served);
         }
         let Some(mut asked) = self.log_questions.remove(&number) else { return };
@@ -248,15 +237,8 @@ impl Master {
         }
     }
 
-    /// A segment has a new link: the question or the answer may have been lost with the old one,
-    /// and so may what callers wait for.
+    /// A segment has a new link: the question or the answer may have been lost with the old one.
     pub(super) fn ask_log_again(&self, segment_id: SegmentId) {
-        let (keys, wait_ms) = self.awaited_keys();
-        for keys in keys.chunks(MAX_BATCH) {
-            let question = LogQuestion::Await { keys: keys.to_vec(), wait_ms };
-            let again = MasterToOwner::AskLog { number: AWAITED_AGAIN, question };
-            self.durable.members.send(segment_id, again);
-        }
         for (number, asked) in &self.log_questions {
             if asked.left.contains_key(&segment_id) {
                 let (number, question) = (*number, asked.question.clone());
@@ -303,10 +285,6 @@ impl Master {
                 let answer = self.match_prefix(keys, &HashMap::new());
                 return reply.send(answer);
             }
-            // It is sent again later, as every caller that waits does.
-            Request::AwaitReady(asked) => {
-                return self.await_ready(asked.clone(), &HashMap::new(), reply);
-            }
             Request::Exists(_) => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
@@ -336,7 +314,6 @@ impl Master {
         match (self.found(&ask.request, &besides), ask.request) {
             (Some(answer), _) => reply.send(answer),
             (None, Request::Remove(keys)) => self.remove(&keys, &removed, reply),
-            (None, Request::AwaitReady(asked)) => self.await_ready(asked, &besides, reply),
             (None, request) => {
                 let ask = Ask { request, ..ask };
                 self.enter_round(Round { ask, reply, from_logs: taken });
@@ -464,6 +441,7 @@ impl Master {
                 b.forget_listed(slot, epoch);
                 b.list(at.slot, at.epoch, number);
             }
+            self.awaiting.note(to.id);
             if removing {
                 // The owner was asked to retire the original, which had ended by then.
                 self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));

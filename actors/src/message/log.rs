@@ -50,13 +50,6 @@ pub enum LogQuestion {
     RemoveAll,
 }
 
-impl LogQuestion {
-    /// Whether it changes nothing.
-    pub(crate) fn is_lookup(&self) -> bool {
-        matches!(self, Self::Find(_) | Self::Await { .. })
-    }
-}
-
 /// The key of an object that a producer put into a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyReport {

@@ -9,11 +9,14 @@ use nkv_store::device_log::LogObject;
 /// key string, up to 200 ms later.
 const MAX_AWAITED: usize = 1 << 18;
 
+/// How often keys whose time is over are forgotten.
+const EXPIRE_EVERY_NS: u64 = 100_000_000;
+
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
 pub(super) struct AwaitedKeys {
     until_ns: HashMap<KeyId, u64>,
-    // When the first of them may be forgotten.
+    // When those are forgotten next whose time is over.
     next_ns: u64,
 }
 
@@ -44,7 +47,7 @@ impl AwaitedKeys {
     pub(super) fn expire(&mut self, now_ns: u64) {
         if now_ns >= self.next_ns && !self.until_ns.is_empty() {
             self.until_ns.retain(|_, until| *until > now_ns);
-            self.next_ns = self.until_ns.values().min().copied().unwrap_or(0);
+            self.next_ns = now_ns + EXPIRE_EVERY_NS;
         }
     }
 }

@@ -28,8 +28,10 @@ const PIN_CHECK_NS: u64 = 5_000_000;
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
 
-/// How often the log is polled while callers wait for an object that it may get.
-const FAST_POLLS_PER_MS: u64 = 10;
+/// Fast polls of the log for each millisecond that a caller waits, and at most: for some 25 us each,
+/// so for a second at most. Not every wait should keep a processor of every rank awake.
+const FAST_POLLS_PER_MS: u64 = 40;
+const MAX_FAST_POLLS: u64 = 40_000;
 
 /// The master has the key string already; with it an answer might exceed the frame limit.
 fn nameless(o: LogObjectEntry) -> LogObjectEntry {
@@ -481,14 +483,16 @@ impl Owner {
 
     /// From now on, what the log accepts under these keys is sent to the master at once.
     fn await_in_log(&mut self, keys: Vec<KeyId>, wait_ms: u64) {
-        let until_ns = self.durable.clock.now_ns().saturating_add(wait_ms * 1_000_000);
+        let until_ns =
+            self.durable.clock.now_ns().saturating_add(wait_ms.saturating_mul(1_000_000));
         let absent = keys.into_iter().filter(|id| self.served_in_log(*id).is_none());
         let absent: Vec<_> = absent.collect();
         let Some(log) = &mut self.log else { return };
         absent.into_iter().for_each(|id| log.awaited.insert(id, until_ns));
         if !log.awaited.is_empty() {
             let polls = &self.durable.tables.log_signals.fast_polls;
-            polls.fetch_max(wait_ms * FAST_POLLS_PER_MS, Ordering::Relaxed);
+            let wanted = wait_ms.saturating_mul(FAST_POLLS_PER_MS).min(MAX_FAST_POLLS);
+            polls.fetch_max(wanted, Ordering::Relaxed);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The Owner against a simulated master and simulated attached processes: changes of the term, and
 //! late messages. `model_NAME` is the switch of the protocol's model that a test covers.
 
+mod awaited;
 mod closed_client;
 mod holders;
 

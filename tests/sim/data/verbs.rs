@@ -5,6 +5,7 @@ use super::{AgentEndpoint, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use crate::stack;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogLayout, LogPut};
+use nkv_store::op::through_host;
 use nkv_transport::verbs::{Append, Appended};
 use nkv_transport::{Alive, Kind, Op, TransportError, Verbs};
 use std::time::Duration;
@@ -146,14 +147,8 @@ impl SimVerbs {
             }
         }
     }
-}
 
-impl Verbs for SimVerbs {
-    fn kind(&self) -> Kind {
-        Kind::Tcp
-    }
-
-    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+    fn post_on_host(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         self.check_alive()?;
         self.check(token, ops)?;
         let sent = ops.iter().map(Sent::of).collect();
@@ -171,6 +166,16 @@ impl Verbs for SimVerbs {
             }
         }
         self.check_alive()
+    }
+}
+
+impl Verbs for SimVerbs {
+    fn kind(&self) -> Kind {
+        Kind::Tcp
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        through_host(ops, |ops| self.post_on_host(token, ops))
     }
 
     fn append(

@@ -6,6 +6,8 @@ use crate::ledger::{KnownBy, Outcome, SlotEpoch};
 use crate::stack;
 use nkv::message::{Existence, ObjMeta};
 
+/// How long a read waits for an object at most.
+const AWAITED_MS: u64 = 300;
 /// Keys in one page of a listing.
 const LISTED: u64 = 50;
 
@@ -50,6 +52,48 @@ impl Worker {
             }
             if let Ok(n) = read {
                 self.cluster.check_bytes(key, began, &buffer[..n], &from);
+            }
+        }
+    }
+
+    pub(super) async fn get_when_ready(&mut self) {
+        let (key, began) = (self.key(), self.cluster.ledger.moment());
+        let limit = self.dice.ms(0, AWAITED_MS);
+        stack::read_from();
+        let read = self.client.get_when_ready(&self.name(key), limit).await;
+        self.report("get-when-ready", key, Outcome::of(&read));
+        if let Ok(bytes) = read {
+            self.cluster.check_bytes(key, began, &bytes, &stack::read_from());
+        }
+    }
+
+    /// In buffers or, as layers, in the order in which they are READY.
+    pub(super) async fn get_many_when_ready(&mut self) {
+        let (keys, began) = (self.some_keys(6), self.cluster.ledger.moment());
+        let limit = self.dice.ms(0, AWAITED_MS);
+        stack::read_from();
+        let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
+        let mut read: Vec<(usize, nkv::Result<Vec<u8>>)> = Vec::new();
+        if self.dice.permille(500) {
+            let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
+            let Ok(mut layers) = self.client.when_ready(&names, limit) else { return };
+            while let Some((n, bytes)) = layers.next().await {
+                read.push((keys[n], bytes.map(|bytes| bytes.to_vec())));
+            }
+        } else {
+            let mut buffers = vec![vec![0; MAX_VALUE as usize]; keys.len()];
+            let pairs = names.iter().zip(&mut buffers);
+            let mut items: Vec<_> = pairs.map(|(k, b)| (&k[..], &mut b[..])).collect();
+            let lengths = self.client.get_many_when_ready_into(&mut items, limit).await;
+            let whole = |(n, bytes): (nkv::Result<usize>, Vec<u8>)| n.map(|n| bytes[..n].to_vec());
+            let whole = lengths.into_iter().zip(buffers).map(whole);
+            read.extend(keys.iter().copied().zip(whole));
+        }
+        let from = stack::read_from();
+        for (key, bytes) in read {
+            self.report("get-many-when-ready", key, Outcome::of(&bytes));
+            if let Ok(bytes) = bytes {
+                self.cluster.check_bytes(key, began, &bytes, &from);
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Callers that wait for keys.
 
-use super::bench::{Bench, LIMIT, Rank, key, plan_ref};
+use super::bench::{Bench, LIMIT, Rank, key, live, plan_ref};
 use super::log::{answers, in_log, is_asked, joins, with_log};
 use crate::ErrorKind;
 use crate::message::{
     AwaitReady, EndCause, KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, ObjMeta,
-    OwnerToMaster, Readiness, Request, Response, SlotRef,
+    OwnerToMaster, Readiness, Request, Response, SeenView, SlotRef,
 };
 use nkv_store::clock::Clock;
 use tokio::task::JoinHandle;
@@ -66,11 +66,12 @@ async fn a_caller_is_answered_when_a_plan_for_one_of_its_keys_is_committed() {
     // At once, if it is there already. If this caller did not find it there, its owner is asked.
     let at_once = bench.ask(Request::AwaitReady(awaits(&["b"]))).await;
     assert!(matches!(at_once, Response::Readiness(list) if list.len() == 1));
-    let gone = AwaitReady { gone: vec![plan.meta.at], wait_ms: 0, ..awaits(&["b"]) };
-    let doubting = bench.asks(Request::AwaitReady(gone));
-    let (number, _) = is_asked(&mut ranks[0]).await;
+    let gone = AwaitReady { gone: vec![plan.meta.at], ..awaits(&["b"]) };
+    let doubting = begun(&bench, gone).await;
+    let (number, question) = is_asked(&mut ranks[0]).await;
+    assert!(matches!(question, LogQuestion::Await { keys, .. } if keys.len() == 1));
     answers(&ranks[0], number, Vec::new()).await;
-    assert!(outcome(doubting).await.is_empty());
+    assert!(!doubting.is_finished());
 }
 
 #[tokio::test]
@@ -166,6 +167,44 @@ async fn an_owner_with_a_new_link_is_asked_about_what_is_awaited() {
     assert!(matches!(question, LogQuestion::Await { keys, .. } if keys.len() == 1));
     answers(&again, number, vec![nameless(in_log("k"))]).await;
     assert_eq!(location(&outcome(asked).await), (0, vec![again.at(3, 1)]));
+}
+
+#[tokio::test]
+async fn what_a_log_accepts_before_another_owner_has_answered_is_the_answer() {
+    let (bench, _first, mut logs) = with_log().await;
+    let asked = bench.asks(Request::AwaitReady(awaits(&["k"])));
+    is_asked(&mut logs).await;
+    // Its answer, that it has nothing, is still on its way.
+    logs.sends(OwnerToMaster::Accepted(vec![nameless(in_log("k"))])).await;
+    assert_eq!(location(&outcome(asked).await), (0, vec![logs.at(3, 1)]));
+}
+
+#[tokio::test]
+async fn a_caller_learns_that_a_rank_with_its_object_is_reachable_again() {
+    let (bench, mut ranks) = Bench::whole(2).await;
+    let plan = bench.put(1, "k", &mut ranks[1]).await;
+    let obeyed = bench.members.term();
+    let (info, rank) = (ranks[1].info.clone(), ranks.remove(1));
+    rank.hangs_up().await;
+    let asked = begun(&bench, awaits(&["k"])).await;
+    let mut again = bench.joins(info, obeyed, true, SeenView::default()).await.unwrap();
+    again.reports(vec![live(plan.meta.at.slot, plan.meta.at.epoch, "k")]).await;
+    assert_eq!(location(&outcome(asked).await), (0, vec![plan.meta.at]));
+}
+
+#[tokio::test]
+async fn i19_lists_of_waiting_callers_are_bounded_together() {
+    let (bench, ranks) = Bench::whole(1).await;
+    let many = AwaitReady { mapped: vec![1; 65_536], ..awaits(&["k"]) };
+    let mut waiting = Vec::new();
+    for _ in 0..15 {
+        waiting.push(bench.asks(Request::AwaitReady(many.clone())));
+    }
+    bench.goes_on_meanwhile().await;
+    assert!(waiting.iter().all(|asked| !asked.is_finished()));
+    let refused = bench.ask(Request::AwaitReady(many)).await;
+    assert!(matches!(refused, Response::Failed(e) if e.kind() == ErrorKind::NotReady));
+    drop(ranks);
 }
 
 #[tokio::test]

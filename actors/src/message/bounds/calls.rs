@@ -112,8 +112,9 @@ impl AwaitReady {
     fn check(&self) -> Result<usize> {
         let ms = self.wait_ms;
         ensure(ms <= MAX_AWAIT_MS, || format!("a wait of {ms} ms; at most {MAX_AWAIT_MS}"))?;
-        let tried = self.gone.len().max(self.watched.len()).div_ceil(MAX_PLACES);
-        Ok(self.keys.len().max(tried).max(self.mapped.len()))
+        let (keys, watched) = (self.keys.len(), self.watched.len());
+        ensure(watched <= keys, || format!("{watched} headers watched for {keys} keys"))?;
+        Ok(keys.max(self.gone.len().div_ceil(MAX_PLACES)).max(self.mapped.len()))
     }
 }
 
