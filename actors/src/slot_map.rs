@@ -139,7 +139,8 @@ mod tests {
             let mut all: Vec<_> = model.iter().map(|(slot, value)| (*slot, value)).collect();
             all.sort_unstable();
             prop_assert_eq!(map.iter().collect::<Vec<_>>(), all);
-            let chunks = map.groups.iter().flatten().flat_map(|group| group.iter()).flatten().count();
+            let groups = map.groups.iter().flatten();
+            let chunks = groups.flat_map(|group| group.iter()).flatten().count();
             let used = model.keys().map(|slot| slot / CHUNK as u32);
             let used: std::collections::BTreeSet<_> = used.collect();
             prop_assert_eq!(chunks, used.len(), "an empty chunk is given back");

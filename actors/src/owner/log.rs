@@ -28,7 +28,7 @@ const PIN_CHECK_NS: u64 = 5_000_000;
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
 
-/// Fast polls of the log for each millisecond that a caller waits, and at most: for some 25 us each,
+/// Fast polls of the log for each millisecond that a caller waits, and at most: of some 25 us each,
 /// so for a second at most. Not every wait should keep a processor of every rank awake.
 const FAST_POLLS_PER_MS: u64 = 40;
 const MAX_FAST_POLLS: u64 = 40_000;
