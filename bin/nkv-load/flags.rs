@@ -1,6 +1,10 @@
 //! The command line: the options, their valid combinations, and their defaults. It starts nothing;
 //! an invalid combination is refused here, and the error names the flag to change.
 
+mod workload;
+
+pub(crate) use workload::{TraceSource, Workload};
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
@@ -196,9 +200,15 @@ pub(crate) struct Flags {
         value_parser = seconds, conflicts_with_all = ["trace", "inject_corruption"])]
     pub(crate) pour: Option<Duration>,
 
-    /// Replay a trace: lines of {"timestamp": ms, "hash_ids": [...]}
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
+    /// Replay a trace: lines of {"timestamp": ms, "hash_ids": [...]}; or sessions that are made up:
+    /// generated:chat (system prompts, questions that follow each other), generated:agents (quick
+    /// turns, long prompts) or generated:documents (questions about documents), each followed by
+    /// numbers to change, as in generated:chat,seed=7,sessions=500. Numbers: seed, sessions, per-s
+    /// (sessions that begin in a second), turns, think-s, prompts, zipf (exponent of their choice),
+    /// prompt, first, question, answer (tokens, of which a block has 512), partial (1: a last block
+    /// that is not full is stored)
+    #[arg(long, value_name = "FILE|generated:KIND", value_parser = str::parse::<TraceSource>)]
+    pub(crate) trace: Option<TraceSource>,
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
     #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value = "256KiB",
@@ -210,6 +220,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "BYTES", requires = "trace", value_parser = parse_bytes,
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) heap_bytes: Option<u64>,
+
+    /// The same as a percentage of the trace's unique blocks, for all ranks together
+    #[arg(long, value_name = "PERCENT", requires = "trace", conflicts_with = "heap_bytes",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE, value_parser = percent)]
+    pub(crate) heap_percent: Option<f64>,
 
     /// Of these, bytes of the device log; 0: every put takes a plan, and the policy decides what
     /// stays [default: as of nkv-node]
@@ -412,6 +427,14 @@ fn speed(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(factor),
         _ => Err("write 0 (as fast as possible) or a factor such as 1 or 100".to_string()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse::<f64>();
+    match percent {
+        Ok(part) if (0.1..=200.0).contains(&part) => Ok(part),
+        _ => Err("write a percentage from 0.1 to 200".to_string()),
     }
 }
 

@@ -80,13 +80,12 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
 }
 
 fn of_trace(flags: &Flags) -> Vec<(&'static str, String)> {
-    let file = flags.trace.as_deref().and_then(|path| path.file_name());
     let speed = match flags.speed {
         0.0 => "as fast as possible".to_string(),
         factor => format!("{factor} times the trace's own"),
     };
     let mut rows = vec![
-        ("trace", file.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()),
+        ("trace", flags.trace.as_ref().map(ToString::to_string).unwrap_or_default()),
         ("requests", flags.requests.map_or("all".to_string(), |n| format!("the first {n}"))),
         ("block size", show_bytes(flags.block_bytes)),
         ("speed", speed),

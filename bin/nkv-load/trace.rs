@@ -3,18 +3,20 @@
 //! checked against a computation from the trace alone.
 
 mod file;
+mod generated;
+mod kept;
 mod replay;
 mod room;
 
 use crate::connection::{heap_takes, remote, with_embedded};
-use crate::flags::Flags;
+use crate::flags::{Flags, TraceSource};
 use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, now_ns};
 use anyhow::{Context, bail};
 use file::Request;
-use nkv::message::{ClusterStats, RankStats};
+use nkv::message::ClusterStats;
 use nkv::{Blocking, NodeConfig};
 use nkv_programs::sizes::show_bytes;
 use replay::Replay;
@@ -33,17 +35,22 @@ const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
 /// # Errors
 /// If the trace cannot be read, or no cluster can be started or reached.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    let path = flags.trace.as_deref().context("a replay needs --trace FILE")?;
-    let requests = file::load(path, flags.requests.unwrap_or(usize::MAX))?;
+    let source = flags.trace.as_ref().context("a replay needs --trace")?;
+    let mut requests = match source {
+        TraceSource::File(path) => file::load(path, flags.requests.unwrap_or(usize::MAX))?,
+        TraceSource::Generated(workload) => generated::requests(workload),
+    };
+    requests.truncate(flags.requests.unwrap_or(usize::MAX));
     if requests.is_empty() {
-        bail!("{} holds no request", path.display());
+        bail!("{source} holds no request");
     }
     if flags.connect.is_some() {
         return replay(flags, &requests, &remote(flags)?, stop);
     }
-    let heap_bytes = match flags.heap_bytes {
-        Some(bytes) => bytes,
-        None => room::per_rank(&requests, flags.block_bytes, RANKS)?,
+    let heap_bytes = match (flags.heap_bytes, flags.heap_percent) {
+        (Some(bytes), _) => bytes,
+        (None, Some(part)) => room::part(&requests, flags.block_bytes, RANKS, part),
+        (None, None) => room::per_rank(&requests, flags.block_bytes, RANKS)?,
     };
     eprintln!(
         "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) payload each",
@@ -94,8 +101,10 @@ fn replay(
     bar.finish_and_clear();
     let reads = replay.gets.count();
     let report = replay.into_report();
+    kept::print_bound(&requests[..report.requests as usize]);
+    kept::print_calls(handle);
     match nodes_after(handle, &before, reads) {
-        Ok(after) => print_ranks(&before, &after),
+        Ok(after) => kept::print(&before, &after),
         Err(error) => eprintln!("nkv-load: no figures of the nodes: {error}"),
     }
     Ok(report)
@@ -126,41 +135,4 @@ fn nodes_after(handle: &Blocking, before: &ClusterStats, reads: u64) -> nkv::Res
 
 fn gets(stats: &ClusterStats) -> u64 {
     stats.ranks.iter().map(|r| r.owner.gets_served).sum()
-}
-
-/// One line per rank: what it holds, and what it did since the run began.
-fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
-    for rank in &after.ranks {
-        let same = |r: &&RankStats| r.incarnation == rank.incarnation;
-        let old = before.ranks.iter().find(same).map(|r| r.owner).unwrap_or_default();
-        let new = rank.owner;
-        eprintln!(
-            "nkv-load: rank {}: {} objects, {} live; this run: {} gets served, {} bytes read, {} \
-             commits, {} evictions",
-            rank.rank,
-            new.objects,
-            show_bytes(new.live_bytes),
-            new.gets_served.saturating_sub(old.gets_served),
-            new.bytes_read.saturating_sub(old.bytes_read),
-            new.commits.saturating_sub(old.commits),
-            new.evictions.saturating_sub(old.evictions),
-        );
-        if new.log_total > 0 {
-            eprintln!(
-                "nkv-load: rank {}: in its log {} objects, {} of {} live; this run: {} accepted, \
-                 {} duplicates, {} copied to the head, {} copied in vain, {} went with the tail, \
-                 {} of them though they had been read",
-                rank.rank,
-                new.log_objects,
-                show_bytes(new.log_live_bytes),
-                show_bytes(new.log_total),
-                new.log_accepted.saturating_sub(old.log_accepted),
-                new.log_duplicates.saturating_sub(old.log_duplicates),
-                new.log_copies.saturating_sub(old.log_copies),
-                new.log_stale_copies.saturating_sub(old.log_stale_copies),
-                new.log_evictions.saturating_sub(old.log_evictions),
-                new.log_lost_reads.saturating_sub(old.log_lost_reads),
-            );
-        }
-    }
 }

@@ -15,6 +15,8 @@ fn the_flags_say_which_run_is_meant() {
     assert_eq!(mode(&["--connect", "h:1", "--clients", "4", "--mix", "1:1:0"]), Ok(Mode::Mix));
     assert_eq!(mode(&["--trace", "f", "--heap-bytes", "64MiB"]), Ok(Mode::Trace));
     assert_eq!(mode(&["--trace", "f", "--connect", "h:1"]), Ok(Mode::Trace));
+    let generated = ["--trace", "generated:chat,seed=2", "--heap-percent", "10%"];
+    assert_eq!(mode(&generated), Ok(Mode::Trace));
     assert_eq!(mode(&["--bench", "--transport", "embedded", "--pause-us", "9"]), Ok(Mode::Bench));
     assert_eq!(mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]), Ok(Mode::Bench));
     let ring = ["--budgets", "--ring-bytes", "64MiB", "--connect", "h:1"];
@@ -35,6 +37,11 @@ fn flags_that_would_be_ignored_are_refused() {
         &["--trace", "f", "--bench"],
         &["--trace", "f", "--connect", "h:1", "--heap-bytes", "1GiB"],
         &["--trace", "f", "--connect", "h:1", "--policy", "lru"],
+        &["--trace", "f", "--connect", "h:1", "--heap-percent", "10"],
+        &["--trace", "f", "--heap-bytes", "1GiB", "--heap-percent", "10"],
+        &["--trace", "f", "--heap-percent", "0"],
+        &["--trace", "generated:talk"],
+        &["--heap-percent", "10"],
         &["--trace", "f", "--duration", "3"],
         &["--connect", "h:1", "--inject-corruption"],
         &["--rdma-devices", "rxe0"],

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 /// Most blocks of one request: what one batch message may carry.
-const MAX_BLOCKS: usize = nkv::message::MAX_BATCH;
+pub(super) const MAX_BLOCKS: usize = nkv::message::MAX_BATCH;
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

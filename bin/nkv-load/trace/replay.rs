@@ -28,6 +28,8 @@ pub(super) trait Blocks {
     fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>>;
     /// Reads objects by location.
     fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>>;
+    /// Reads the object of a key.
+    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize>;
     /// Puts objects.
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>>;
 }
@@ -39,6 +41,10 @@ impl Blocks for Blocking {
 
     fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>> {
         self.read_many_into(items)
+    }
+
+    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize> {
+        self.get_into(key, dst)
     }
 
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>> {
@@ -153,7 +159,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
     fn read_call(&mut self, names: &[&[u8]], metas: &[ObjMeta], fates: &mut [Fate]) {
         let mut items: Vec<(&ObjMeta, &mut [u8])> =
             metas.iter().zip(self.buffer.chunks_mut(self.block_bytes)).collect();
-        let (outcomes, ns) = timed(|| self.blocks.read(&mut items));
+        let (outcomes, ns) = timed(|| read_or_follow(self.blocks, names, &mut items));
         let mut read = 0;
         for (at, outcome) in outcomes.iter().enumerate().take(names.len()) {
             fates[at] = match outcome {
@@ -216,6 +222,22 @@ impl<'a, B: Blocks> Replay<'a, B> {
             self.buffer = faulted(bytes);
         }
     }
+}
+
+/// Reads objects by location. One that is not there any more may have been copied to another place
+/// since it was matched, as what is read often is: its key leads there.
+fn read_or_follow<B: Blocks>(
+    blocks: &B,
+    names: &[&[u8]],
+    items: &mut [(&ObjMeta, &mut [u8])],
+) -> Vec<nkv::Result<usize>> {
+    let mut outcomes = blocks.read(items);
+    for ((name, (_, dst)), outcome) in names.iter().zip(items).zip(&mut outcomes) {
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            *outcome = blocks.read_key(name, dst);
+        }
+    }
+    outcomes
 }
 
 /// The key of a block. The block's size is part of it: replays with other sizes share no objects.

@@ -22,18 +22,32 @@ const LEAST: u64 = 16 << 20;
 pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> anyhow::Result<u64> {
     let available = nkv_store::shm::available_bytes();
     ensure!(available > 0, "this machine does not say what memory is available: give --heap-bytes");
-    let unique: HashSet<u64> = requests.iter().flat_map(|r| &r.hash_ids).copied().collect();
-    let need = needed(unique.len() as u64, block_bytes, ranks);
+    let unique = unique(requests);
+    let need = needed(unique, block_bytes, ranks);
     let limit = available / 2 / u64::from(ranks);
     eprintln!(
         "nkv-load: {} unique blocks want {} a rank; {} are available, half of that allows {} a \
          rank",
-        unique.len(),
+        unique,
         show_bytes(need),
         show_bytes(available),
         show_bytes(limit)
     );
     Ok(need.min(limit))
+}
+
+/// Payload bytes for each of `ranks` ranks if all together have room for that percentage of the
+/// unique blocks.
+pub(super) fn part(requests: &[Request], block_bytes: u64, ranks: u32, percent: f64) -> u64 {
+    let all = unique(requests).saturating_mul(block_bytes.next_multiple_of(UNIT));
+    let bytes = (all as f64 * percent / 100.0 / f64::from(ranks)) as u64;
+    (bytes - bytes % UNIT).max(UNIT)
+}
+
+/// Blocks that differ.
+fn unique(requests: &[Request]) -> u64 {
+    let unique: HashSet<u64> = requests.iter().flat_map(|r| &r.hash_ids).copied().collect();
+    unique.len() as u64
 }
 
 fn needed(unique_blocks: u64, block_bytes: u64, ranks: u32) -> u64 {
@@ -44,7 +58,16 @@ fn needed(unique_blocks: u64, block_bytes: u64, ranks: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEAST, needed};
+    use super::super::file::Request;
+    use super::{LEAST, needed, part};
+
+    #[test]
+    fn a_part_counts_blocks_once_in_whole_units() {
+        let of = |ids: &[u64]| Request { timestamp_ms: 0.0, hash_ids: ids.to_vec() };
+        let requests = [of(&(0..300).collect::<Vec<_>>()), of(&[0, 1, 2])];
+        assert_eq!(part(&requests, 4000, 3, 10.0), 10 * 4096);
+        assert_eq!(part(&requests, 4096, 3, 0.1), 4096);
+    }
 
     #[test]
     fn small_blocks_are_counted_as_the_units_they_take() {

@@ -17,8 +17,12 @@ use std::time::Duration;
 /// objects that are all read again and again would be copied in circles.
 const COPIED_PER_CLAIMED: u64 = 2;
 
-/// How long retiring waits for copies at a time. While none is accepted it does not wait again.
-const COPY_LIMIT_NS: u64 = 5_000_000;
+/// How long retiring waits for copies at a time: in a burst a copy finds room only once what is
+/// retired before it has been through its quarantine, so twice Q and the time that owner and copier
+/// take to answer, but less than a put waits for room. While none is accepted it does not wait
+/// again.
+const COPY_REACTION_NS: u64 = 5_000_000;
+const MOST_COPY_WAIT_NS: u64 = 40_000_000;
 
 /// Survivors that wait to be copied, at most; further ones are not copied.
 const MOST_WAITING: usize = 65_536;
@@ -213,7 +217,8 @@ impl DeviceLog {
             return false;
         }
         let since_ns = *self.copying_since_ns.get_or_insert(now_ns);
-        now_ns < since_ns.saturating_add(COPY_LIMIT_NS)
+        let limit_ns = self.rules.quarantine_ns.saturating_mul(2).saturating_add(COPY_REACTION_NS);
+        now_ns < since_ns.saturating_add(limit_ns.min(MOST_COPY_WAIT_NS))
     }
 
     /// Whether the owner copies objects into the log.

@@ -20,6 +20,8 @@ struct Pretended {
     stored: RefCell<HashMap<KeyId, Vec<u8>>>,
     /// Evicted at the next read.
     evict_before_read: RefCell<HashSet<KeyId>>,
+    /// Not where the match found it, at the next read.
+    move_before_read: RefCell<HashSet<KeyId>>,
     /// Kind of error of every read.
     reads_fail: Cell<Option<ErrorKind>>,
     /// Kind of error of every put.
@@ -47,12 +49,21 @@ impl Blocks for Pretended {
             if let Some(kind) = self.reads_fail.get() {
                 return Err(fail(kind));
             }
-            let value = stored.get(&at.key).ok_or_else(|| fail(ErrorKind::NotFound))?;
+            let stays = !self.move_before_read.borrow_mut().remove(&at.key);
+            let value = stored.get(&at.key).filter(|_| stays);
+            let value = value.ok_or_else(|| fail(ErrorKind::NotFound))?;
             let fits = value.len().min(dst.len());
             dst[..fits].copy_from_slice(&value[..fits]);
             Ok(value.len())
         };
         items.iter_mut().map(&mut read).collect()
+    }
+
+    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize> {
+        let stored = self.stored.borrow();
+        let value = stored.get(&HASHER.id(key)).ok_or_else(|| fail(ErrorKind::NotFound))?;
+        dst.copy_from_slice(value);
+        Ok(value.len())
     }
 
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>> {
@@ -144,6 +155,17 @@ fn a_block_evicted_between_match_and_read_is_no_hit_and_is_put_again() {
     let put: Vec<_> = [3, 5].map(|block| super::block_key(BLOCK, block)).to_vec();
     assert_eq!(*cache.put_keys.borrow(), put);
     assert_eq!(replay(&cache, &[&[1, 2, 3, 4, 5]]).hit_blocks, 5);
+}
+
+#[test]
+fn a_block_that_was_moved_between_match_and_read_is_read_by_its_key() {
+    let cache = Pretended::default();
+    replay(&cache, &[&[1, 2, 3, 4]]);
+    cache.move_before_read.borrow_mut().insert(id_of(3));
+    cache.put_keys.borrow_mut().clear();
+    let report = replay(&cache, &[&[1, 2, 3, 4]]);
+    assert_eq!((report.hit_blocks, report.tally.is_clean()), (4, true));
+    assert!(cache.put_keys.borrow().is_empty());
 }
 
 #[test]

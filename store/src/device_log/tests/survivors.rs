@@ -49,10 +49,37 @@ fn retiring_waits_for_copies_for_a_bounded_time_and_not_for_each_of_them() {
     read(&mut w, 1);
     read(&mut w, 2);
     assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 0);
-    assert_eq!(w.log.retire_ahead(10 + 4_999_999, &mut w.index).unwrap(), 0);
-    assert_eq!(w.log.retire_ahead(10 + 5_000_000, &mut w.index).unwrap(), 3);
+    let limit = 10 + 2 * Q + 5_000_000;
+    assert_eq!(w.log.retire_ahead(limit - 1, &mut w.index).unwrap(), 0);
+    assert_eq!(w.log.retire_ahead(limit, &mut w.index).unwrap(), 3);
     assert_eq!(w.log.counts().lost_reads, Sum { claims: 2, bytes: 2 * U });
     assert!(!w.log.awaits_copy());
+}
+
+/// Producers took all room at once, so the first room for a copy is what was retired before its
+/// original, one quarantine later.
+#[test]
+fn a_copy_that_waits_for_a_quarantine_is_waited_for() {
+    const LONG_Q: u64 = 10_000_000;
+    let memory = Arc::new(AnonMemory::new(LOG_BASE + 32 * U).unwrap());
+    let mut w = world_of(memory, 32, LogRules::with_a_quarter_free(LONG_Q, TTL));
+    w.fill(1, 32);
+    let copier = Copier::new(w.memory.clone(), w.layout, w.moves.clone(), 100);
+    let mut copier = copier.unwrap();
+    assert_eq!(w.log.survivors().unwrap(), []);
+    read(&mut w, 4);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 3);
+    w.log.restart_quarantines(10);
+    assert_eq!(copier.step().unwrap(), Step::Waiting);
+    let room_at = 10 + LONG_Q;
+    assert_eq!(w.log.retire_ahead(room_at, &mut w.index).unwrap(), 0);
+    assert_eq!(w.log.advance(room_at, |_, _| true).unwrap(), 3 * U);
+    copy_all(&mut copier);
+    assert_eq!(w.log.accept(room_at, &mut w.index).unwrap(), 1);
+    assert!(w.log.retire_ahead(room_at, &mut w.index).unwrap() > 0);
+    assert_eq!(w.get(4), Some(payload(4, U)));
+    assert_eq!(w.log.counts().lost_reads, Sum::default());
+    w.check_counts();
 }
 
 #[test]
@@ -92,7 +119,7 @@ fn a_copy_in_line_is_given_up_when_its_object_ends_or_after_so_many_waits() {
     assert_eq!(copier.step().unwrap(), Step::Moved);
     assert!(w.moves.is_clear_below(u64::MAX - 1));
     let waits = (0..).take_while(|_| copier.step().unwrap() == Step::Waiting).count();
-    assert_eq!(waits, 100);
+    assert_eq!(waits, 250);
     assert!(w.moves.is_clear_below(u64::MAX - 1));
     assert_eq!(copier.step().unwrap(), Step::Idle);
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
