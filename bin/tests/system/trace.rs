@@ -295,3 +295,22 @@ fn the_made_trace_shares_prefixes_and_replays_like_the_published_one() {
     let (output, json) = replay(&path, &["--heap-bytes", &HEAP_BYTES.to_string()]);
     assert_agrees(&output, &json, &expected);
 }
+
+#[test]
+fn a_made_up_workload_hits_all_that_can_be_hit_where_there_is_room_and_less_where_there_is_little()
+{
+    // Of the blocks of the requests that are replayed, half fill ranks that have a log.
+    let workload = Path::new("generated:documents,sessions=700");
+    let ratio = |room: &str| {
+        let (output, json) = replay(workload, &["--heap-percent", room]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{stderr}");
+        assert_eq!((&json["wrong_bytes"], &json["failed"]), (&0.into(), &0.into()), "{stderr}");
+        (json["prefix_hit_ratio"].as_f64().unwrap(), stderr)
+    };
+    let (all, stderr) = ratio("200");
+    assert!(stderr.contains(&format!("the ratio would be {all:.4}")), "{all}: {stderr}");
+    let (some, stderr) = ratio("50");
+    assert!(all / 2.0 < some && some < all, "{some} of {all}: {stderr}");
+    assert!(stderr.contains("objects at the tails of logs"), "{stderr}");
+}

@@ -17,6 +17,10 @@ use std::time::Duration;
 /// objects that are all read again and again would be copied in circles.
 const COPIED_PER_CLAIMED: u64 = 2;
 
+/// Much is copied if it is more than three of four bytes that producers claim: conversations that
+/// share prefixes stay at a third on average, more at times.
+const MUCH: (u64, u64) = (3, 4);
+
 /// How long retiring waits for copies at a time: in a burst a copy finds room only once what is
 /// retired before it has been through its quarantine, so twice Q and the time that owner and copier
 /// take to answer, but less than a put waits for room. While none is accepted it does not wait
@@ -131,6 +135,14 @@ impl Moves {
 }
 
 #[cfg(test)]
+impl DeviceLog {
+    /// Bytes that producers claimed and bytes that were copied lately.
+    pub(super) fn lately(&self) -> (u64, u64) {
+        (self.survey.lately_claimed, self.survey.lately_copied)
+    }
+}
+
+#[cfg(test)]
 impl Moves {
     /// Copies that are not accepted yet: position, and what they are copied from.
     pub(super) fn pending(&self) -> Vec<(u64, (u32, u32))> {
@@ -148,6 +160,23 @@ pub(super) struct Survey {
     /// What was claimed in all, and by copies, when `credit` was computed.
     claimed: u64,
     copied: u64,
+    /// What producers claimed and what was copied lately: both are halved when the first exceeds
+    /// the log.
+    lately_claimed: u64,
+    lately_copied: u64,
+}
+
+impl Survey {
+    /// Reads that a copy begins with: one less, but none where much is copied. There the log is
+    /// full of what was read often once, and each lap spent on it is lost to what is read now.
+    fn carried(&self, reads: u8) -> u8 {
+        let copied = self.lately_copied.saturating_mul(MUCH.1);
+        if copied > self.lately_claimed.saturating_mul(MUCH.0) {
+            0
+        } else {
+            reads.saturating_sub(1)
+        }
+    }
 }
 
 impl DeviceLog {
@@ -175,6 +204,11 @@ impl DeviceLog {
         s.credit = (s.credit + by_producers.saturating_mul(COPIED_PER_CLAIMED))
             .min(self.layout.max_claim());
         (s.claimed, s.copied) = (claimed, copied);
+        s.lately_claimed = s.lately_claimed.saturating_add(by_producers);
+        s.lately_copied = s.lately_copied.saturating_add(by_copies);
+        if s.lately_claimed > self.layout.log_bytes() {
+            (s.lately_claimed, s.lately_copied) = (s.lately_claimed / 2, s.lately_copied / 2);
+        }
         // Half a room further than what is retired next, so that few of its objects have to be
         // waited for.
         let room = self.demand.room(&self.layout);
@@ -289,7 +323,7 @@ impl DeviceLog {
         };
         self.serve_copy((x, n), copy, from)?;
         self.copying_since_ns = None;
-        self.known.count_reads(x, self.known.reads(x0).saturating_sub(1));
+        self.known.count_reads(x, self.survey.carried(self.known.reads(x0)));
         directory.moved(copy, from);
         self.end_live(x0, n, now_ns)?;
         self.memory.flush();
@@ -339,5 +373,18 @@ impl DeviceLog {
         self.counts.copies.add(n);
         self.usage.live.add(n);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Survey;
+
+    #[test]
+    fn a_copy_begins_with_one_read_less_and_with_none_where_much_is_copied() {
+        let survey =
+            |lately_copied| Survey { lately_claimed: 400, lately_copied, ..Survey::default() };
+        assert_eq!([0, 1, 7].map(|reads| survey(300).carried(reads)), [0, 0, 6]);
+        assert_eq!([0, 1, 7].map(|reads| survey(301).carried(reads)), [0, 0, 0]);
     }
 }

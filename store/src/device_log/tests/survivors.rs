@@ -83,6 +83,27 @@ fn a_copy_that_waits_for_a_quarantine_is_waited_for() {
 }
 
 #[test]
+fn a_copy_keeps_all_reads_of_its_original_but_one_and_what_is_copied_is_not_what_is_claimed() {
+    for copies in [1, 8] {
+        let (mut w, mut copier) = full(0);
+        (1..=copies).for_each(|name| (0..3).for_each(|_| read(&mut w, name)));
+        let objects = (1..=copies).map(|name| w.index.objects[&key(name)]);
+        w.moves.give(objects.collect());
+        copy_all(&mut copier);
+        // Here the owner sees what producers claimed, and what was copied.
+        w.log.survivors().unwrap();
+        assert_eq!(w.log.lately(), (24 * U, copies * U));
+        assert_eq!(w.log.accept(0, &mut w.index).unwrap(), copies);
+        for name in 1..=copies {
+            let (slot, epoch) = slot_of(&w, name);
+            let x = w.layout.position(slot, epoch).unwrap();
+            assert!(x >= 24 * U, "{name} was not copied");
+            assert_eq!(w.log.known.reads(x), 2, "{copies} copies");
+        }
+    }
+}
+
+#[test]
 fn an_owner_that_may_not_claim_waits_for_no_copy() {
     let memory = Arc::new(AnonMemory::new(LOG_BASE + 32 * U).unwrap());
     let mut w = world_of(memory, 32, LogRules { owner_claims: false, ..RULES });
