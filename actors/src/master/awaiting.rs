@@ -88,7 +88,15 @@ impl Awaiting {
 
     /// A segment is back: what lies there can be read again.
     fn note_all(&mut self) {
-        self.changed.extend(self.by_key.keys().map(|id| (*id, None)));
+        let all = self.keys().into_iter().map(|id| (id, None));
+        self.changed.extend(all);
+    }
+
+    /// What is awaited, in an order that a simulation can repeat.
+    fn keys(&self) -> Vec<KeyId> {
+        let mut keys: Vec<KeyId> = self.by_key.keys().copied().collect();
+        keys.sort_unstable();
+        keys
     }
 
     fn note_as(&mut self, id: KeyId, what: Option<Readiness>) {
@@ -183,8 +191,7 @@ impl Master {
         self.awaiting.note_all();
         let until = self.awaiting.calls.values().map(|call| call.until_ms).max();
         let wait_ms = until.unwrap_or(0).saturating_sub(self.now_ms());
-        let keys: Vec<KeyId> = self.awaiting.by_key.keys().copied().collect();
-        self.ask_log_about(segment_id, &keys, wait_ms);
+        self.ask_log_about(segment_id, &self.awaiting.keys(), wait_ms);
     }
 
     /// What the entry of a key means to a caller that waits for it; none: it waits on.
