@@ -261,8 +261,11 @@ pub struct BlockingWhenReady<'a> {
 impl Iterator for BlockingWhenReady<'_> {
     type Item = (usize, Result<Bytes>);
 
-    /// See [`WhenReady::next`]. In a forked child there is none.
+    /// See [`WhenReady::next`].
     fn next(&mut self) -> Option<Self::Item> {
-        self.handle.wait(async { Ok::<_, Error>(self.ready.next().await) }).ok().flatten()
+        match self.handle.client.check_usable() {
+            Ok(()) => self.handle.runtime.block_on(self.ready.next()),
+            Err(e) => self.ready.failed(&e),
+        }
     }
 }

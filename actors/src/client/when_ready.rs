@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use waits::Answer;
 pub(super) use waits::Waits;
-use watching::CHECKS_PER_YIELD;
+use watching::{CHECKS_PER_YIELD, KEYS_PER_CHECK};
 
 /// Pause after a request that failed, before it is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -80,8 +80,9 @@ enum Woken {
 
 impl Client {
     /// Bytes of an object, once it is READY: also if it is still being written, or not even opened.
-    /// `Timeout` if that takes longer than `limit`. `Reclaimed` if its producer dies, gives it up
-    /// or takes too long: the message says which.
+    /// `Timeout` if that takes longer than `limit`, which is 30 ms at least. `Reclaimed` if a plan
+    /// that writes it meanwhile ends without it: the message says why. If the producer of a put
+    /// through a log dies, the wait lasts until its limit.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -249,12 +250,18 @@ impl WhenReady {
         (!found.is_empty()).then_some(found)
     }
 
+    /// The next key with this error: the handle cannot be used here.
+    pub(super) fn failed(&mut self, e: &Error) -> Option<(usize, Result<Bytes>)> {
+        self.fail_all(|_| e.clone());
+        self.found.pop_front().map(|(n, _)| (n, Err(e.clone())))
+    }
+
     /// An object could not be read where it was found: its key is awaited again, unless this is an
     /// error that stays.
     fn missed(&mut self, n: usize, at: SlotRef, miss: Miss) -> Option<Error> {
         let Awaited { key, gone, writing, .. } = &mut self.keys[n];
         match miss {
-            Miss::Fatal(e) if e.kind() != ErrorKind::NotReady => return Some(e.about(key)),
+            Miss::Fatal(e) if stays(e.kind()) => return Some(e.about(key)),
             Miss::Changed if gone.len() >= MAX_PLACES => return Some(moves_on(key).about(key)),
             Miss::Changed => gone.push(at),
             Miss::Fatal(e) | Miss::Unreached(e) => (self.failed, self.pauses) = (Some(e), true),
@@ -378,6 +385,10 @@ impl WhenReady {
     }
 
     fn time_is_over(&mut self) {
+        // Each check is of some keys: none fails that could be read.
+        for _ in 0..self.pending.len().div_ceil(KEYS_PER_CHECK) {
+            self.check_words();
+        }
         let (ms, failed) = (self.limit.as_millis(), self.failed.take());
         let why = failed.map(|e| format!("; the last thing that went wrong: {}", e.message()));
         let why = why.unwrap_or_default();
@@ -401,6 +412,12 @@ impl WhenReady {
     fn now_ns(&self) -> u64 {
         self.client.shared.env.clock.now_ns()
     }
+}
+
+/// Whether an error of a read will be the same later.
+fn stays(kind: ErrorKind) -> bool {
+    use ErrorKind::{Corrupt, InvalidArgument, Unsupported};
+    matches!(kind, InvalidArgument | Corrupt | Unsupported)
 }
 
 impl Drop for WhenReady {

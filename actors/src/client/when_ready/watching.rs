@@ -22,7 +22,7 @@ const NOTHING_MAPPED: Duration = Duration::from_millis(100);
 /// Checks of a thread that spins before it lets others run and serves its connection.
 pub(super) const CHECKS_PER_YIELD: usize = 8;
 /// Keys that are searched in mapped memory at a time.
-const KEYS_PER_CHECK: usize = 128;
+pub(super) const KEYS_PER_CHECK: usize = 128;
 /// How long a caller waits until it is attached to owners.
 const ATTACH_LIMIT: Duration = Duration::from_millis(100);
 
