@@ -387,7 +387,10 @@ impl Owner {
 
     /// Sends the master what callers wait for. It has the key strings.
     fn report_awaited(&mut self, log: &mut Log, accepted: &[LogObject]) {
-        let awaited = log.awaited.take(accepted);
+        // The same pass may have retired or moved it: the master must not list what is over.
+        let live = |o: &&LogObject| log.log.object(o.slot, o.epoch).is_some();
+        let live: Vec<_> = accepted.iter().filter(live).copied().collect();
+        let awaited = log.awaited.take(&live);
         if !awaited.is_empty() {
             let entries: Vec<_> = awaited.iter().map(|o| nameless(self.entry_of(o))).collect();
             self.report_nameless(&entries);
