@@ -116,8 +116,7 @@ impl Master {
         self.plans.remove(&c.plan);
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
-        self.retire_aside(id, segment_id);
-        self.awaiting.note(id);
+        self.became_live(id, segment_id);
         Ok(None)
     }
 

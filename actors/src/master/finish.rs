@@ -213,8 +213,7 @@ impl Master {
                     e.becomes_live();
                     self.plans.remove(&a.plan);
                     self.counters.adopted += 1;
-                    self.awaiting.note(id);
-                    return self.retire_aside(id, segment_id);
+                    return self.became_live(id, segment_id);
                 }
                 // The plan was aborted or removed before the owner received that: its object must
                 // not become readable.

@@ -69,10 +69,9 @@ fn any_of(question: &LogQuestion) -> String {
         LogQuestion::Find(keys) | LogQuestion::Remove(keys) if keys.len() == 1 => {
             "this key".to_string()
         }
-        LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
+        LogQuestion::Find(keys) | LogQuestion::Remove(keys) | LogQuestion::Await { keys, .. } => {
             format!("any of these {} keys", keys.len())
         }
-        LogQuestion::Await { keys, .. } => format!("any of these {} keys", keys.len()),
         LogQuestion::RemoveAll => "keys that are not listed yet".to_string(),
     }
 }
@@ -359,7 +358,8 @@ impl Master {
 
     /// A plan's object is live now: objects that logs of other segments serve under its key are
     /// duplicates and are retired. Within its own segment the owner decides [I15].
-    pub(super) fn retire_aside(&mut self, id: KeyId, but: SegmentId) {
+    pub(super) fn became_live(&mut self, id: KeyId, but: SegmentId) {
+        self.awaiting.note(id);
         if self.found_gone.contains(&id) {
             return;
         }

@@ -414,8 +414,7 @@ impl Master {
                 if let Some(plan) = e.becomes_live() {
                     self.plans.remove(&plan);
                 }
-                self.retire_aside(id, segment_id);
-                self.awaiting.note(id);
+                self.became_live(id, segment_id);
                 return true;
             }
             // A Retire may have been lost with the link: a removed object must never come back

@@ -89,29 +89,19 @@ impl RequestContext<'_> {
     async fn serve(&self, stream: &mut BoxStream) -> Result<(), WireError> {
         let mut buf = Vec::new();
         while let Some((id, request)) = read_frame(stream, &mut buf, MAX_FRAME_BYTES).await? {
-            if let Request::Watch { term, number } = request {
-                let later = async { Some(self.members.view_after((term, number)).await) };
-                // A client sends nothing during a Watch: this ends the connection.
-                let end = async {
-                    let _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await;
-                    None
-                };
-                let Some(view) = race(later, end).await else { return Ok(()) };
-                write_frame(stream, &mut buf, id, &Response::View(view)).await?;
-                continue;
-            }
-            if let Request::AwaitReady(_) = request {
-                let answer = async { Some(self.answer(request).await) };
-                // As above: a caller that saw the object itself waits no longer.
-                let end = async {
-                    let _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await;
-                    None
-                };
-                let Some(answer) = race(answer, end).await else { return Ok(()) };
-                write_frame(stream, &mut buf, id, &answer).await?;
-                continue;
-            }
-            let response = self.answer(request).await;
+            let response = match request {
+                Request::Watch { term, number } => {
+                    let view = self.members.view_after((term, number));
+                    let later = async { Response::View(view.await) };
+                    unless_it_ends(stream, &mut buf, later).await
+                }
+                // A caller that has seen the object itself waits no longer.
+                Request::AwaitReady(_) => {
+                    unless_it_ends(stream, &mut buf, self.answer(request)).await
+                }
+                request => Some(self.answer(request).await),
+            };
+            let Some(response) = response else { return Ok(()) };
             write_frame(stream, &mut buf, id, &response).await?;
         }
         Ok(())
@@ -149,6 +139,19 @@ impl RequestContext<'_> {
         self.members.requests[kind].record(self.clock.now_ns().saturating_sub(asked_ns));
         answer.unwrap_or_else(Response::Failed)
     }
+}
+
+/// An answer that comes late. None once the connection ends: meanwhile its client sends nothing.
+async fn unless_it_ends(
+    stream: &mut BoxStream,
+    buf: &mut Vec<u8>,
+    answer: impl Future<Output = Response>,
+) -> Option<Response> {
+    let end = async {
+        let _ = read_frame::<_, Request>(stream, buf, MAX_FRAME_BYTES).await;
+        None
+    };
+    race(async { Some(answer.await) }, end).await
 }
 
 /// Kinds of requests, by what a client does after the answer.

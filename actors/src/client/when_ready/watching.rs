@@ -59,11 +59,16 @@ impl WhenReady {
         Duration::from_nanos(self.now_ns().saturating_sub(self.waits_from_ns))
     }
 
+    /// Whether the caller is a thread that may be blocked.
+    fn is_thread(&self) -> bool {
+        let shared = &self.client.shared;
+        self.client.pool.is_of_a_thread() && shared.env.platform == Platform::Threads
+    }
+
     /// Whether the caller is a thread that may watch without a pause now.
     pub(super) fn spins(&self) -> bool {
         let shared = &self.client.shared;
-        let may = self.client.pool.is_of_a_thread() && shared.env.platform == Platform::Threads;
-        may && self.waited() < SPIN && !shared.peers.mapped().is_empty()
+        self.is_thread() && self.waited() < SPIN && !shared.peers.mapped().is_empty()
     }
 
     /// How long to wait for the next check.
@@ -71,11 +76,11 @@ impl WhenReady {
         let shared = self.client.shared.clone();
         let (spins, share) = (self.spins(), self.waited() / SHARE_OF_WAIT);
         let left = Duration::from_nanos(self.until_ns.saturating_sub(self.now_ns()));
-        let is_thread = self.client.pool.is_of_a_thread();
+        let is_thread = self.is_thread();
         async move {
             if shared.peers.mapped().is_empty() {
                 tokio::time::sleep(left.clamp(SHORTEST_SLEEP, NOTHING_MAPPED)).await;
-            } else if is_thread && shared.env.platform == Platform::Threads {
+            } else if is_thread {
                 if spins {
                     std::thread::yield_now();
                 } else {
