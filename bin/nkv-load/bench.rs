@@ -1,8 +1,8 @@
 //! `--bench`: one client, one operation at a time, from 4 KiB to 16 MiB, each beside a plain copy
 //! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes its
-//! objects, and uses at most half of the cluster's smallest heap.
+//! objects, and uses at most half of the smallest device log, or of what a rank leaves to plans.
 
-use crate::connection::{heap_takes, remote, with_embedded};
+use crate::connection::{heap_takes, part_for, remote, with_embedded};
 use crate::content::Stream;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
@@ -69,8 +69,10 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
     let largest = SIZES.iter().map(|(size, _)| *size as u64).max().unwrap_or(0);
     heap_takes(&view, flags, (largest, "the largest object of --bench"))?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
-    let live_bytes =
-        heaps().map(|i| i.layout.arena.len / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
+    let live_bytes = |size| {
+        let parts = heaps().map(|info| part_for(info, flags, size as u64) / 2);
+        parts.min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES)
+    };
     let quarantine_ms = heaps().map(|i| i.layout.quarantine_ms).max().unwrap_or(0);
     let settle = SETTLE + Duration::from_millis(2 * u64::from(quarantine_ms));
     let bar = progress::bar(SIZES.len() as u64, "sizes");
@@ -78,7 +80,7 @@ fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Repo
     let mut rows = (Vec::new(), Vec::new());
     let run_id = nkv_store::random_u64();
     for (size, wanted) in SIZES {
-        let mut bench = OneSize::new(handle, flags, run_id, size, live_bytes);
+        let mut bench = OneSize::new(handle, flags, run_id, size, live_bytes(size));
         bench.measure(wanted, settle, stop);
         report.blocks += bench.gets.count();
         report.hit_blocks += bench.gets.count();

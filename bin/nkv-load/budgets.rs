@@ -82,7 +82,8 @@ fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
     if ring > info.layout.arena.len / 2 {
         let (ring, heap) = (show_bytes(ring), show_bytes(info.layout.arena.len));
         let why = format!(
-            "a ring of {ring} in a heap of {heap}: give the node --heap-bytes of twice the ring"
+            "a ring of {ring}, and the node leaves {heap} to plans: start it with --heap-bytes of \
+             --log-bytes and twice the ring"
         );
         return Err(ended(exit::NO_ROOM, why));
     }

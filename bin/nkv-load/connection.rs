@@ -62,6 +62,13 @@ pub(crate) fn remote(flags: &Flags) -> anyhow::Result<Blocking> {
     Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
 }
 
+/// Bytes of the part of a segment that takes objects of this size: the device log, or what is left
+/// to plans.
+pub(crate) fn part_for(info: &RankInfo, flags: &Flags, bytes: u64) -> u64 {
+    let log = info.layout.device_log().filter(|log| !flags.by_plan && bytes <= log.max_claim());
+    log.map_or(info.layout.arena.len, |_| info.layout.log.len)
+}
+
 /// Refuses a run whose objects fit in no segment of the cluster: each put would fail.
 ///
 /// # Errors

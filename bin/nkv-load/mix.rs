@@ -4,7 +4,7 @@
 
 mod client;
 
-use crate::connection::{heap_takes, remote};
+use crate::connection::{heap_takes, part_for, remote};
 use crate::flags::Flags;
 use crate::progress;
 use crate::report::Report;
@@ -34,7 +34,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let handles = (0..flags.clients).map(|_| remote(flags)).collect::<anyhow::Result<Vec<_>>>()?;
     let view = handles.first().context("--clients is at least 1")?.membership()?;
     heap_takes(&view, flags, (flags.size, "--size"))?;
-    let memory: u64 = view.ranks.iter().map(|(info, _)| info.layout.arena.len).sum();
+    let memory: u64 = view.ranks.iter().map(|(info, _)| part_for(info, flags, flags.size)).sum();
     let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
     let plan = Plan {
         flags: flags.clone(),

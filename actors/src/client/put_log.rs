@@ -110,8 +110,6 @@ impl Client {
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
-        // The value is fetched into the cache while the claim is made.
-        nkv_store::streaming::fetch_source(value);
         if let Err(e) = self.check_usable() {
             return TryPut::Done(Err(e));
         }
@@ -125,6 +123,11 @@ impl Client {
         let hash = key_hash(key);
         let peer = self.log_rank(hash, opts).and_then(|rank| self.shared.peers.first_of(rank));
         let Some(peer) = peer else { return TryPut::NotAttached };
+        // Part of the index and then the value are fetched into the cache while the claim is made.
+        if let Some(reader) = peer.reader.as_ref().filter(|_| value.len() >= CHECKED_BYTES) {
+            reader.expect(KeyId { hash, check: 0 });
+        }
+        nkv_store::streaming::fetch_source(value);
         let Some(peer) = self.shared.peers.claiming(peer) else { return TryPut::NeedsPlan };
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
@@ -183,9 +186,6 @@ impl Client {
             return Ok(took);
         }
         let checked = value.len() >= CHECKED_BYTES;
-        if let Some(reader) = peer.reader.as_ref().filter(|_| checked) {
-            reader.expect(id);
-        }
         let mut line = ControlLine::unread();
         let mut inside = log.gate.enter();
         let mut room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();

@@ -86,7 +86,8 @@ fn room(handle: &Blocking) -> anyhow::Result<usize> {
     let fit = (info.layout.arena.len / SHARE_OF_HEAP) as usize / BATCH_BYTES;
     if fit < FEWEST {
         let why = format!(
-            "a heap of {}: these rows need {}, give the node --heap-bytes of that",
+            "the node leaves {} to plans: these rows need {}, so start it with --heap-bytes of \
+             --log-bytes and that",
             show_bytes(info.layout.arena.len),
             show_bytes((FEWEST * BATCH_BYTES) as u64 * SHARE_OF_HEAP)
         );
