@@ -28,6 +28,7 @@ mod put_options;
 mod read;
 mod segments;
 mod shared;
+mod value;
 mod view;
 mod when_ready;
 mod write;
@@ -211,6 +212,18 @@ impl Client {
     /// ```
     pub fn blocking(&self) -> Result<Blocking> {
         Blocking::new(self)
+    }
+
+    /// Segments whose payloads this process maps, as rank, address and bytes; of each rank the
+    /// first. They stay mapped while this handle is attached to their owners.
+    pub fn mapped_segments(&self) -> Vec<(u32, usize, u64)> {
+        let mapped = self.shared.peers.mapped();
+        let of = |peer: &Arc<Peer>| {
+            let words = peer.reader.as_ref().filter(|reader| reader.maps_payloads())?.memory();
+            let region = words.words();
+            Some((peer.rank, region.base().expose_provenance().get(), region.len()))
+        };
+        mapped.iter().filter(|peer| peer.first && peer.is_alive()).filter_map(of).collect()
     }
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.

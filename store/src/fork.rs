@@ -50,6 +50,13 @@ impl<T> OwnProcessOnly<T> {
     pub fn new(value: T) -> Self {
         Self { value: ManuallyDrop::new(value), made: ProcessMark::here() }
     }
+
+    /// The value; None in a child, where it is leaked.
+    pub fn into_inner(self) -> Option<T> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: taken once; `this` is not used or dropped after it.
+        this.made.is_here().then(|| unsafe { ManuallyDrop::take(&mut this.value) })
+    }
 }
 
 impl<T> Deref for OwnProcessOnly<T> {

@@ -189,6 +189,20 @@ impl Reader {
         }
     }
 
+    /// As [`Reader::copy`], into several buffers, one after another. Together they must have its
+    /// length at least.
+    pub fn copy_parts(&self, hit: &Hit, parts: &mut [&mut [u8]]) -> bool {
+        let (mut at, mut left) = (hit.header.payload_base, hit.header.bytes_total);
+        for part in parts {
+            let bytes = left.min(part.len() as u64);
+            if self.memory.memory().read(at, &mut part[..bytes as usize]).is_err() {
+                return false;
+            }
+            (at, left) = (at + bytes, left - bytes);
+        }
+        left == 0 && self.still(hit)
+    }
+
     /// As [`copy`], by several threads, or from a payload that the CPU cannot load: the second
     /// header check comes after the last byte of all of them [I7].
     #[cold]

@@ -2,6 +2,7 @@
 //! own control connections, so that a reply wakes only the caller.
 
 use super::put_log::TryPut;
+use super::value::Value;
 use super::{Client, ClientConfig, ObjectView, PublishError, WhenReady, WritePlan, one, spread};
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -58,16 +59,31 @@ impl Blocking {
 
     /// See [`Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        match self.client.try_put(key, value, opts) {
+        match self.client.try_put(key, Value::Whole(value), opts) {
             TryPut::Done(done) => done,
             TryPut::NeedsPlan => self.wait(self.client.put_by_plan(key, value, opts)),
             TryPut::NotAttached => self.wait(self.client.put(key, value, opts)),
         }
     }
 
+    /// See [`Client::put_parts`].
+    pub fn put_parts(&self, key: &[u8], parts: &[&[u8]], opts: &PutOptions) -> Result<()> {
+        let done = self.client.try_put_parts(key, parts, opts);
+        done.unwrap_or_else(|| self.put(key, &parts.concat(), opts))
+    }
+
     /// See [`Client::put_many`].
     pub fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         self.wait_all(items.len(), self.client.put_many(items, opts))
+    }
+
+    /// See [`Client::put_many_parts`].
+    pub fn put_many_parts(
+        &self,
+        items: &[(&[u8], &[&[u8]])],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        self.wait_all(items.len(), self.client.put_many_parts(items, opts))
     }
 
     /// See [`Client::get`].
@@ -76,10 +92,23 @@ impl Blocking {
         done.unwrap_or_else(|| self.wait(self.client.get_further(key)))
     }
 
+    /// See [`Client::get_many`].
+    pub fn get_many(&self, keys: &[&[u8]]) -> Vec<Result<Bytes>> {
+        self.wait_all(keys.len(), self.client.get_many(keys))
+    }
+
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
         let done = self.client.read_now(key, dst);
         done.unwrap_or_else(|| one(self.wait_all(1, self.client.read_further(&mut [(key, dst)]))))
+    }
+
+    /// See [`Client::get_into_parts`].
+    pub fn get_into_parts(&self, key: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
+        match self.client.read_parts_now(key, parts) {
+            Some(done) => done,
+            None => self.wait(self.client.get_into_parts(key, parts)),
+        }
     }
 
     /// See [`Client::get_many_into`].

@@ -10,7 +10,7 @@ use super::{Client, Shared, check_keys};
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
 use bytes::Bytes;
-use nkv_store::reader::Hit;
+use nkv_store::reader::{Hit, Reader};
 use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,13 +86,37 @@ impl Client {
         None
     }
 
+    /// As [`Client::read_now`], into several buffers, one after another.
+    pub(super) fn read_parts_now(
+        &self,
+        key: &[u8],
+        parts: &mut [&mut [u8]],
+    ) -> Option<Result<usize>> {
+        let room = parts.iter().map(|part| part.len()).sum();
+        self.with_found(key, |peer, hit| {
+            self.copied(peer, hit, room, |reader| reader.copy_parts(hit, parts))
+        })
+    }
+
     /// Copies what was found; None if it changed meanwhile.
     fn copy_now(&self, peer: &Peer, hit: &Hit, dst: &mut [u8]) -> Option<Result<usize>> {
+        let bytes = hit.header.bytes_total as usize;
+        self.copied(peer, hit, dst.len(), |reader| reader.copy(hit, &mut dst[..bytes]))
+    }
+
+    /// Copies what was found into a place of `room` bytes, if that is enough.
+    fn copied(
+        &self,
+        peer: &Peer,
+        hit: &Hit,
+        room: usize,
+        copy: impl FnOnce(&Reader) -> bool,
+    ) -> Option<Result<usize>> {
         let bytes = hit.header.bytes_total;
-        let Some(dst) = dst.get_mut(..bytes as usize) else {
-            return Some(Err(too_small(bytes, dst.len())));
-        };
-        let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
+        if bytes > room as u64 {
+            return Some(Err(too_small(bytes, room)));
+        }
+        let believed = peer.reader.as_ref().is_some_and(copy);
         // Checked after the copy: the segment of an owner that is gone must not be used.
         if !believed || !peer.is_alive() {
             self.shared.reads.changed.one();

@@ -8,6 +8,7 @@ mod append;
 use super::Client;
 use super::peer::Peer;
 use super::peer_log::PeerLog;
+use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
@@ -16,7 +17,7 @@ use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::layout::epoch_of;
 use nkv_store::{Key, KeyId};
-use nkv_transport::verbs::Kind;
+use nkv_transport::verbs::{Kind, Op};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -105,8 +106,9 @@ impl Client {
         opts.preferred_rank.or_else(|| self.shared.rank_of(hash))
     }
 
-    /// Puts through the device log of the key's owner, without a message.
-    pub(crate) fn try_put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> TryPut {
+    /// Puts through the device log of the key's owner, without a message. Parts are put so only
+    /// into a mapped log and by RDMA.
+    pub(crate) fn try_put(&self, key: &[u8], value: Value<'_>, opts: &PutOptions) -> TryPut {
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
@@ -127,8 +129,11 @@ impl Client {
         if let Some(reader) = peer.reader.as_ref().filter(|_| value.len() >= CHECKED_BYTES) {
             reader.expect(KeyId { hash, check: 0 });
         }
-        nkv_store::streaming::fetch_source(value);
+        nkv_store::streaming::fetch_source(value.start());
         let Some(peer) = self.shared.peers.claiming(peer) else { return TryPut::NeedsPlan };
+        if peer.kind() == Kind::Tcp && matches!(value, Value::Parts(_)) {
+            return TryPut::NeedsPlan;
+        }
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
             return TryPut::NeedsPlan;
@@ -173,15 +178,15 @@ impl Client {
         &self,
         (peer, log): (&Peer, &PeerLog),
         (key, id): (&[u8], KeyId),
-        value: &[u8],
+        value: Value<'_>,
         opts: &PutOptions,
     ) -> Result<Took> {
         let page_bytes = self.page_bytes(opts);
         let Some(put) = LogPut::new(log.layout, id, page_bytes, value.len() as u64) else {
             return Ok(Took::No);
         };
-        if peer.kind() == Kind::Tcp
-            && let Some(took) = self.append((peer, log), key, &put, value)?
+        if let (Kind::Tcp, Value::Whole(bytes)) = (peer.kind(), value)
+            && let Some(took) = self.append((peer, log), key, &put, bytes)?
         {
             return Ok(took);
         }
@@ -240,17 +245,27 @@ impl Client {
         peer: &Peer,
         log: &PeerLog,
         write: &nkv_store::device_log::ClaimWrite,
-        value: &[u8],
+        value: Value<'_>,
         open: OpenClaim<'_>,
     ) -> Result<()> {
         let object = write.publication();
-        let mut ops = object.whole(value);
-        peer.verbs.post(log.token, &mut ops).inspect_err(|_| {
+        let (mut whole, mut gathered);
+        let ops: &mut [Op<'_>] = match value {
+            Value::Whole(bytes) => {
+                whole = object.whole(bytes);
+                &mut whole
+            }
+            Value::Parts(parts) => {
+                gathered = object.gathered(parts);
+                &mut gathered
+            }
+        };
+        peer.verbs.post(log.token, ops).inspect_err(|_| {
             // If this write fails too, the claim is a hole: the owner voids it after it has asked
             // this process.
             let _ = peer.verbs.post(log.token, &mut write.abort().ops());
         })?;
-        let took = object.took(&ops);
+        let took = object.took(ops);
         open.leave();
         took.map_err(|found| void_claim(peer, epoch_of(found)))
     }

@@ -4,6 +4,7 @@
 //! NotFound.
 
 use super::batch::in_one_request;
+use super::buffers::ReadBuffer;
 use super::fetch::Fetched;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
@@ -146,6 +147,63 @@ impl Client {
         match self.read_now(key, dst) {
             Some(done) => done,
             None => one(self.read_further(&mut [(key, dst)]).await),
+        }
+    }
+
+    /// Bytes of many objects; one result per key, in order. Those that are not in mapped memory
+    /// take a request for their sizes, then one to each owner.
+    pub async fn get_many(&self, keys: &[&[u8]]) -> Vec<Result<Bytes>> {
+        let found: Vec<_> = keys.iter().map(|key| self.get_now(key)).collect();
+        let rest = keys.iter().zip(&found).filter(|(_, found)| found.is_none());
+        let rest: Vec<&[u8]> = rest.map(|(key, _)| *key).collect();
+        let read = if rest.is_empty() { Vec::new() } else { self.get_sized(&rest).await };
+        filled(found, read)
+    }
+
+    async fn get_sized(&self, keys: &[&[u8]]) -> Vec<Result<Bytes>> {
+        let tried = vec![SearchState::default(); keys.len()];
+        let mut sized = Vec::new();
+        for located in self.locate(keys, &tried).await {
+            sized.push(match located {
+                Ok(located) => self.room_for(&located.meta).await,
+                Err(e) => Err(e),
+            });
+        }
+        let places = keys.iter().zip(&mut sized).filter_map(|(k, r)| Some((*k, r.as_mut().ok()?)));
+        let mut items: Vec<_> = places.map(|(key, room)| (key, room.bytes_mut())).collect();
+        let mut read = self.read_further(&mut items).await.into_iter();
+        let mut all = Vec::new();
+        for (key, room) in keys.iter().zip(sized) {
+            let Ok(room) = room else {
+                all.push(room.map(ReadBuffer::into_bytes).map_err(|e| e.about(key)));
+                continue;
+            };
+            let read = read.next().unwrap_or_else(|| Err(moves_on(key)));
+            let bytes = read.map(|n| room.into_bytes().slice(..n));
+            // Another object of this key, and larger: it was removed and put again meanwhile.
+            let larger = |e: &Error| e.kind() == ErrorKind::InvalidArgument;
+            all.push(if bytes.as_ref().is_err_and(larger) {
+                self.get_further(key).await
+            } else {
+                bytes
+            });
+        }
+        all
+    }
+
+    /// A buffer for the object at a location.
+    async fn room_for(&self, meta: &ObjMeta) -> Result<ReadBuffer> {
+        // Checked before the buffer is allocated: the size may not exceed the owner's segment.
+        self.peer(meta.at.incarnation).await?.check(meta)?;
+        Ok(self.shared.buffers.take(meta.object.bytes_total as usize))
+    }
+
+    /// Reads an object into several buffers, one after another; returns its length. InvalidArgument
+    /// if they are too small together. From mapped memory it is copied once, else through a buffer.
+    pub async fn get_into_parts(&self, key: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
+        match self.read_parts_now(key, parts) {
+            Some(done) => done,
+            None => scatter(&self.get_further(key).await?, parts),
         }
     }
 
@@ -358,6 +416,21 @@ impl Client {
         peer.verbs.post(0, &mut again)?;
         Ok(())
     }
+}
+
+/// Copies an object's bytes into buffers, one after another; returns how many there are.
+pub(super) fn scatter(bytes: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
+    let room = parts.iter().map(|part| part.len()).sum();
+    if bytes.len() > room {
+        return Err(too_small(bytes.len() as u64, room));
+    }
+    let mut left = bytes;
+    for part in parts {
+        let (now, later) = left.split_at(left.len().min(part.len()));
+        part[..now.len()].copy_from_slice(now);
+        left = later;
+    }
+    Ok(bytes.len())
 }
 
 /// An owner could not be read.

@@ -9,6 +9,7 @@ mod write_plan;
 
 use super::peer::Peer;
 use super::put_log::TryPut;
+use super::value::{MOST_PARTS, Value};
 use super::{Client, about_keys, continued, filled, holds_within, one, spread};
 use crate::client::plans::PlanState;
 use crate::client::producer::GiveUp;
@@ -55,10 +56,63 @@ impl Client {
     /// # });
     /// ```
     pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        match self.try_put(key, value, opts) {
+        match self.try_put(key, Value::Whole(value), opts) {
             TryPut::Done(done) => done,
             TryPut::NeedsPlan => self.put_by_plan(key, value, opts).await,
             TryPut::NotAttached => one(self.put_many(&[(key, value)], opts).await),
+        }
+    }
+
+    /// Stores a value that lies in several buffers, one part after another. Into a mapped log and
+    /// by RDMA up to 64 parts go without being joined first.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("put-parts", async |cache| {
+    /// cache.put_parts(b"block/1", &[b"keys", b"values"], &PutOptions::default()).await?;
+    /// assert_eq!(cache.get(b"block/1").await?, &b"keysvalues"[..]);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn put_parts(&self, key: &[u8], parts: &[&[u8]], opts: &PutOptions) -> Result<()> {
+        match self.try_put_parts(key, parts, opts) {
+            Some(done) => done,
+            None => self.put(key, &parts.concat(), opts).await,
+        }
+    }
+
+    /// As [`Client::put_many`] and [`Client::put_parts`]. What has to be joined is one batch.
+    pub async fn put_many_parts(
+        &self,
+        items: &[(&[u8], &[&[u8]])],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        let now = |(key, parts): &(&[u8], &[&[u8]])| self.try_put_parts(key, parts, opts);
+        let done: Vec<_> = items.iter().map(now).collect();
+        let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let joined: Vec<_> = left.map(|((key, parts), _)| (*key, parts.concat())).collect();
+        let joined: Vec<(&[u8], &[u8])> = joined.iter().map(|(k, v)| (*k, &v[..])).collect();
+        let put = match joined.is_empty() {
+            true => Vec::new(),
+            false => self.put_many(&joined, opts).await,
+        };
+        filled(done, put)
+    }
+
+    /// None: the parts must be joined first.
+    pub(super) fn try_put_parts(
+        &self,
+        key: &[u8],
+        parts: &[&[u8]],
+        opts: &PutOptions,
+    ) -> Option<Result<()>> {
+        if parts.len() > MOST_PARTS {
+            return None;
+        }
+        match self.try_put(key, Value::Parts(parts), opts) {
+            TryPut::Done(done) => Some(done),
+            TryPut::NeedsPlan | TryPut::NotAttached => None,
         }
     }
 
@@ -98,7 +152,8 @@ impl Client {
         }
         let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
         self.attach_log_owners(&hashes, opts).await;
-        let now = |(key, value): &(&[u8], &[u8])| match self.try_put(key, value, opts) {
+        let now = |(key, value): &(&[u8], &[u8])| match self.try_put(key, Value::Whole(value), opts)
+        {
             TryPut::Done(done) => Some(done),
             TryPut::NeedsPlan | TryPut::NotAttached => None,
         };

@@ -49,6 +49,18 @@ impl Publication {
         [fields, writing, self.page(0, payload), self.ready()]
     }
 
+    /// The same with the payload in parts, written one after another.
+    pub fn gathered<'a>(&'a self, parts: &[&'a [u8]]) -> Vec<Op<'a>> {
+        let mut ops = Vec::from(self.announce());
+        let mut offset = 0;
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            ops.push(self.page(offset, part));
+            offset += part.len() as u64;
+        }
+        ops.push(self.ready());
+        ops
+    }
+
     /// Always a compare-and-swap with the epoch: it changes nothing in a slot that has a newer
     /// epoch.
     fn ready(&self) -> Op<'static> {

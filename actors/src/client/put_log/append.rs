@@ -5,6 +5,7 @@ use super::{Abandoned, ClientToOwner, Took, void_claim};
 use crate::client::batch::in_one_request;
 use crate::client::peer::Peer;
 use crate::client::peer_log::PeerLog;
+use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut};
@@ -120,7 +121,7 @@ impl Client {
         let mut line = ControlLine::unread();
         match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
             Some(ClaimStep::Write(write)) => {
-                Self::place(peer, log, &write, value, open)?;
+                Self::place(peer, log, &write, Value::Whole(value), open)?;
                 log.name(p, key);
                 return Ok(Some(Took::Written));
             }

@@ -1,0 +1,94 @@
+//! Values in several buffers, and many values at once, by every transport of one host.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod embedding;
+
+use embedding::log::{at_rest, gauges, with_log};
+use embedding::{bytes, client_by};
+use nkv_actors::{Client, Cluster, ErrorKind, PutOptions, TransportChoice};
+
+const RANKS: u32 = 2;
+
+async fn handles(cluster: &Cluster) -> Vec<(&'static str, Client)> {
+    vec![
+        ("embedded", cluster.client()),
+        ("shm", client_by(cluster, TransportChoice::Shm).await),
+        ("tcp", client_by(cluster, TransportChoice::Tcp).await),
+    ]
+}
+
+/// Cuts bytes into parts of these lengths, with what is left at the end.
+fn cut<'a>(mut bytes: &'a [u8], lens: &[usize]) -> Vec<&'a [u8]> {
+    let mut parts = Vec::new();
+    for len in lens {
+        let (part, rest) = bytes.split_at((*len).min(bytes.len()));
+        parts.push(part);
+        bytes = rest;
+    }
+    parts.push(bytes);
+    parts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_are_one_object_whatever_their_lengths() {
+    let cluster = Cluster::start(RANKS, with_log("parts")).await.unwrap();
+    let opts = PutOptions::default().device_alloc(true);
+    let many = vec![3; 100];
+    for (name, handle) in handles(&cluster).await {
+        let lens: [&[usize]; 6] = [&[], &[0], &[1, 7, 0, 4096], &[65_536], &[99_999, 1], &many];
+        for (i, lens) in lens.into_iter().enumerate() {
+            let key = format!("{name}/{i}");
+            let value = bytes(100_000, i as u8);
+            handle.put_parts(key.as_bytes(), &cut(&value, lens), &opts).await.unwrap();
+            assert_eq!(handle.get(key.as_bytes()).await.unwrap(), value, "{key}");
+            let mut room = vec![0; 100_010];
+            let mut rest = &mut room[..];
+            let mut places = Vec::new();
+            for len in lens.iter().chain([&100_010]) {
+                let (place, later) = rest.split_at_mut((*len).min(rest.len()));
+                places.push(place);
+                rest = later;
+            }
+            let read = handle.get_into_parts(key.as_bytes(), &mut places).await.unwrap();
+            assert!(read == value.len() && room[..read] == value, "{key}");
+            let (mut a, mut b) = (vec![0; 50_000], vec![0; 49_999]);
+            let small = handle.get_into_parts(key.as_bytes(), &mut [&mut a, &mut b]).await;
+            assert_eq!(small.unwrap_err().kind(), ErrorKind::InvalidArgument, "{key}");
+        }
+        let absent = handle.get_into_parts(b"absent", &mut []).await;
+        assert_eq!(absent.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    // By the log, whether they were joined first or not.
+    for rank in 0..RANKS as usize {
+        at_rest(&cluster, rank).await;
+    }
+    let taken: u64 = (0..RANKS as usize).map(|rank| gauges(&cluster, rank).log_accepted).sum();
+    assert_eq!(taken, 3 * 6);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_are_put_in_parts_and_read_whole() {
+    let cluster = Cluster::start(RANKS, with_log("parts-many")).await.unwrap();
+    let by_log = PutOptions::default().device_alloc(true);
+    for (name, handle) in handles(&cluster).await {
+        let keys: Vec<_> = (0..60).map(|i| format!("{name}/{i}").into_bytes()).collect();
+        let values: Vec<_> = (0..60).map(|i| bytes(1 + 997 * i, i as u8)).collect();
+        let parts: Vec<_> = values.iter().map(|value| cut(value, &[500, 20_000])).collect();
+        let items: Vec<(&[u8], &[&[u8]])> =
+            keys.iter().zip(&parts).map(|(k, p)| (&k[..], &p[..])).collect();
+        let put = handle.put_many_parts(&items, &by_log).await;
+        assert!(put.iter().all(Result::is_ok), "{name}: {put:?}");
+        let mut names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        names.insert(30, b"absent");
+        let mut found = handle.get_many(&names).await;
+        assert_eq!(found.remove(30).unwrap_err().kind(), ErrorKind::NotFound);
+        for (found, value) in found.into_iter().zip(&values) {
+            assert!(found.unwrap() == value, "{name}");
+        }
+        let bad: [(&[u8], &[&[u8]]); 2] = [(b"", &[b"x"]), (b"good", &[b"a", b"b"])];
+        let put = handle.put_many_parts(&bad, &by_log).await;
+        assert!(put[0].is_err() && put[1].is_ok(), "{name}: {put:?}");
+    }
+    cluster.stop().await;
+}
