@@ -4,8 +4,9 @@
 use clap::builder::PossibleValuesParser;
 use clap::parser::ValueSource;
 use clap::{Args, Command, FromArgMatches};
-use nkv_programs::node_settings::{KEYS, NO_PREFAULT, SettingFlags};
+use nkv_programs::node_settings::{KEYS, NO_PREFAULT, SettingFlags, flag};
 use nkv_programs::packaging::{self, PackagingFlags};
+use nkv_programs::settings::Given;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -66,6 +67,13 @@ pub(crate) fn with_choices() -> Command {
             arg
         }
     })
+}
+
+impl Flags {
+    /// The settings among them.
+    pub(crate) fn given(&self) -> Given {
+        Given { values: self.values.clone(), config: self.config.clone(), named: flag }
+    }
 }
 
 /// Reads the command line.

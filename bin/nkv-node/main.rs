@@ -4,18 +4,15 @@
 
 mod flags;
 mod http;
-mod launcher;
 mod metrics;
 mod ready;
 mod run;
-mod settings;
 mod signals;
 mod start_lines;
 
 use nkv_programs::logging::LogFormat;
-use nkv_programs::{exit, logging, open_files, streams};
-use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
-use settings::{Machine, Settings};
+use nkv_programs::settings::{self, Machine, Settings};
+use nkv_programs::{exit, launcher, logging, open_files, streams};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,17 +37,9 @@ fn main() -> ExitCode {
         Ok(true) => return ExitCode::SUCCESS,
         Err(error) => return fail(exit::LOCAL, &format!("stdout: {error}")),
     }
-    let env: launcher::Env = std::env::vars_os()
-        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-        .collect();
-    // Variables that are no UTF-8 were dropped above; for a secret that is an error.
-    for secret in [SECRET_VARIABLE, SECRET_FILE_VARIABLE] {
-        if std::env::var_os(secret).is_some() && !env.contains_key(secret) {
-            let why = format!("{secret} is no text: put the secret into a file for --secret-file");
-            return fail(exit::USAGE, &why);
-        }
-    }
-    let settings = match settings::resolve(&flags, &env, Machine::measure()) {
+    let resolved = launcher::environment()
+        .and_then(|env| settings::resolve(&flags.given(), &env, Machine::measure()));
+    let settings = match resolved {
         Ok(settings) => settings,
         Err(error) => return fail(exit::USAGE, &error),
     };

@@ -3,12 +3,12 @@
 //! exits, so that the supervisor of the process restarts it.
 
 use crate::ready::{Phase, Readiness};
-use crate::settings::Settings;
 use crate::signals::{CleanupPaths, Signals};
 use crate::{http, start_lines};
 use nkv::message::RankInfo;
 use nkv::{Address, Ended, Node};
 use nkv_programs::exit;
+use nkv_programs::settings::Settings;
 use nkv_store::clock::{BootClock, Clock};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;

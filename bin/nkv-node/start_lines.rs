@@ -2,10 +2,10 @@
 //! its configuration with sources and what it found on this machine; and one line for programs on
 //! stdout.
 
-use crate::settings::{Line, Settings};
 use nkv::message::RankInfo;
 use nkv::{Address, Node, NodeConfig};
 use nkv_actors::node::MemoryChoice;
+use nkv_programs::settings::{Line, Settings};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::shm::pages;
 use std::io::Write;
@@ -143,7 +143,7 @@ fn shown(text: Option<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::configuration;
-    use crate::settings::Line;
+    use nkv_programs::settings::Line;
 
     #[test]
     fn the_configuration_is_toml_with_sources_as_comments() {

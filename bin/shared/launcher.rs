@@ -5,14 +5,33 @@
 mod hosts;
 
 use hosts::HostList;
+use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use std::collections::BTreeMap;
 
 /// An environment: variables by name. Empty values count as unset.
-pub(crate) type Env = BTreeMap<String, String>;
+pub type Env = BTreeMap<String, String>;
+
+/// This process's environment, without variables that are no text.
+///
+/// # Errors
+/// If such a one should hold the secret.
+pub fn environment() -> Result<Env, String> {
+    let env: Env = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect();
+    for secret in [SECRET_VARIABLE, SECRET_FILE_VARIABLE] {
+        if std::env::var_os(secret).is_some() && !env.contains_key(secret) {
+            return Err(format!(
+                "{secret} is no text: put the secret into a file for --secret-file"
+            ));
+        }
+    }
+    Ok(env)
+}
 
 /// The launcher that started this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub enum Family {
     /// torchrun (PyTorch's elastic launcher), or anything that sets the same variables.
     Torchrun,
     /// Open MPI's mpirun.
@@ -33,24 +52,24 @@ impl std::fmt::Display for Family {
 
 /// What a launcher's variables contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Launcher {
+pub struct Launcher {
     /// Which launcher.
-    pub(crate) family: Family,
+    pub family: Family,
     /// This process's rank.
-    pub(crate) rank: u32,
+    pub rank: u32,
     /// Ranks in all.
-    pub(crate) world_size: u32,
+    pub world_size: u32,
     /// Ranks on this host, if the launcher sets it.
-    pub(crate) local_world_size: Option<u32>,
+    pub local_world_size: Option<u32>,
     /// Host of rank 0, if the launcher sets it.
-    pub(crate) master_host: Option<String>,
+    pub master_host: Option<String>,
     /// True if every rank runs on this host.
-    pub(crate) one_host: bool,
+    pub one_host: bool,
 }
 
 /// An environment that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LauncherError {
+pub enum LauncherError {
     /// Some of a launcher's variables are set and some are not.
     #[error(
         "{family} set {} but not {}: set what is missing, or unset all of it and give --rank and \
@@ -90,7 +109,7 @@ const FAMILIES: [(Family, &[&str]); 3] = [
 /// # Errors
 /// If no set is complete and one is incomplete, or if a variable of the set that is used is no
 /// number or no list of hosts.
-pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
+pub fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
     let mut half = None;
     for (family, needed) in FAMILIES {
         // Outside a step (in a batch script) Slurm's variables do not describe this process.
@@ -112,7 +131,7 @@ pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
 
 /// The job's name from the launcher: torchrun's run id, else Slurm's job and step, else the port of
 /// torchrun's agent, which no two jobs of a host share.
-pub(crate) fn job(env: &Env) -> Option<(String, &'static str)> {
+pub fn job(env: &Env) -> Option<(String, &'static str)> {
     // "none" is torchrun's placeholder for a job without an id.
     let run_id = get(env, "TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
     if let Some(id) = run_id {
@@ -127,7 +146,7 @@ pub(crate) fn job(env: &Env) -> Option<(String, &'static str)> {
 }
 
 /// A variable that is set and not empty.
-pub(crate) fn get<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
+pub fn get<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
     env.get(name).map(String::as_str).filter(|value| !value.is_empty())
 }
 

@@ -3,10 +3,12 @@
 pub mod endpoints;
 pub mod exit;
 pub mod fabric;
+pub mod launcher;
 pub mod logging;
 pub mod node_settings;
 pub mod open_files;
 pub mod packaging;
+pub mod settings;
 pub mod sizes;
 pub mod streams;
 pub mod variables;

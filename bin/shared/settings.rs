@@ -6,24 +6,24 @@ mod file;
 mod resolve;
 mod values;
 
-use crate::flags::Flags;
+use crate::endpoints::DEFAULT_PORT;
 use crate::launcher::{self, Env, Launcher};
+use crate::logging::LogFormat;
+use crate::sizes::{parse_bytes, show_bytes};
+use crate::variables;
 use nkv::{MemoryChoice, NodeConfig, Secret};
-use nkv_programs::endpoints::DEFAULT_PORT;
-use nkv_programs::logging::LogFormat;
-use nkv_programs::sizes::{parse_bytes, show_bytes};
-use nkv_programs::variables;
 use nkv_store::evict::Watermarks;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use resolve::Resolver;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use values::{Devices, boolean, either, http_address, job_name, number, watermarks};
 
-pub(crate) use resolve::Line;
+pub use resolve::Line;
 
 /// Largest heap by default.
 const DEFAULT_HEAP_BYTES: u64 = 1 << 30;
@@ -46,41 +46,52 @@ const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Most worker threads that may be set.
 const MAX_THREADS: usize = 256;
 
+/// What the user set beside the environment.
+#[derive(Debug, Clone)]
+pub struct Given {
+    /// Values of settings by key, as typed.
+    pub values: BTreeMap<&'static str, String>,
+    /// The configuration file.
+    pub config: Option<PathBuf>,
+    /// How errors name the setting of a key: `--heap-bytes`, or `heap_bytes`.
+    pub named: fn(&str) -> String,
+}
+
 /// What a rank runs with.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// The library's configuration.
-    pub(crate) node: NodeConfig,
+    pub node: NodeConfig,
     /// Where HTTP is served; `None`: nowhere.
-    pub(crate) http: Option<SocketAddr>,
+    pub http: Option<SocketAddr>,
     /// How long plans in flight may take to finish after SIGTERM.
-    pub(crate) drain_ms: u64,
+    pub drain_ms: u64,
     /// Fresh starts in a row after being declared gone.
-    pub(crate) rejoins: u32,
+    pub rejoins: u32,
     /// Worker threads.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// Filter of log lines.
-    pub(crate) log: String,
+    pub log: String,
     /// Their form.
-    pub(crate) log_format: LogFormat,
+    pub log_format: LogFormat,
     /// Every effective value and its source, in the order of the table.
-    pub(crate) lines: Vec<Line>,
+    pub lines: Vec<Line>,
     /// Warnings for the user.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 /// What this machine has: measured once, so that the rest is a pure function.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Machine {
+pub struct Machine {
     /// Bytes of memory that a segment may take; 0 if unknown.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// Cores of this process.
-    pub(crate) cores: usize,
+    pub cores: usize,
 }
 
 impl Machine {
     /// Asks the system.
-    pub(crate) fn measure() -> Self {
+    pub fn measure() -> Self {
         let cores = std::thread::available_parallelism().map_or(*THREADS.start(), usize::from);
         Self { memory_bytes: nkv_store::shm::available_bytes(), cores }
     }
@@ -90,8 +101,8 @@ impl Machine {
 ///
 /// # Errors
 /// One sentence: which value of which source is wrong, or what a launcher left out.
-pub(crate) fn resolve(flags: &Flags, env: &Env, machine: Machine) -> Result<Settings, String> {
-    let mut r = Resolver::new(flags, env)?;
+pub fn resolve(given: &Given, env: &Env, machine: Machine) -> Result<Settings, String> {
+    let mut r = Resolver::new(given, env)?;
     let mut warnings = Vec::new();
     let launcher = match launcher::detect(env) {
         Ok(found) => found,
@@ -277,7 +288,7 @@ fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
 fn secret(r: &mut Resolver, env: &Env) -> Result<Option<Secret>, String> {
     let variable = env.get(SECRET_VARIABLE).map(OsStr::new);
     let source = r.source("secret_file").unwrap_or_default();
-    if variable.is_some() && !source.starts_with("--") {
+    if variable.is_some() && !r.is_typed("secret_file") {
         let named = (source == SECRET_FILE_VARIABLE).then(|| OsStr::new("another"));
         let found = Secret::choose(None, variable, named).map_err(|e| e.to_string())?;
         r.note("secret_file", NO_SECRET_FILE, SECRET_VARIABLE);

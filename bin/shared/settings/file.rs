@@ -1,7 +1,7 @@
 //! The configuration file: flat TOML whose keys are those of the table of settings. Only the TOML
 //! type of a value is checked here.
 
-use nkv_programs::node_settings::KEYS;
+use crate::node_settings::KEYS;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;

@@ -2,49 +2,67 @@
 //! its source. No setting is named here.
 
 use super::file;
-use crate::flags::Flags;
 use crate::launcher::{Env, get};
-use nkv_programs::node_settings::{KEYS, flag, variable};
+use crate::node_settings::{KEYS, variable};
+use crate::settings::Given;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One effective value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Line {
+pub struct Line {
     /// The setting's key.
-    pub(crate) key: &'static str,
+    pub key: &'static str,
     /// Its value, as TOML.
-    pub(crate) value: String,
+    pub value: String,
     /// Where it came from.
-    pub(crate) source: String,
+    pub source: String,
+}
+
+/// Where a text comes from.
+#[derive(Debug, Clone)]
+enum Source {
+    /// A flag, or an argument of a call.
+    Typed(String),
+    Variable(String),
+    File(String),
+}
+
+impl Source {
+    fn name(&self) -> &String {
+        match self {
+            Source::Typed(name) | Source::Variable(name) | Source::File(name) => name,
+        }
+    }
 }
 
 /// Takes one value after another and records each with its source.
 pub(super) struct Resolver {
     // What the user set: each text with its source.
-    given: BTreeMap<String, (String, String)>,
+    given: BTreeMap<String, (String, Source)>,
     lines: Vec<Line>,
 }
 
 impl Resolver {
-    /// Reads the file that the flags or `NKV_CONFIG` name. Flags win over variables over the file.
-    pub(super) fn new(flags: &Flags, env: &Env) -> Result<Self, String> {
-        let mut given = BTreeMap::new();
-        let named = flags.config.clone().or_else(|| get(env, "NKV_CONFIG").map(PathBuf::from));
+    /// Reads the file that `given` or `NKV_CONFIG` names. What is typed wins over variables over
+    /// the file.
+    pub(super) fn new(given: &Given, env: &Env) -> Result<Self, String> {
+        let mut all = BTreeMap::new();
+        let named = given.config.clone().or_else(|| get(env, "NKV_CONFIG").map(PathBuf::from));
         if let Some(path) = named {
-            let source = path.display().to_string();
+            let source = Source::File(path.display().to_string());
             let found = file::load(&path)?.into_iter();
-            given.extend(found.map(|(key, text)| (key, (text, source.clone()))));
+            all.extend(found.map(|(key, text)| (key, (text, source.clone()))));
         }
         for key in KEYS.iter() {
             let variable = variable(key);
-            if let Some(text) = flags.values.get(key.as_str()) {
-                given.insert(key.clone(), (text.clone(), flag(key)));
+            if let Some(text) = given.values.get(key.as_str()) {
+                all.insert(key.clone(), (text.clone(), Source::Typed((given.named)(key))));
             } else if let Some(text) = get(env, &variable) {
-                given.insert(key.clone(), (text.to_string(), variable));
+                all.insert(key.clone(), (text.to_string(), Source::Variable(variable)));
             }
         }
-        Ok(Self { given, lines: Vec::new() })
+        Ok(Self { given: all, lines: Vec::new() })
     }
 
     /// The user's value, else `default`.
@@ -68,13 +86,13 @@ impl Resolver {
         let (value, source) = match self.given.get(key) {
             Some((text, source)) => {
                 let value = parse(text).map_err(|why| {
-                    let key = match source.starts_with("--") || source.starts_with("NKV_") {
-                        true => String::new(),
-                        false => format!(", {key}"),
+                    let key = match source {
+                        Source::Typed(_) | Source::Variable(_) => String::new(),
+                        Source::File(_) => format!(", {key}"),
                     };
-                    format!("{source}{key} \"{}\": {why}", text.escape_debug())
+                    format!("{}{key} \"{}\": {why}", source.name(), text.escape_debug())
                 })?;
-                (value, source.clone())
+                (value, source.name().clone())
             }
             None => (other, source.to_string()),
         };
@@ -104,7 +122,12 @@ impl Resolver {
 
     /// The source in which the user set it.
     pub(super) fn source(&self, key: &str) -> Option<String> {
-        self.given.get(key).map(|(_, source)| source.clone())
+        self.given.get(key).map(|(_, source)| source.name().clone())
+    }
+
+    /// True if the user typed it: a flag, or an argument of a call.
+    pub(super) fn is_typed(&self, key: &str) -> bool {
+        self.given.get(key).is_some_and(|(_, source)| matches!(source, Source::Typed(_)))
     }
 
     /// Records a value that was decided elsewhere.

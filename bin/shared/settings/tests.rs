@@ -1,11 +1,10 @@
 //! Tables of which source wins for which setting, and the errors that stop a rank before it starts.
 
-use super::{Machine, Settings, resolve};
-use crate::flags::{self, Flags};
+use super::{Given, Machine, Settings, resolve};
 use crate::launcher::Env;
-use nkv_programs::node_settings::KEYS;
+use crate::node_settings::{KEYS, flag};
 use nkv_transport::fabric::FabricConfig;
-use std::ffi::OsString;
+use std::collections::BTreeMap;
 use std::io::Write;
 
 const MACHINE: Machine = Machine { memory_bytes: 16 << 30, cores: 4 };
@@ -19,9 +18,18 @@ const TORCHRUN: &[(&str, &str)] = &[
 
 const SECRET: (&str, &str) = ("NKV_SECRET", "sixteen bytes or");
 
-fn flags(args: &[&str]) -> Flags {
-    let args = [&["nkv-node"], args].concat();
-    flags::parse(args.iter().map(OsString::from)).unwrap()
+/// A command line of pairs: a flag and its value.
+fn flags(args: &[&str]) -> Given {
+    let value = |name: &str| {
+        let at = args.iter().rposition(|arg| *arg == name)?;
+        Some(args[at + 1].to_string())
+    };
+    let typed = KEYS.iter().filter_map(|key| Some((key.as_str(), value(&flag(key))?)));
+    let mut values: BTreeMap<_, _> = typed.collect();
+    if args.contains(&"--no-prefault") {
+        values.insert("prefault", "false".to_string());
+    }
+    Given { values, config: value("--config").map(Into::into), named: flag }
 }
 
 fn env(pairs: &[(&str, &str)]) -> Env {
@@ -306,7 +314,7 @@ fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
 
 #[test]
 fn the_form_of_log_lines_is_one_of_two() {
-    use nkv_programs::logging::LogFormat;
+    use crate::logging::LogFormat;
     assert_eq!(settings(&[], &[]).unwrap().log_format, LogFormat::Text);
     let json = settings(&[], &[("NKV_LOG_FORMAT", "json")]).unwrap();
     assert_eq!(json.log_format, LogFormat::Json);
