@@ -33,6 +33,13 @@ have_python3() { command -v python3 >/dev/null; }
 hint_python3() { echo "apt-get install python3"; }
 install_python3() { apt_install python3; }
 
+# An interpreter that makes environments with pip.
+have_python_venv() {
+    python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+hint_python_venv() { echo "apt-get install python3-venv (Python 3.10 or later)"; }
+install_python_venv() { apt_install python3 python3-venv; }
+
 have_curl() { command -v curl >/dev/null; }
 hint_curl() { echo "apt-get install curl ca-certificates"; }
 install_curl() { apt_install curl ca-certificates; }
@@ -191,7 +198,7 @@ count() {
     COUNTED_FAILED=$failed
 }
 
-# "passed failed skipped" from nextest's summary, else from the lines of cargo test.
+# "passed failed skipped" from nextest's summary, else from the lines of cargo test and pytest.
 tests_in() {
     awk '
         function number_before(word,   at) {
@@ -205,6 +212,11 @@ tests_in() {
         /^test result: / && !nextest {
             p += number_before("passed"); f += number_before("failed")
             s += number_before("ignored")
+        }
+        # pytest
+        /^[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s/ && !nextest {
+            p += number_before("passed"); s += number_before("skipped")
+            f += number_before("failed") + number_before("error")
         }
         END { print p + 0, f + 0, s + 0 }
     ' "$1"

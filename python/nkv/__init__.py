@@ -1,0 +1,46 @@
+"""nkv: a distributed KV cache for LLM inference."""
+
+from . import _nkv, arrays
+from .cache import DEFAULT_PAGE_BYTES, Key, ListedKey, NanoKVCache, ObjMeta, WritePlan
+from .errors import (
+    AlreadyExists,
+    Corrupt,
+    Disconnected,
+    Error,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    NotReady,
+    OutOfMemory,
+    Reclaimed,
+    Timeout,
+    Unsupported,
+)
+
+__version__ = _nkv.__version__
+
+connect = NanoKVCache.connect
+
+__all__ = [
+    "DEFAULT_PAGE_BYTES",
+    "AlreadyExists",
+    "Corrupt",
+    "Disconnected",
+    "Error",
+    "Internal",
+    "InvalidArgument",
+    "Key",
+    "ListedKey",
+    "NanoKVCache",
+    "NotFound",
+    "NotReady",
+    "ObjMeta",
+    "OutOfMemory",
+    "Reclaimed",
+    "Timeout",
+    "Unsupported",
+    "WritePlan",
+    "__version__",
+    "arrays",
+    "connect",
+]

@@ -1,0 +1,295 @@
+"""Arrays and tensors as bytes, and back.
+
+An object that was put from an array ends with a trailer: its shape, the name of its type, and from
+which library it came. So :meth:`NanoKVCache.get` returns what was put. An object without a trailer
+is plain bytes, such as one that a kernel or a Rust program wrote.
+
+The trailer, little endian: one u64 for each dimension; then 32 bytes: the magic ``NKVARRAY``,
+version (1), library (0 none, 1 NumPy, 2 torch), number of dimensions, 0, name of the type (12
+bytes, padded with zeros), and an 8-byte BLAKE2b digest of the number of payload bytes (u64) and all
+before it. Plain bytes that end like a trailer get one that says so, and nothing is mistaken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import struct
+import sys
+from typing import Any, NamedTuple
+
+from . import _nkv
+from .errors import InvalidArgument
+
+_MAGIC = b"NKVARRAY"
+_FIXED = struct.Struct("<8sBBBx12s")
+_DIGEST_BYTES = 8
+_FIXED_BYTES = _FIXED.size + _DIGEST_BYTES
+_VERSION = 1
+#: Most dimensions of an array.
+MAX_DIMENSIONS = 64
+#: Bytes of the longest trailer.
+MAX_TRAILER_BYTES = 8 * MAX_DIMENSIONS + _FIXED_BYTES
+
+_PLAIN, _NUMPY, _TORCH = range(3)
+
+#: Bytes of an element by the name of its type: NumPy's names, and those that only torch has.
+_ITEM_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "f8_e4m3fn": 1,
+    "f8_e5m2": 1,
+    "f8_e4m3fnuz": 1,
+    "f8_e5m2fnuz": 1,
+    "f8_e8m0fnu": 1,
+}
+_LONG_NAMES = {name: name.replace("f8_", "float8_") for name in _ITEM_BYTES if name[:3] == "f8_"}
+_SHORT_NAMES = {long: short for short, long in _LONG_NAMES.items()}
+
+
+class Shape(NamedTuple):
+    """What a trailer says."""
+
+    library: int
+    dtype: str
+    dims: tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """Bytes to be put: either an object with the buffer protocol, or an address and a size."""
+
+    buffer: Any
+    address: int
+    size: int
+    trailer: bytes
+    #: Keeps the memory alive.
+    owner: Any
+
+
+def _digest(described: bytes, payload_bytes: int) -> bytes:
+    digest = hashlib.blake2b(struct.pack("<Q", payload_bytes), digest_size=_DIGEST_BYTES)
+    digest.update(described)
+    return digest.digest()
+
+
+def trailer(shape: Shape, payload_bytes: int) -> bytes:
+    """The trailer of an object with so many bytes before it."""
+    if len(shape.dims) > MAX_DIMENSIONS:
+        raise InvalidArgument(f"an array of {len(shape.dims)} dimensions: {MAX_DIMENSIONS} at most")
+    name = shape.dtype.encode()
+    fixed = _FIXED.pack(_MAGIC, _VERSION, shape.library, len(shape.dims), name)
+    described = struct.pack(f"<{len(shape.dims)}Q", *shape.dims) + fixed
+    return described + _digest(described, payload_bytes)
+
+
+def parse(tail: bytes | memoryview, total: int) -> tuple[Shape, int] | None:
+    """What the last bytes of an object of ``total`` bytes say: the shape, and the trailer's length.
+
+    None if it has no trailer.
+    """
+    tail = bytes(tail[-MAX_TRAILER_BYTES:])
+    if len(tail) < _FIXED_BYTES:
+        return None
+    magic, version, library, n, name = _FIXED.unpack_from(tail, len(tail) - _FIXED_BYTES)
+    length = _FIXED_BYTES + 8 * n
+    if magic != _MAGIC or version != _VERSION or n > MAX_DIMENSIONS or len(tail) < length:
+        return None
+    whole = tail[len(tail) - length :]
+    described, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
+    payload = total - length
+    if payload < 0 or digest != _digest(described, payload):
+        return None
+    dtype = name.rstrip(b"\0").decode("ascii", "replace")
+    dims = struct.unpack_from(f"<{n}Q", described)
+    item = _ITEM_BYTES.get(dtype)
+    if library != _PLAIN and (item is None or math.prod(dims) * item != payload):
+        return None
+    return Shape(library, dtype, dims), length
+
+
+def _plain_trailer(data: bytes | memoryview) -> bytes:
+    """Marks plain bytes that end like a trailer as plain."""
+    at = len(data) - _FIXED_BYTES
+    if at < 0 or data[at : at + len(_MAGIC)] != _MAGIC:
+        return b""
+    if parse(data[-MAX_TRAILER_BYTES:], len(data)) is None:
+        return b""
+    return trailer(Shape(_PLAIN, "uint8", (len(data),)), len(data))
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _torch_source(tensor: Any, dst: bool) -> Source:
+    what = "dst" if dst else "the tensor"
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"{what} is on {tensor.device}: this build moves memory of the host; use .cpu()"
+        )
+    if tensor.layout != sys.modules["torch"].strided or not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"{what} of shape {tuple(tensor.shape)} is not contiguous"
+            + ("" if dst else ": use .contiguous()")
+        )
+    long = str(tensor.dtype).removeprefix("torch.")
+    dtype = _SHORT_NAMES.get(long, long)
+    if dtype not in _ITEM_BYTES:
+        raise InvalidArgument(f"{what} is of {tensor.dtype}, which cannot be stored")
+    size = tensor.numel() * tensor.element_size()
+    shape = Shape(_TORCH, dtype, tuple(tensor.shape))
+    return Source(None, tensor.data_ptr(), size, trailer(shape, size), tensor)
+
+
+def _array_source(value: Any, interface: dict[str, Any], dst: bool) -> Source:
+    what = "dst" if dst else "the array"
+    shape, code = interface["shape"], interface["typestr"]
+    item = int(code[2:])
+    dense = True
+    if interface.get("strides") is not None:
+        step = item
+        for dim, stride in zip(reversed(shape), reversed(interface["strides"]), strict=True):
+            dense = dense and (stride == step or dim <= 1)
+            step *= dim
+    size = math.prod(shape) * item
+    if not dense and size > 0:
+        raise InvalidArgument(
+            f"{what} of shape {tuple(shape)} is not contiguous"
+            + ("" if dst else ": use numpy.ascontiguousarray")
+        )
+    address, readonly = interface["data"]
+    if dst and readonly:
+        raise InvalidArgument("dst is read-only")
+    kinds = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+    name = kinds.get(code[1], "")
+    dtype = name if name == "bool" else f"{name}{8 * item}"
+    if dtype not in _ITEM_BYTES or code[0] == ">":
+        raise InvalidArgument(
+            f"{what} is of {code}, which cannot be stored with its type: give "
+            "its bytes, such as array.view('u1')"
+        )
+    described = trailer(Shape(_NUMPY, dtype, tuple(shape)), size)
+    return Source(None, address if size else 0, size, described, value)
+
+
+def source(value: Any, *, dst: bool = False) -> Source:
+    """The memory of a value, in place.
+
+    Args:
+        value: bytes and the like, a memoryview, a NumPy array, a torch tensor, or anything with the
+            buffer protocol, ``__array_interface__`` or DLPack. It must be contiguous.
+        dst: whether it will be written.
+    """
+    if isinstance(value, bytes) and not dst:
+        return Source(value, 0, len(value), _plain_trailer(value), value)
+    if _is_torch(value):
+        return _torch_source(value, dst)
+    interface = getattr(value, "__array_interface__", None)
+    if interface is not None:
+        return _array_source(value, interface, dst)
+    try:
+        data = memoryview(value)
+    except TypeError:
+        return _dlpack_source(value, dst)
+    if not data.c_contiguous:
+        raise InvalidArgument("the memoryview is not contiguous")
+    if dst and data.readonly:
+        raise InvalidArgument("dst is read-only")
+    flat = data.cast("B") if data.nbytes else memoryview(b"")
+    return Source(data, 0, data.nbytes, b"" if dst else _plain_trailer(flat), data)
+
+
+def _dlpack_source(value: Any, dst: bool) -> Source:
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(
+            f"{type(value).__name__} has no bytes that can be read in place: give bytes, a NumPy "
+            "array, a tensor, or anything with the buffer protocol, DLPack or __array_interface__"
+        )
+    import numpy  # noqa: PLC0415 - only who gives a DLPack object needs it
+
+    try:
+        array = numpy.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"the DLPack object cannot be read by the CPU: {error}") from error
+    return _array_source(array, array.__array_interface__, dst)
+
+
+def memory(owner: _nkv.Bytes | _nkv.View, *, readonly: bool) -> memoryview:
+    """A memoryview of memory of nkv, which keeps it alive."""
+    if len(owner) == 0:
+        return memoryview(b"")
+    array = (ctypes.c_ubyte * len(owner)).from_address(owner.address)
+    array._owner = owner  # type: ignore[attr-defined]
+    view = memoryview(array).cast("B")
+    return view.toreadonly() if readonly else view
+
+
+def restored(owner: _nkv.Bytes | _nkv.View, *, readonly: bool, library: str | None) -> Any:
+    """The value that was put: a tensor, an array, or bytes as a memoryview.
+
+    Args:
+        owner: its bytes.
+        readonly: whether nobody may write to them.
+        library: "torch", "numpy" or "bytes" to have it as such, whatever was put.
+    """
+    whole = memory(owner, readonly=readonly)
+    found = parse(whole[-MAX_TRAILER_BYTES:], len(whole))
+    if found is None:
+        shape, data = Shape(_PLAIN, "uint8", (len(whole),)), whole
+    else:
+        shape, data = found[0], whole[: len(whole) - found[1]]
+    wanted = library or ("bytes", "numpy", "torch")[shape.library]
+    if wanted == "torch" and (library or "torch" in sys.modules):
+        return _tensor(data, shape)
+    if wanted in ("numpy", "torch"):
+        return _array(data, shape, strict=library is not None)
+    if wanted == "bytes":
+        return data
+    raise InvalidArgument(f'library {library!r}: "torch", "numpy" or "bytes" is expected')
+
+
+def _tensor(data: memoryview, shape: Shape) -> Any:
+    import torch  # noqa: PLC0415 - only who asks for tensors needs it
+
+    dtype = getattr(torch, _LONG_NAMES.get(shape.dtype, shape.dtype))
+    if len(data) == 0:
+        return torch.empty(shape.dims, dtype=dtype)
+    if data.readonly:
+        import warnings  # noqa: PLC0415
+
+        with warnings.catch_warnings():
+            # The bytes of a view are nobody's to write, as the guide says.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(data, dtype=dtype).reshape(shape.dims)
+    return torch.frombuffer(data, dtype=dtype).reshape(shape.dims)
+
+
+def _array(data: memoryview, shape: Shape, *, strict: bool) -> Any:
+    try:
+        import numpy  # noqa: PLC0415 - nkv works without it
+    except ImportError:
+        if strict:
+            raise
+        return data
+    try:
+        dtype = numpy.dtype(_LONG_NAMES.get(shape.dtype, shape.dtype))
+    except TypeError as error:
+        raise InvalidArgument(
+            f'NumPy has no type {shape.dtype}: get the value with library="torch" or "bytes"'
+        ) from error
+    return numpy.frombuffer(data, dtype=dtype).reshape(shape.dims)

@@ -1,0 +1,498 @@
+"""NanoKVCache: objects of KV bytes under keys, shared by the ranks of a job."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from . import _nkv, arrays
+from .errors import Error, InvalidArgument, NotFound, Timeout, Unsupported
+
+Key = str | bytes
+Library = Literal["torch", "numpy", "bytes"]
+
+#: Bytes per page unless a cache or a put names others.
+DEFAULT_PAGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ObjMeta:
+    """Where a readable object lies. Offsets are bytes from the start of its owner's segment."""
+
+    key_hash: int
+    owner_rank: int
+    header_off: int
+    payload_off: int
+    bytes_total: int
+    page_bytes: int
+    n_pages: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """Permission to write one object into the memory of ``dst_rank``.
+
+    A kernel writes pages from ``payload_base`` on and then READY; a host program calls ``write`` or
+    ``write_page``. Then ``commit`` of the cache, or of the plan. A plan that is dropped is aborted.
+    """
+
+    key_hash: int
+    dst_rank: int
+    header_off: int
+    payload_base: int
+    page_bytes: int
+    n_pages: int
+    bytes_total: int
+    epoch: int
+    _plan: _nkv.Plan = field(repr=False, compare=False)
+
+    def write_page(self, index: int, data: Any) -> None:
+        """Writes one page of ``page_bytes``; the last may be shorter. Any order, any thread."""
+        self._plan.write_page(index, _given(arrays.source(data)))
+
+    def write(self, offset: int, data: Any) -> None:
+        """Writes bytes at an offset of the object."""
+        self._plan.write_at(offset, _given(arrays.source(data)))
+
+    def commit(self) -> None:
+        """Makes the object readable. InvalidArgument if bytes are missing: the plan stays open."""
+        self._plan.publish()
+
+    def abort(self) -> None:
+        """Gives the object up; does nothing if the plan is finished."""
+        self._plan.abort()
+
+
+@dataclass(frozen=True)
+class ListedKey:
+    """A key of a listing."""
+
+    key: bytes
+    bytes_total: int
+    rank: int
+    state: str
+
+
+_Given = Any
+
+
+def _given(source: arrays.Source) -> _Given:
+    """What the native part takes: a buffer, or an address and a size."""
+    return source.buffer if source.buffer is not None else (source.address, source.size)
+
+
+def _raise_first(results: Sequence[Any]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+_open: weakref.WeakSet[NanoKVCache] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for cache in list(_open):
+        cache.close()
+
+
+class NanoKVCache:
+    """A rank of a job in this process, with its memory; or, by :meth:`connect`, a handle alone.
+
+    Args:
+        heap_bytes: payload bytes of this rank; None: a quarter of the memory, at most 1 GiB.
+        master_rank: 0; the master is always at rank 0.
+        page_bytes: bytes per page where a put names none; that of rank 0 counts.
+        settings: any setting of nkv-node by its key, such as ``rank``, ``world_size``, ``job``,
+            ``master_addr``, ``port``, ``listen``, ``log_bytes``, ``policy``. What is not given
+            comes from ``NKV_*`` variables, and from what torchrun, Open MPI or Slurm exports.
+
+    It returns once every rank of the job has joined. Calls may come from any number of threads.
+    After fork a child must not use it (start processes by "spawn").
+    """
+
+    def __init__(
+        self,
+        heap_bytes: int | None = None,
+        master_rank: int = 0,
+        page_bytes: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if master_rank != 0:
+            raise InvalidArgument(
+                f"master_rank {master_rank}: the master is at rank 0, whose host is master_addr"
+            )
+        if heap_bytes is not None:
+            settings["heap_bytes"] = heap_bytes
+        if page_bytes is not None:
+            settings["page_bytes"] = page_bytes
+        wait_s = int(settings.get("join_timeout_ms", 120_000)) / 1000
+        values = {key: _setting(value) for key, value in settings.items()}
+        self._attach(_nkv.Cache.start(values))
+        if not self._c.wait_ready(wait_s):
+            joined = len(self._ranks())
+            world = self.world_size
+            self.close()
+            raise Timeout(
+                f"{joined} of {world} ranks joined within {wait_s:.0f} s: start the others, or "
+                "give join_timeout_ms"
+            )
+
+    @classmethod
+    def connect(
+        cls,
+        *addresses: str,
+        job: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        transport: Literal["auto", "shm", "tcp", "rdma"] = "auto",
+        call_timeout_ms: int = 2_000,
+        device_alloc: bool = True,
+    ) -> NanoKVCache:
+        """A handle of a running cluster, without memory of its own.
+
+        Args:
+            addresses: control addresses of nodes (HOST, HOST:PORT or unix:///PATH); the first that
+                reaches the master is used. None: ``NKV_CONNECT``, or rank 0 on this host.
+            job: the cluster's; None: ``NKV_JOB``, or "nkv".
+            secret_file: file with the job's secret; None: ``NKV_SECRET_FILE`` or ``NKV_SECRET``.
+            transport: how payload bytes move; "auto" is the fastest there is.
+            call_timeout_ms: limit of a request to the master.
+            device_alloc: whether puts go into the owners' device logs, without a message.
+        """
+        self = cls.__new__(cls)
+        named = list(addresses) or [a for a in os.environ.get("NKV_CONNECT", "").split(",") if a]
+        secret = None if secret_file is None else os.fspath(secret_file)
+        job = job if job is not None else os.environ.get("NKV_JOB") or "nkv"
+        self._attach(
+            _nkv.Cache.connect(named, job, secret, transport, call_timeout_ms, device_alloc)
+        )
+        return self
+
+    def _attach(self, native: _nkv.Cache) -> None:
+        self._c = native
+        _open.add(self)
+
+    def close(self) -> None:
+        """Leaves the cluster: open plans are finished or given up, and this rank's memory goes."""
+        _open.discard(self)
+        self._c.close()
+
+    def __enter__(self) -> NanoKVCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Objects
+
+    def put(
+        self,
+        key: Key,
+        value: Any,
+        *,
+        preferred_segment: int | None = None,
+        page_bytes: int = 0,
+        if_exists: Literal["keep", "fail"] = "keep",
+    ) -> None:
+        """Stores a value under a key. Values are immutable.
+
+        Args:
+            key: 1 to 1,024 bytes; a str counts as UTF-8.
+            value: bytes, a contiguous NumPy array or torch tensor of the host, or anything with the
+                buffer protocol, DLPack or ``__array_interface__``. It is read in place.
+            preferred_segment: the rank that should own it; None: by hash of the key.
+            page_bytes: bytes per page; 0: the job's.
+            if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
+                AlreadyExists (and asks the master).
+        """
+        value = arrays.source(value)
+        wanted = (preferred_segment, page_bytes, _fails(if_exists))
+        self._c.put(key, _given(value), value.trailer, wanted)
+
+    def put_many(
+        self,
+        items: Iterable[tuple[Key, Any]],
+        *,
+        preferred_segment: int | None = None,
+        page_bytes: int = 0,
+        if_exists: Literal["keep", "fail"] = "keep",
+        return_errors: bool = False,
+    ) -> list[Error | None]:
+        """Stores many values: one request for each owner at most.
+
+        Returns:
+            For each item None, or its error. Without ``return_errors`` the first is raised, after
+            all have been tried.
+        """
+        pairs = [(key, arrays.source(value)) for key, value in items]
+        wanted = (preferred_segment, page_bytes, _fails(if_exists))
+        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        trailers = [value.trailer for value in values]
+        done: list[Any] = self._c.put_many(keys, [_given(v) for v in values], trailers, wanted)
+        if not return_errors:
+            _raise_first(done)
+        return done
+
+    def get(self, key: Key, *, dst: Any = None, library: Library | None = None) -> Any:
+        """The value of a key. NotFound (a KeyError) if there is none.
+
+        Args:
+            key: as in :meth:`put`.
+            dst: a writable array, tensor or buffer of the value's size, which is filled and
+                returned. After an error its contents are undefined.
+            library: "torch", "numpy" or "bytes" to have the value as such; None: as it was put. A
+                value that was no array is a memoryview.
+        """
+        if dst is None:
+            return arrays.restored(self._c.get(key), readonly=False, library=library)
+        place = arrays.source(dst, dst=True)
+        tail = bytearray(arrays.MAX_TRAILER_BYTES)
+        try:
+            total = self._c.get_into(key, [_given(place), tail])
+        except InvalidArgument as error:
+            raise InvalidArgument(f"dst has {place.size} bytes: {error}") from None
+        _check_fit(key, place, total, tail)
+        return dst
+
+    def get_many(self, keys: Sequence[Key], *, library: Library | None = None) -> list[Any]:
+        """The values of keys; None for each that is not there. Other errors are raised."""
+        values: list[Any] = []
+        for found in self._c.get_many(keys):
+            if isinstance(found, NotFound):
+                values.append(None)
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                values.append(arrays.restored(found, readonly=False, library=library))
+        return values
+
+    def get_many_into(self, items: Iterable[tuple[Key, Any]]) -> list[int | None]:
+        """Reads objects as bytes into writable buffers: one request for each owner at most.
+
+        A buffer must hold all bytes of its object: with an array's, its trailer (at most
+        ``nkv.arrays.MAX_TRAILER_BYTES``), too.
+
+        Returns:
+            For each the number of bytes, or None if the key is not there.
+        """
+        pairs = [(key, arrays.source(place, dst=True)) for key, place in items]
+        read = self._c.get_many_into([key for key, _ in pairs], [_given(p) for _, p in pairs])
+        sizes: list[int | None] = []
+        for found in read:
+            if isinstance(found, NotFound):
+                sizes.append(None)
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                sizes.append(found)
+        return sizes
+
+    def get_view(self, key: Key, *, library: Library | None = None) -> Any:
+        """The value in its owner's memory, without a copy; Unsupported if that is not mapped here.
+
+        Its bytes do not change while the result, or anything made from it, lives, and nobody may
+        write to them. Their space is reused only afterwards, so drop it soon.
+        """
+        return arrays.restored(self._c.view(key), readonly=True, library=library)
+
+    def get_when_ready(self, key: Key, timeout: float, *, library: Library | None = None) -> Any:
+        """The value of a key once it is written, also if nobody has begun to.
+
+        Timeout after so many seconds; Reclaimed if its plan ends without it.
+        """
+        found = self._c.get_when_ready(key, timeout)
+        return arrays.restored(found, readonly=False, library=library)
+
+    def exists(self, key: Key) -> bool:
+        """Whether the key can be read."""
+        return self._c.exists([key])[0]
+
+    def exists_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether each key can be read."""
+        return self._c.exists(keys)
+
+    def match_prefix(self, keys: Sequence[Key]) -> list[ObjMeta]:
+        """Locations of the longest run of keys, from the first one on, that can all be read."""
+        return [ObjMeta(*found) for found in self._c.match_prefix(keys)]
+
+    def remove(self, key: Key) -> None:
+        """Removes a key. NotFound if there is none."""
+        self._c.remove(key)
+
+    def remove_many(self, keys: Sequence[Key]) -> list[bool]:
+        """Removes keys; for each whether it was there."""
+        done = self._c.remove_many(keys)
+        _raise_first([error for error in done if not isinstance(error, NotFound)])
+        return [error is None for error in done]
+
+    def remove_matching(self, pattern: str) -> int:
+        """Removes the keys in which a regular expression matches; returns how many."""
+        return self._c.remove_matching(pattern)
+
+    def remove_all(self) -> int:
+        """Removes every key; returns how many."""
+        return self._c.remove_all()
+
+    def keys(self, pattern: str | None = None) -> Iterator[ListedKey]:
+        """The keys in order, those in which the regular expression matches.
+
+        What was put without a plan is listed some 200 ms later; likewise for :meth:`remove_all` and
+        :meth:`remove_matching`.
+        """
+        after: bytes | None = None
+        while page := self._c.list_keys(pattern, after, _LIST_PAGE):
+            for row in page:
+                yield ListedKey(*row)
+            after = page[-1][0]
+
+    # Plans
+
+    def open_for_write(
+        self,
+        key: Key,
+        bytes_total: int,
+        *,
+        preferred_segment: int | None = None,
+        page_bytes: int = 0,
+    ) -> WritePlan:
+        """A plan to write an object of so many bytes. AlreadyExists if the key is stored."""
+        wanted = (preferred_segment, page_bytes, True)
+        plan = self._c.open(key, bytes_total, wanted)
+        at = ObjMeta(*plan.location)
+        return WritePlan(
+            key_hash=at.key_hash,
+            dst_rank=at.owner_rank,
+            header_off=at.header_off,
+            payload_base=at.payload_off,
+            page_bytes=at.page_bytes,
+            n_pages=at.n_pages,
+            bytes_total=at.bytes_total,
+            epoch=at.epoch,
+            _plan=plan,
+        )
+
+    def commit(self, key: Key) -> None:
+        """Makes the object of this cache's open plan of a key readable; READY may be set already.
+
+        NotFound if this cache has no open plan for it.
+        """
+        self._c.commit(key)
+
+    def get_location(self, key: Key) -> ObjMeta:
+        """Where an object lies. NotFound, or NotReady while it is being written."""
+        return ObjMeta(*self._c.location(key))
+
+    # Figures and maintenance
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the cluster: the master's, and a row for each rank."""
+        stats: dict[str, Any] = json.loads(self._c.stats())
+        return stats
+
+    def evict_until_below(self, usage_ratio: float) -> None:
+        """Evicts on every rank until less than this part of its memory for plans is used."""
+        self._c.evict_until_below(usage_ratio)
+
+    def _view(self) -> dict[str, Any]:
+        view: dict[str, Any] = json.loads(self._c.membership())
+        return view
+
+    def _ranks(self) -> set[int]:
+        return {info["rank"] for info, _ in self._view()["ranks"]}
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank in this process. Unsupported for a handle alone."""
+        if self._c.rank is None:
+            raise Unsupported("this handle was made by connect: no rank runs in this process")
+        return self._c.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return int(self._view()["world_size"])
+
+    @property
+    def control_address(self) -> str:
+        """Where rank 0 is reached: for :meth:`connect`, and for the nkv program."""
+        ranks = (info for info, _ in self._view()["ranks"])
+        ((kind, at),) = min(ranks, key=lambda info: int(info["rank"]))["control"].items()
+        return f"{kind.lower()}://{at}"
+
+    # Addresses
+
+    def device_ptr(self, rank: int, offset: int) -> int:
+        """The address in this process of an offset in the first segment of a rank.
+
+        Unsupported if this process does not map it.
+        """
+        for mapped, address, size in self._mapped():
+            if mapped == rank:
+                if not 0 <= offset <= size:
+                    raise InvalidArgument(f"offset {offset} in a segment of {size} bytes")
+                return address + offset
+        raise Unsupported(f"this process does not map the memory of rank {rank}")
+
+    def _mapped(self) -> list[tuple[int, int, int]]:
+        return self._c.mapped()
+
+    @property
+    def heap_bases(self) -> list[int]:
+        """The address in this process of each rank's first segment; 0 where it is not mapped."""
+        bases = [0] * self.world_size
+        for rank, address, _ in self._mapped():
+            if rank < len(bases):
+                bases[rank] = address
+        return bases
+
+    @property
+    def heap_bases_tensor(self) -> Any:
+        """:attr:`heap_bases` as a tensor of int64."""
+        import torch  # noqa: PLC0415 - only who uses tensors needs it
+
+        return torch.tensor(self.heap_bases, dtype=torch.int64)
+
+
+#: Keys that one request of a listing returns.
+_LIST_PAGE = 10_000
+
+
+def _fails(if_exists: str) -> bool:
+    if if_exists not in ("keep", "fail"):
+        raise InvalidArgument(f'if_exists {if_exists!r}: "keep" or "fail" is expected')
+    return if_exists == "fail"
+
+
+def _setting(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_fit(key: Key, place: arrays.Source, total: int, tail: bytearray) -> None:
+    """Checks that an object has the size, and the type, of the place it was read into."""
+    after = total - place.size
+    if after == 0:
+        return
+    found = None
+    if after > 0:
+        # Only the object's own last bytes count: the payload is in `place`.
+        found = arrays.parse(bytes(tail[:after]), total)
+    if found is None or found[1] != after:
+        raise InvalidArgument(f"dst has {place.size} bytes, the object of {key!r} {total}")
+    stored = found[0]
+    wanted = arrays.parse(place.trailer, place.size + len(place.trailer)) if place.trailer else None
+    if wanted is not None and wanted[0].dtype not in (stored.dtype, "uint8"):
+        raise InvalidArgument(
+            f"dst is of {wanted[0].dtype}, the value of {key!r} is of {stored.dtype}"
+        )

@@ -1,0 +1,24 @@
+//! Keys, as Python's programs name them.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// A key: text, as UTF-8, or bytes.
+pub(crate) fn key<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
+    if let Ok(text) = key.cast::<PyString>() {
+        return text.to_str().map(str::as_bytes);
+    }
+    match key.cast::<PyBytes>() {
+        Ok(bytes) => Ok(bytes.as_bytes()),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "a key is a str or bytes, not {}",
+            key.get_type().name()?
+        ))),
+    }
+}
+
+/// Keys of a batch.
+pub(crate) fn keys<'a>(keys: &'a [Bound<'_, PyAny>]) -> PyResult<Vec<&'a [u8]>> {
+    keys.iter().map(key).collect()
+}

@@ -1,0 +1,371 @@
+//! `Cache`: a rank in this process, or a handle of a running cluster. Every call releases the
+//! interpreter while it waits and copies.
+
+use crate::arguments;
+use crate::buffers::Memory;
+use crate::errors::{exception_of, not_started, of_kind};
+use crate::handles::Handles;
+use crate::memory::{Bytes, View};
+use crate::plan::Plan;
+use crate::reports::{Location, location};
+use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
+use nkv_programs::endpoints;
+use nkv_programs::node_settings::KEYS;
+use nkv_programs::settings::{self, Given, Machine};
+use nkv_programs::{launcher, open_files};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::fork::OwnProcessOnly;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// Pause between two looks for a signal (Ctrl-C) during a long wait.
+const SIGNALS: Duration = Duration::from_millis(50);
+/// How long plans in flight may take to finish, and leaving the cluster after that.
+const DRAIN: Duration = Duration::from_secs(5);
+const STOP: Duration = Duration::from_secs(5);
+/// Files that a rank has open, and those for each other rank.
+const OWN_FILES: u64 = 64;
+const FILES_PER_RANK: u64 = 4;
+
+/// A listed key: its bytes, the object's length, rank, and state.
+type Row = (Vec<u8>, u64, u32, String);
+
+/// A rank of this process.
+struct Rank {
+    node: Node,
+    runtime: Runtime,
+}
+
+/// A handle of a cluster.
+#[pyclass(frozen)]
+pub(crate) struct Cache {
+    pub(crate) handles: Arc<Handles>,
+    /// None for a handle alone, and once closed.
+    rank: Mutex<Option<OwnProcessOnly<Rank>>>,
+    number: Option<u32>,
+}
+
+/// Runs `work` in a thread of its own until it ends or a signal comes.
+pub(crate) fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (answer, answered) = std::sync::mpsc::channel();
+    let answered = Mutex::new(answered);
+    std::thread::Builder::new().name("nkv-wait".to_string()).spawn(move || {
+        // If nobody waits any more, a signal has ended the call.
+        let _ = answer.send(work());
+    })?;
+    loop {
+        let waited = py.detach(|| {
+            answered.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNALS)
+        });
+        match waited {
+            Ok(done) => return Ok(done),
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(of_kind(py, ErrorKind::Internal, "a waiting thread has panicked"));
+            }
+        }
+    }
+}
+
+/// What a put asks for: preferred rank, bytes per page (0: the cluster's), and whether it fails
+/// over a key that exists.
+pub(crate) type Wanted = (Option<u32>, u32, bool);
+
+pub(crate) fn options((preferred, page_bytes, fails): Wanted) -> PutOptions {
+    let what = if fails { IfExists::Fail } else { IfExists::Keep };
+    PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes).if_exists(what)
+}
+
+fn invalid(py: Python<'_>, why: &str) -> PyErr {
+    of_kind(py, ErrorKind::InvalidArgument, why)
+}
+
+#[pymethods]
+impl Cache {
+    /// Starts a rank in this process. `values`: settings by key, as texts; what is not among them
+    /// comes from the environment, as for nkv-node.
+    #[staticmethod]
+    fn start(py: Python<'_>, values: HashMap<String, String>) -> PyResult<Cache> {
+        let mut given = BTreeMap::new();
+        for (key, value) in values {
+            let Some(known) = KEYS.iter().find(|known| **known == key) else {
+                let why = format!("no setting {key:?}; known are {}", KEYS.join(", "));
+                return Err(PyTypeError::new_err(why));
+            };
+            given.insert(known.as_str(), value);
+        }
+        let given = Given { values: given, config: None, named: str::to_string };
+        let resolved = launcher::environment()
+            .and_then(|env| settings::resolve(&given, &env, Machine::measure()))
+            .map_err(|why| invalid(py, &why))?;
+        let files = OWN_FILES + FILES_PER_RANK * u64::from(resolved.node.world_size);
+        open_files::raise(files).map_err(|why| of_kind(py, ErrorKind::Unsupported, &why))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(resolved.threads)
+            .thread_name("nkv-worker")
+            .enable_all()
+            .build()?;
+        let (config, threads) = (resolved.node, runtime.handle().clone());
+        let node = interruptible(py, move || threads.block_on(Node::start(config)))?
+            .map_err(|error| not_started(py, &error))?;
+        let handles = Arc::new(Handles::of(node.client()));
+        let number = Some(node.info().rank);
+        let rank = Mutex::new(Some(OwnProcessOnly::new(Rank { node, runtime })));
+        Ok(Cache { handles, rank, number })
+    }
+
+    /// A handle of a running cluster, through the first node that reaches the master.
+    #[staticmethod]
+    fn connect(
+        py: Python<'_>,
+        addresses: Vec<String>,
+        job: String,
+        secret_file: Option<String>,
+        transport: &str,
+        call_timeout_ms: u64,
+        device_alloc: bool,
+    ) -> PyResult<Cache> {
+        let mut nodes = Vec::new();
+        for address in &addresses {
+            nodes.push(endpoints::endpoint(address).map_err(|why| invalid(py, &why))?);
+        }
+        if nodes.is_empty() {
+            endpoints::check_port().map_err(|why| invalid(py, &why))?;
+            nodes.push(endpoints::here());
+        }
+        let secret = Secret::find(secret_file.as_deref().map(Path::new));
+        let config = ClientConfig {
+            job,
+            secret: secret.map_err(|e| invalid(py, &e.to_string()))?,
+            transport: transport
+                .parse::<TransportChoice>()
+                .map_err(|error| exception_of(py, &error))?,
+            call_timeout_ms,
+            device_alloc,
+            ..ClientConfig::default()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let client = interruptible(py, move || {
+            let client = runtime.block_on(endpoints::connect(&nodes, &config));
+            client.map(|client: Client| client.for_another_runtime())
+        })?;
+        let client = client.map_err(|none| of_kind(py, none.kind(), &none.to_string()))?;
+        let handles = Arc::new(Handles::of(client));
+        Ok(Cache { handles, rank: Mutex::new(None), number: None })
+    }
+
+    /// The number of the rank in this process, if there is one.
+    #[getter]
+    fn rank(&self) -> Option<u32> {
+        self.number
+    }
+
+    /// Waits until every rank has joined; false if that takes longer.
+    fn wait_ready(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let limit = duration(py, seconds)?;
+        let end_ns = BootClock.now_ns().saturating_add(limit.as_nanos() as u64);
+        loop {
+            let view = self.handles.with(py, nkv::Blocking::membership);
+            if let Ok(view) = view {
+                let joined = view.ranks.iter().filter(|(info, _)| info.segment_id == 0).count();
+                if joined >= view.world_size as usize {
+                    return Ok(true);
+                }
+            }
+            if BootClock.now_ns() >= end_ns {
+                return Ok(false);
+            }
+            py.detach(|| std::thread::sleep(SIGNALS));
+            py.check_signals()?;
+        }
+    }
+
+    /// Leaves the cluster, if a rank runs here, and closes the handle.
+    fn close(&self, py: Python<'_>) {
+        let rank = self.rank.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| {
+            self.handles.close();
+            if let Some(rank) = rank {
+                stop(rank);
+            }
+        });
+    }
+
+    /// Stores bytes, then `trailer`. `data`: an object with the buffer protocol, or a tuple of
+    /// address and size; likewise below.
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        trailer: &[u8],
+        wanted: Wanted,
+    ) -> PyResult<()> {
+        let (key, data) = (arguments::key(key)?, Memory::given(data, false)?);
+        let options = options(wanted);
+        self.handles.with(py, |handle| match trailer {
+            [] => handle.put(key, data.bytes(), &options),
+            trailer => handle.put_parts(key, &[data.bytes(), trailer], &options),
+        })
+    }
+
+    /// Bytes of an object, in a buffer of their own.
+    fn get(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Bytes> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get(key)).map(Bytes::new)
+    }
+
+    /// The same, once it is READY: waits at most so long.
+    fn get_when_ready(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        seconds: f64,
+    ) -> PyResult<Bytes> {
+        let (key, limit) = (arguments::key(key)?.to_vec(), duration(py, seconds)?);
+        if let Ok(found) = py.detach(|| {
+            self.handles.with_handle(|handle| handle.get_when_ready(&key, limit.min(SIGNALS)))
+        }) {
+            return Ok(Bytes::new(found));
+        }
+        let (handles, limit) = (self.handles.clone(), limit.saturating_sub(SIGNALS));
+        let done = interruptible(py, move || {
+            handles.with_handle(|handle| handle.get_when_ready(&key, limit))
+        })?;
+        done.map(Bytes::new).map_err(|error| exception_of(py, &error))
+    }
+
+    /// Reads an object into buffers, one after another; returns its length.
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        parts: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let key = arguments::key(key)?;
+        let mut memory = Memory::all(&parts, true)?;
+        let mut parts: Vec<&mut [u8]> = memory.iter_mut().map(Memory::bytes_mut).collect();
+        self.handles.with(py, |handle| match &mut parts[..] {
+            [one] => handle.get_into(key, one),
+            parts => handle.get_into_parts(key, parts),
+        })
+    }
+
+    /// An object in place: nothing is copied.
+    fn view(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<View> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get_view(key)).map(View::new)
+    }
+
+    fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.remove(key))
+    }
+
+    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<u64> {
+        self.handles.with(py, |handle| handle.remove_matching(pattern))
+    }
+
+    fn remove_all(&self, py: Python<'_>) -> PyResult<u64> {
+        self.handles.with(py, nkv::Blocking::remove_all)
+    }
+
+    /// Keys in order, from behind `after`: key, bytes, rank, state.
+    fn list_keys(
+        &self,
+        py: Python<'_>,
+        pattern: Option<&str>,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> PyResult<Vec<Row>> {
+        let listed = self.handles.with(py, |handle| handle.list(pattern, after, limit))?;
+        let row = |listed: nkv::message::Listed| {
+            let state = format!("{:?}", listed.state).to_lowercase();
+            (listed.key.to_vec(), listed.bytes_total, listed.rank, state)
+        };
+        Ok(listed.into_iter().map(row).collect())
+    }
+
+    fn location(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Location> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get_location(key)).map(|meta| location(&meta))
+    }
+
+    fn open(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        bytes: u64,
+        wanted: Wanted,
+    ) -> PyResult<Plan> {
+        let key = arguments::key(key)?;
+        let options = options(wanted);
+        let plan = self.handles.with(py, |handle| handle.open_for_write(key, bytes, &options))?;
+        Plan::new(plan, self.handles.clone()).map_err(|error| exception_of(py, &error))
+    }
+
+    /// Publishes, if the writer has not, and commits the open plan of a key.
+    fn commit(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.commit(key))
+    }
+
+    /// Figures of the cluster, as JSON.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let stats = self.handles.with(py, nkv::Blocking::stats)?;
+        serde_json::to_string(&stats)
+            .map_err(|error| of_kind(py, ErrorKind::Internal, &error.to_string()))
+    }
+
+    /// Members of the cluster and their segments, as JSON.
+    fn membership(&self, py: Python<'_>) -> PyResult<String> {
+        let view = self.handles.with(py, nkv::Blocking::membership)?;
+        serde_json::to_string(&view)
+            .map_err(|error| of_kind(py, ErrorKind::Internal, &error.to_string()))
+    }
+
+    fn evict_until_below(&self, py: Python<'_>, usage_ratio: f64) -> PyResult<()> {
+        self.handles.with(py, |handle| handle.evict_until_below(usage_ratio))
+    }
+
+    /// Segments that this process maps: rank, address, bytes.
+    fn mapped(&self) -> Vec<(u32, usize, u64)> {
+        self.handles.client().mapped_segments()
+    }
+}
+
+/// A time limit in seconds.
+fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+    let limit = Duration::try_from_secs_f64(seconds).ok();
+    // A day: beyond it a wait has no limit that anyone meant.
+    let limit = limit.filter(|limit| *limit <= Duration::from_secs(86_400));
+    limit.ok_or_else(|| invalid(py, &format!("a time of {seconds} s: 0 to 86,400 is expected")))
+}
+
+/// Ends a rank as nkv-node does on SIGTERM.
+fn stop(rank: OwnProcessOnly<Rank>) {
+    let Some(Rank { node, runtime }) = rank.into_inner() else { return };
+    runtime.block_on(async {
+        node.drain(DRAIN).await;
+        // A node that does not leave in time is dropped, which unlinks its segment too.
+        let _ = tokio::time::timeout(STOP, node.stop()).await;
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let rank = self.rank.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(rank) = rank {
+            Python::attach(|py| py.detach(|| stop(rank)));
+        }
+    }
+}

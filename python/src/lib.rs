@@ -1,0 +1,33 @@
+//! `nkv._nkv`, the native part of the Python package: a rank in the interpreter's process or a
+//! handle of a running cluster, and bytes that move between them and Python's buffers. Tensors,
+//! shapes and the names of the public API are in `python/nkv`.
+
+mod arguments;
+mod batches;
+mod buffers;
+mod cache;
+mod errors;
+mod handles;
+mod memory;
+mod plan;
+mod reports;
+
+use pyo3::prelude::*;
+
+/// The native part of nkv.
+#[pymodule]
+mod _nkv {
+    #[pymodule_export]
+    use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::memory::{Bytes, View};
+    #[pymodule_export]
+    use crate::plan::Plan;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

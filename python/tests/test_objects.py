@@ -1,0 +1,225 @@
+"""put, get and the rest, by a rank's own handle and by handles of other kinds."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import nkv
+
+SIZES = [1, 7, 4096, 65_536, 65_537, 1 << 20]
+
+
+def filled(size: int, seed: int = 0) -> bytes:
+    """Bytes that differ with size and seed."""
+    return np.random.default_rng(size * 31 + seed).bytes(size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bytes_come_back(handle: nkv.NanoKVCache, key: str, size: int) -> None:
+    value = filled(size)
+    handle.put(key, value)
+    assert handle.exists(key)
+    assert bytes(handle.get(key)) == value
+    into = bytearray(size)
+    assert handle.get(key, dst=into) is into
+    assert into == value
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 3, 4), (0, 4)])
+def test_shape_and_type_of_an_array_come_back(
+    handle: nkv.NanoKVCache, key: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    value = np.frombuffer(filled(size), dtype="u1").copy()
+    value = (value % 2 if dtype == "?" else value).view(dtype).reshape(shape)
+    handle.put(key, value)
+    back = handle.get(key)
+    assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, shape, value.tobytes())
+    assert back.flags.writeable or size == 0
+    into = np.zeros_like(value)
+    handle.get(key, dst=into)
+    assert into.tobytes() == value.tobytes()
+
+
+def test_plain_bytes_that_end_like_an_array_stay_plain(handle: nkv.NanoKVCache, key: str) -> None:
+    whole = bytes(nkv.arrays.source(np.arange(6, dtype="i8")).trailer)
+    forged = bytes(48) + whole
+    handle.put(key, forged)
+    assert bytes(handle.get(key)) == forged
+    handle.put(key + "/again", bytes(handle.get(key)))
+    assert bytes(handle.get(key + "/again")) == forged
+
+
+def test_a_dst_of_another_size_or_type_is_an_error(handle: nkv.NanoKVCache, key: str) -> None:
+    handle.put(key, np.arange(12, dtype="f4"))
+    for dst in (np.zeros(11, "f4"), np.zeros(13, "f4"), bytearray(1), bytearray(4096)):
+        with pytest.raises(nkv.InvalidArgument, match="bytes"):
+            handle.get(key, dst=dst)
+    with pytest.raises(nkv.InvalidArgument, match="int32"):
+        handle.get(key, dst=np.zeros(12, "i4"))
+    raw = np.zeros(48, "u1")
+    handle.get(key, dst=raw)
+    assert raw.view("f4")[11] == 11
+    with pytest.raises(nkv.InvalidArgument, match="read-only"):
+        handle.get(key, dst=bytes(48))
+
+
+def test_what_is_not_contiguous_is_refused_and_nothing_is_stored(
+    handle: nkv.NanoKVCache, key: str
+) -> None:
+    array = np.arange(12.0).reshape(3, 4)
+    for value in (array.T, array[:, 1:], array[::-1]):
+        with pytest.raises(nkv.InvalidArgument, match="contiguous"):
+            handle.put(key, value)
+    with pytest.raises(nkv.InvalidArgument, match="contiguous"):
+        handle.put(key, memoryview(b"abcdef")[::2])
+    assert not handle.exists(key)
+
+
+def test_a_miss_is_a_key_error_that_names_the_key(handle: nkv.NanoKVCache, key: str) -> None:
+    with pytest.raises(KeyError) as caught:
+        handle.get(key)
+    assert isinstance(caught.value, nkv.NotFound)
+    assert caught.value.key == key.encode()
+    assert key[:40] in str(caught.value)
+
+
+def test_a_key_keeps_its_first_value(handle: nkv.NanoKVCache, key: str) -> None:
+    handle.put(key, b"first")
+    handle.put(key, b"second")
+    assert bytes(handle.get(key)) == b"first"
+    with pytest.raises(nkv.AlreadyExists):
+        handle.put(key, b"third", if_exists="fail")
+    handle.remove(key)
+    assert not handle.exists(key)
+    with pytest.raises(nkv.NotFound):
+        handle.remove(key)
+    handle.put(key, b"second")
+    assert bytes(handle.get(key)) == b"second"
+
+
+@pytest.mark.parametrize("bad", [None, 1, 1.5, ["a"], object()])
+def test_keys_are_text_or_bytes(handle: nkv.NanoKVCache, bad: object) -> None:
+    for call in (handle.get, handle.exists, handle.remove, handle.get_location):
+        with pytest.raises(TypeError, match="str or bytes"):
+            call(bad)  # type: ignore[arg-type]
+    with pytest.raises(nkv.InvalidArgument):
+        handle.get("")
+    with pytest.raises(nkv.InvalidArgument):
+        handle.get(b"x" * 1025)
+
+
+@pytest.mark.parametrize("bad", [None, 1, 1.5, "text", object(), [1, 2]])
+def test_what_has_no_bytes_is_a_type_error(handle: nkv.NanoKVCache, key: str, bad: object) -> None:
+    with pytest.raises(TypeError):
+        handle.put(key, bad)
+    assert not handle.exists(key)
+
+
+def test_batches(handle: nkv.NanoKVCache, key: str) -> None:
+    arrays = {f"{key}/{i}": np.full(1000 + i, i) for i in range(100)}
+    assert handle.put_many(arrays.items()) == [None] * 100
+    names = list(arrays)
+    found = handle.get_many([*names, key + "/absent"])
+    assert found[-1] is None
+    assert all((a == b).all() for a, b in zip(found, arrays.values(), strict=False))
+    assert handle.exists_many([*names, key + "/absent"]) == [True] * 100 + [False]
+    assert len(handle.match_prefix([*names[:7], key + "/absent", *names[7:]])) == 7
+    raw = [(f"{key}/raw/{i}", filled(5000, i)) for i in range(50)]
+    handle.put_many(raw)
+    places = [(name, bytearray(5000)) for name, _ in raw]
+    assert handle.get_many_into([*places, (key + "/absent", bytearray(1))]) == [5000] * 50 + [None]
+    assert all(place == value for (_, place), (_, value) in zip(places, raw, strict=True))
+    assert handle.remove_many([*names, key + "/absent"]) == [True] * 100 + [False]
+    assert handle.exists_many(names) == [False] * 100
+
+
+def test_a_batch_reports_each_error(handle: nkv.NanoKVCache, key: str) -> None:
+    items = [(key + "/1", b"a"), ("", b"b"), (key + "/2", b"c")]
+    with pytest.raises(nkv.InvalidArgument):
+        handle.put_many(items)
+    done = handle.put_many(items, return_errors=True)
+    assert [type(error) for error in done] == [type(None), nkv.InvalidArgument, type(None)]
+    assert bytes(handle.get(key + "/2")) == b"c"
+
+
+def test_a_plan_is_written_page_by_page(handle: nkv.NanoKVCache, key: str) -> None:
+    value = filled(1_000_000)
+    plan = handle.open_for_write(key, len(value), page_bytes=65_536)
+    assert (plan.n_pages, plan.page_bytes, plan.bytes_total) == (16, 65_536, 1_000_000)
+    with pytest.raises(nkv.NotReady):
+        handle.get(key)
+    for page in reversed(range(1, plan.n_pages)):
+        plan.write_page(page, value[page * 65_536 : (page + 1) * 65_536])
+    with pytest.raises(nkv.InvalidArgument):
+        plan.commit()
+    plan.write(0, np.frombuffer(value[:65_536], "f4"))
+    handle.commit(key)
+    at = handle.get_location(key)
+    assert (at.key_hash, at.owner_rank, at.epoch) == (plan.key_hash, plan.dst_rank, plan.epoch)
+    assert (at.header_off, at.payload_off) == (plan.header_off, plan.payload_base)
+    assert bytes(handle.get(key)) == value
+    with pytest.raises(nkv.AlreadyExists):
+        handle.open_for_write(key, 10)
+
+
+def test_a_plan_that_is_dropped_or_aborted_leaves_nothing(
+    handle: nkv.NanoKVCache, key: str
+) -> None:
+    plan = handle.open_for_write(key, 100)
+    plan.write(0, bytes(100))
+    plan.abort()
+    plan.abort()
+    with pytest.raises(nkv.InvalidArgument, match="finished"):
+        plan.write(0, bytes(1))
+    plan = handle.open_for_write(key, 100)
+    del plan
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            handle.open_for_write(key, 100).abort()
+            break
+        except nkv.NotReady:
+            assert time.monotonic() < deadline
+    assert not handle.exists(key)
+
+
+def test_get_when_ready_waits_for_a_later_put(handle: nkv.NanoKVCache, key: str) -> None:
+    def put() -> None:
+        time.sleep(0.2)
+        handle.put(key, b"late")
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    assert bytes(handle.get_when_ready(key, 20)) == b"late"
+    thread.join()
+    with pytest.raises(TimeoutError):
+        handle.get_when_ready(key + "/never", 0.1)
+    for limit in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(nkv.InvalidArgument):
+            handle.get_when_ready(key, limit)
+
+
+def test_many_threads_share_a_handle(handle: nkv.NanoKVCache, key: str) -> None:
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        into = bytearray(20_000)
+        for i in range(50):
+            name, value = f"{key}/{number}/{i}", filled(20_000, number * 1000 + i)
+            handle.put(name, value)
+            handle.get(name, dst=into)
+            if into != value or bytes(handle.get(name)) != value:
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -1,0 +1,202 @@
+"""What only a process with a rank, or with its memory mapped, can do."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from conftest import settings
+
+import nkv
+
+
+def test_a_view_is_in_place_and_keeps_its_bytes(cache: nkv.NanoKVCache, key: str) -> None:
+    value = np.arange(100_000)
+    cache.put(key, value)
+    view = cache.get_view(key)
+    assert not view.flags.writeable
+    at = cache.get_location(key)
+    assert view.ctypes.data == cache.device_ptr(at.owner_rank, at.payload_off)
+    part = view[10:20]
+    del view
+    gc.collect()
+    cache.remove(key)
+    for i in range(200):
+        cache.put(f"{key}/{i}", bytes(400_000))
+    assert (part == value[10:20]).all()
+
+
+def test_a_view_needs_mapped_memory(job: tuple[nkv.NanoKVCache, str, str], key: str) -> None:
+    cache, name, address = job
+    cache.put(key, b"bytes")
+    with nkv.connect(address, job=name, transport="tcp") as handle:
+        with pytest.raises(nkv.Unsupported, match="get_into"):
+            handle.get_view(key)
+        assert handle.heap_bases == [0]
+        with pytest.raises(nkv.Unsupported):
+            handle.device_ptr(0, 0)
+        with pytest.raises(nkv.Unsupported):
+            _ = handle.rank
+
+
+def test_a_kernels_writes_are_committed_by_key(cache: nkv.NanoKVCache, key: str) -> None:
+    plan = cache.open_for_write(key, 4096)
+    plan.write(0, bytes(4096))
+    ctypes.memset(cache.device_ptr(plan.dst_rank, plan.payload_base), 7, 4096)
+    cache.commit(key)
+    assert bytes(cache.get(key)) == b"\7" * 4096
+    with pytest.raises(nkv.NotFound):
+        cache.commit(key)
+
+
+def test_figures(cache: nkv.NanoKVCache, key: str) -> None:
+    assert (cache.rank, cache.world_size) == (0, 1)
+    assert len(cache.heap_bases) == 1 and cache.heap_bases[0] % 4096 == 0
+    cache.put(key, bytes(100))
+    assert cache.stats()["ranks"][0]["rank"] == 0
+    cache.evict_until_below(0.5)
+    for ratio in (-0.1, 1.5, float("nan")):
+        with pytest.raises(nkv.InvalidArgument):
+            cache.evict_until_below(ratio)
+    with pytest.raises(nkv.InvalidArgument):
+        cache.device_ptr(0, 1 << 60)
+
+
+def test_keys_are_listed_and_removed_by_pattern(cache: nkv.NanoKVCache, key: str) -> None:
+    for i in range(20):
+        cache.put(f"{key}/{i:02}", b"x")
+    escaped = key.replace("[", r"\[").replace("]", r"\]")
+    # The owner hears the name of what went into its log some 200 ms later.
+    deadline = time.monotonic() + 20
+    while len(listed := list(cache.keys(f"^{escaped}/"))) < 20:
+        assert time.monotonic() < deadline
+    assert [row.key for row in listed] == [f"{key}/{i:02}".encode() for i in range(20)]
+    assert {(row.bytes_total, row.rank) for row in listed} == {(1, 0)}
+    assert cache.remove_matching(f"^{escaped}/0") == 10
+    assert cache.exists_many([f"{key}/{i:02}" for i in range(20)]) == [False] * 10 + [True] * 10
+    with pytest.raises(nkv.InvalidArgument):
+        cache.remove_matching("(")
+    assert cache.remove_all() >= 10
+    assert not cache.exists(f"{key}/19")
+
+
+def test_wrong_settings_are_errors_that_name_them() -> None:
+    for wrong, named in [
+        ({"heap_bytes": "64MB"}, "heap_bytes"),
+        ({"heap_bytes": 0}, "heap_bytes"),
+        ({"policy": "random"}, "policy"),
+        ({"rank": 1}, "world"),
+        ({"master_rank": 1}, "master_rank"),
+        ({"page_bytes": 0}, "page_bytes"),
+    ]:
+        with pytest.raises(nkv.InvalidArgument, match=named):
+            nkv.NanoKVCache(**{**settings(), **wrong})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="heap_byte"):
+        nkv.NanoKVCache(heap_byte=1)
+    with pytest.raises(nkv.OutOfMemory):
+        nkv.NanoKVCache(heap_bytes=7 << 40, **{**settings(), "prefault": True})
+    with pytest.raises(nkv.Disconnected):
+        nkv.connect("127.0.0.1:1")
+    with pytest.raises(nkv.InvalidArgument):
+        nkv.connect("7400")
+
+
+def test_a_closed_cache_refuses_every_call() -> None:
+    cache = nkv.NanoKVCache(16 << 20, **settings())
+    cache.put("a", b"b")
+    got = cache.get("a")
+    cache.close()
+    cache.close()
+    assert bytes(got) == b"b"
+    for call in (cache.get, cache.exists, cache.remove):
+        with pytest.raises(nkv.Disconnected):
+            call("a")
+
+
+def run(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+START = """
+import os, nkv
+cache = nkv.NanoKVCache(16 << 20, port=0, job=f"py-{os.getpid()}", http="off", prefault=False)
+cache.put("a", b"b")
+"""
+
+
+def test_a_program_that_forgets_to_close_leaves_no_segment() -> None:
+    done = run(START + "\nprint('nkv.py-' + str(os.getpid()))")
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.strip()
+    assert name and not [file for file in os.listdir("/dev/shm") if file.startswith(name + ".")]
+
+
+def test_a_forked_child_gets_an_error_and_ends() -> None:
+    program = (
+        START
+        + """
+child = os.fork()
+if child == 0:
+    try:
+        cache.get("a")
+    except nkv.Disconnected as error:
+        # Ends as a program does: what the interpreter drops must not hang.
+        raise SystemExit(0 if "fork" in str(error) else 1)
+    raise SystemExit(2)
+assert os.waitpid(child, 0)[1] == 0
+assert bytes(cache.get("a")) == b"b"
+"""
+    )
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_long_wait() -> None:
+    program = (
+        START
+        + """
+import signal, threading, time
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    cache.get_when_ready("never", 50)
+except KeyboardInterrupt:
+    raise SystemExit(0 if time.monotonic() - began < 40 else 3)
+raise SystemExit(2)
+"""
+    )
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nkv_needs_neither_numpy_nor_torch() -> None:
+    program = (
+        """
+import sys
+sys.modules["numpy"] = sys.modules["torch"] = None
+"""
+        + START
+        + """
+import array
+cache.put("array", array.array("d", [1, 2, 3]))
+assert bytes(cache.get("a")) == b"b" and len(cache.get("array")) == 24
+assert sys.modules["numpy"] is None
+"""
+    )
+    done = run(program)
+    assert done.returncode == 0, done.stderr
