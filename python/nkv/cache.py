@@ -238,9 +238,8 @@ class NanoKVCache:
         """
         pairs = [(key, arrays.source(value)) for key, value in items]
         wanted = (preferred_segment, page_bytes, _fails(if_exists))
-        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-        trailers = [value.trailer for value in values]
-        done: list[Any] = self._c.put_many(keys, [_given(v) for v in values], trailers, wanted)
+        parts = [[_given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
+        done: list[Any] = self._c.put_many([key for key, _ in pairs], parts, wanted)
         if not return_errors:
             _raise_first(done)
         return done
@@ -288,7 +287,7 @@ class NanoKVCache:
             For each the number of bytes, or None if the key is not there.
         """
         pairs = [(key, arrays.source(place, dst=True)) for key, place in items]
-        read = self._c.get_many_into([key for key, _ in pairs], [_given(p) for _, p in pairs])
+        read = self._c.get_many_into([key for key, _ in pairs], [[_given(p)] for _, p in pairs])
         sizes: list[int | None] = []
         for found in read:
             if isinstance(found, NotFound):

@@ -11,7 +11,6 @@ use nkv::message::Existence;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 /// Values and exceptions.
 type Results<'py> = Vec<Bound<'py, PyAny>>;
@@ -36,44 +35,54 @@ fn alike(keys: usize, name: &str, others: usize) -> PyResult<()> {
     }
 }
 
+fn parts_of(values: &[Vec<Bound<'_, PyAny>>], writable: bool) -> PyResult<Vec<Vec<Memory>>> {
+    values.iter().map(|parts| Memory::all(parts, writable)).collect()
+}
+
 #[pymethods]
 impl Cache {
-    /// Stores many; `trailers`: what follows each.
+    /// Stores many; each value is a list of parts.
     fn put_many<'py>(
         &self,
         py: Python<'py>,
         keys: Vec<Bound<'py, PyAny>>,
-        data: Vec<Bound<'py, PyAny>>,
-        trailers: Vec<Bound<'py, PyBytes>>,
+        values: Vec<Vec<Bound<'py, PyAny>>>,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "values", data.len())?;
-        alike(keys.len(), "trailers", trailers.len())?;
-        let (keys, data) = (arguments::keys(&keys)?, Memory::all(&data, false)?);
-        let trailers: Vec<&[u8]> = trailers.iter().map(|bytes| bytes.as_bytes()).collect();
+        alike(keys.len(), "values", values.len())?;
+        let (keys, values) = (arguments::keys(&keys)?, parts_of(&values, false)?);
         let options = options(wanted);
         let done = self.handles.with(py, |handle| {
-            let parts: Vec<[&[u8]; 2]> =
-                data.iter().map(Memory::bytes).zip(trailers).map(<[_; 2]>::from).collect();
+            let parts: Vec<Vec<&[u8]>> =
+                values.iter().map(|parts| parts.iter().map(Memory::bytes).collect()).collect();
             let items: Vec<_> = keys.iter().copied().zip(parts.iter().map(|p| &p[..])).collect();
             Ok(handle.put_many_parts(&items, &options))
         })?;
         results(py, done, |()| None::<usize>)
     }
 
-    /// Reads objects, each into a buffer.
+    /// Reads objects, each into a list of buffers, one after another.
     fn get_many_into<'py>(
         &self,
         py: Python<'py>,
         keys: Vec<Bound<'py, PyAny>>,
-        data: Vec<Bound<'py, PyAny>>,
+        places: Vec<Vec<Bound<'py, PyAny>>>,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "buffers", data.len())?;
-        let (keys, mut data) = (arguments::keys(&keys)?, Memory::all(&data, true)?);
+        alike(keys.len(), "places", places.len())?;
+        let (keys, mut places) = (arguments::keys(&keys)?, parts_of(&places, true)?);
         let done = self.handles.with(py, |handle| {
-            let places = data.iter_mut().map(Memory::bytes_mut);
-            let mut items: Vec<(&[u8], &mut [u8])> = keys.iter().copied().zip(places).collect();
-            Ok(handle.get_many_into(&mut items))
+            let mut parts: Vec<Vec<&mut [u8]>> = places
+                .iter_mut()
+                .map(|parts| parts.iter_mut().map(Memory::bytes_mut).collect())
+                .collect();
+            if parts.iter().all(|parts| parts.len() == 1) {
+                let one = keys.iter().copied().zip(parts.iter_mut().flatten());
+                let mut items: Vec<_> = one.map(|(key, place)| (key, &mut **place)).collect();
+                return Ok(handle.get_many_into(&mut items));
+            }
+            let mut items: Vec<_> =
+                keys.iter().copied().zip(parts.iter_mut().map(|parts| &mut parts[..])).collect();
+            Ok(handle.get_many_into_parts(&mut items))
         })?;
         results(py, done, |read| read)
     }

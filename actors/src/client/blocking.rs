@@ -116,6 +116,14 @@ impl Blocking {
         self.wait_all(items.len(), self.client.get_many_into(items))
     }
 
+    /// See [`Client::get_many_into_parts`].
+    pub fn get_many_into_parts(
+        &self,
+        items: &mut [(&[u8], &mut [&mut [u8]])],
+    ) -> Vec<Result<usize>> {
+        self.wait_all(items.len(), self.client.get_many_into_parts(items))
+    }
+
     /// See [`Client::get_when_ready`].
     pub fn get_when_ready(&self, key: &[u8], limit: Duration) -> Result<Bytes> {
         self.wait(self.client.get_when_ready(key, limit))

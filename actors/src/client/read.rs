@@ -198,6 +198,24 @@ impl Client {
         Ok(self.shared.buffers.take(meta.object.bytes_total as usize))
     }
 
+    /// As [`Client::get_into_parts`] for many objects; one result per key, in order. What is not in
+    /// mapped memory is read as by [`Client::get_many`].
+    pub async fn get_many_into_parts(
+        &self,
+        items: &mut [(&[u8], &mut [&mut [u8]])],
+    ) -> Vec<Result<usize>> {
+        let now = |(key, parts): &mut (&[u8], &mut [&mut [u8]])| self.read_parts_now(key, parts);
+        let mut done: Vec<_> = items.iter_mut().map(now).collect();
+        let rest: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
+        if !rest.is_empty() {
+            let keys: Vec<&[u8]> = rest.iter().map(|i| items[*i].0).collect();
+            for (i, bytes) in rest.into_iter().zip(self.get_sized(&keys).await) {
+                done[i] = Some(bytes.and_then(|bytes| scatter(&bytes, items[i].1)));
+            }
+        }
+        filled(done, Vec::new())
+    }
+
     /// Reads an object into several buffers, one after another; returns its length. InvalidArgument
     /// if they are too small together. From mapped memory it is copied once, else through a buffer.
     pub async fn get_into_parts(&self, key: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {

@@ -83,11 +83,18 @@ impl Client {
     }
 
     /// As [`Client::put_many`] and [`Client::put_parts`]. What has to be joined is one batch.
-    pub async fn put_many_parts(
+    pub async fn put_many_parts<'a>(
         &self,
-        items: &[(&[u8], &[&[u8]])],
+        items: &[(&'a [u8], &[&'a [u8]])],
         opts: &PutOptions,
     ) -> Vec<Result<()>> {
+        let whole = |(key, parts): &(&'a [u8], &[&'a [u8]])| match parts {
+            [whole] => Some((*key, *whole)),
+            _ => None,
+        };
+        if let Some(wholes) = items.iter().map(whole).collect::<Option<Vec<_>>>() {
+            return self.put_many(&wholes, opts).await;
+        }
         let now = |(key, parts): &(&[u8], &[&[u8]])| self.try_put_parts(key, parts, opts);
         let done: Vec<_> = items.iter().map(now).collect();
         let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());

@@ -1,0 +1,550 @@
+"""The names of Mooncake's store, served by nkv: what inference engines call, unchanged.
+
+``MooncakeDistributedStore`` has the methods, arguments, return values and error codes of
+mooncake-transfer-engine 0.3.13. Differences:
+
+- ``setup`` attaches to running nodes at ``master_server_addr`` (``nkv-node``; its rank 0 is the
+  master), whose memory it uses: ``global_segment_size`` and ``local_buffer_size`` take none.
+  ``metadata_server`` is not needed. ``protocol`` "rdma" and "tcp" both use shared memory on the
+  nodes' host and the fastest there is elsewhere.
+- A call before ``setup`` or after ``close`` returns -600 (there the process crashes). An array that
+  is not contiguous, address 0 and negative sizes are refused with -600.
+- ``put_from`` of 0 bytes and ``put_parts`` without parts store an empty value; there they return 0
+  and store nothing. A value shorter than the places it is read into is read; there that is -800.
+- ``replica_num`` above 1, pins and groups are accepted and have no effect: there is one copy, which
+  the log says once. Leases are not needed: what is read cannot change under its reader.
+
+``python -m nkv.mooncake DIRECTORY`` writes a package ``mooncake`` there, which leads here; a
+directory that is first on PYTHONPATH makes every engine use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import logging
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _nkv, arrays, errors
+
+_log = logging.getLogger("nkv.mooncake")
+
+OK = 0
+NO_SPACE = -200
+INVALID_KEY = -400
+INVALID_PARAMS = -600
+REPLICA_NOT_READY = -703
+OBJECT_NOT_FOUND = -704
+OBJECT_EXISTS = -705
+TRANSFER_FAIL = -800
+CHECKSUM_MISMATCH = -801
+RPC_FAIL = -900
+RPC_TIMEOUT = -901
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (errors.NotFound, OBJECT_NOT_FOUND),
+    (errors.NotReady, REPLICA_NOT_READY),
+    (errors.AlreadyExists, OBJECT_EXISTS),
+    (errors.OutOfMemory, NO_SPACE),
+    (errors.Timeout, RPC_TIMEOUT),
+    (errors.Disconnected, RPC_FAIL),
+    (errors.Corrupt, CHECKSUM_MISMATCH),
+    (errors.InvalidArgument, INVALID_PARAMS),
+)
+
+#: Hosts that listen as ``host:port``: nkv's port where none is named.
+_DEFAULT_MASTER = "127.0.0.1"
+
+
+def _code(error: BaseException) -> int:
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, (ValueError, OverflowError, BufferError)):
+        return INVALID_PARAMS
+    return TRANSFER_FAIL
+
+
+class ObjectDataType(enum.IntEnum):
+    """What an object holds. nkv treats all alike."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+class SoftPinAction(enum.IntEnum):
+    """What a put does to a pin. nkv has none."""
+
+    KEEP = 0
+    SET = 1
+    CLEAR = 2
+
+
+class ReplicateConfig:
+    """Wishes of a put. ``preferred_segment`` is a rank's number, or a name that is ignored."""
+
+    def __init__(self) -> None:
+        self.replica_num = 1
+        self.with_soft_pin = False
+        self.soft_pin_action: Any = SoftPinAction.KEEP
+        self.soft_pin_ttl_ms = 0
+        self.with_hard_pin = False
+        self.preferred_segment = ""
+        self.preferred_segments: list[str] = []
+        self.prefer_alloc_in_same_node = False
+        self.group_ids: list[str] = []
+        self.data_type: Any = ObjectDataType.UNKNOWN
+        self.nof_replica_num = 0
+        self.dfs_replica_num = 0
+        self.preferred_nof_segments: list[str] = []
+
+
+class BufferHandle:
+    """Bytes of an object, in a buffer of their own; also by the buffer protocol."""
+
+    _owner: _nkv.Bytes
+
+    def ptr(self) -> int:
+        """Where it begins."""
+        return self._owner.address
+
+    def size(self) -> int:
+        """How long it is."""
+        return len(self._owner)
+
+
+@functools.lru_cache(maxsize=256)
+def _handle_type(size: int) -> Any:
+    # A class of Python exports no buffer before 3.12; an array of ctypes does.
+    return type("BufferHandle", (BufferHandle, ctypes.c_ubyte * size), {})
+
+
+def _handle(owner: _nkv.Bytes) -> BufferHandle:
+    handle: BufferHandle = _handle_type(len(owner)).from_address(owner.address)
+    handle._owner = owner
+    return handle
+
+
+class MooncakeHostMemAllocator:
+    """Page-aligned memory of this process, as engines allocate their pools."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Any] = {}
+
+    def alloc(self, size: int) -> int:
+        """The address of so many bytes of zeros."""
+        memory = mmap.mmap(-1, size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._held[address] = memory
+        return address
+
+    def free(self, address: int) -> int:
+        """Gives it back."""
+        return OK if self._held.pop(address, None) is not None else INVALID_PARAMS
+
+
+def bind_to_numa_node(_node: int) -> None:
+    """Does nothing: nkv's memory is its nodes'."""
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(what: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
+        _log.warning("%s", what)
+
+
+def _preferred(config: ReplicateConfig | None) -> int | None:
+    if config is None:
+        return None
+    if config.replica_num > 1:
+        _warn_once("replica_num above 1: nkv keeps one copy")
+    named = config.preferred_segment or (config.preferred_segments or [""])[0]
+    return int(named) if named.isdigit() else None
+
+
+class MooncakeDistributedStore:
+    """See the module's description."""
+
+    def __init__(self) -> None:
+        self._c: _nkv.Cache | None = None
+        self._host = ""
+        self._registered: dict[int, int] = {}
+
+    # Start and end
+
+    def setup(self, *args: Any, **kwargs: Any) -> int:
+        """Attaches to the nodes: by positions, by names, or by one dict (all as in Mooncake)."""
+        names = (
+            "local_hostname",
+            "metadata_server",
+            "global_segment_size",
+            "local_buffer_size",
+            "protocol",
+            "rdma_devices",
+            "master_server_addr",
+        )
+        by_dict = bool(args) and isinstance(args[0], dict)
+        given: dict[str, Any] = dict(args[0]) if by_dict else {}
+        if not by_dict:
+            given.update(zip(names, args, strict=False))
+        given.update(kwargs)
+        master = given.get("master_server_addr") or given.get("master_server_address")
+        return self._attach(str(given.get("local_hostname") or ""), str(master or ""))
+
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Attaches to the nodes at an address."""
+        return self._attach("", server_address)
+
+    # Names of the first versions.
+    def initAll(self, protocol: str, device_name: str, mount_segment_size: int = 16 << 20) -> int:
+        """Attaches, unless ``setup`` did, to rank 0 on this host."""
+        return OK if self._c is not None else self._attach("", "")
+
+    init_all = initAll
+
+    def _attach(self, host: str, master: str) -> int:
+        job = os.environ.get("NKV_JOB") or "nkv"
+        addresses = [master] if master else []
+        try:
+            self._c = _nkv.Cache.connect(addresses, job, None, "auto", 2_000, True)
+        except Exception as error:
+            _log.error("setup: %s", error)
+            return _code(error)
+        self._host = host or socket.gethostname()
+        return OK
+
+    def close(self) -> int:
+        """Detaches. What was put stays."""
+        if self._c is not None:
+            self._c.close()
+            self._c = None
+        return OK
+
+    tearDownAll = close
+
+    def get_hostname(self) -> str:
+        """The name that ``setup`` was given, or the host's."""
+        return self._host
+
+    def health_check(self) -> int:
+        """0: the nodes answer; 1: not set up; 2: they do not."""
+        if self._c is None:
+            return 1
+        answer = self._try(lambda c: c.exists(["nkv/health"]))
+        return 2 if isinstance(answer, int) else 0
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Checks the range. Memory that an RDMA device reaches is registered at its first use."""
+        if buffer_ptr <= 0 or size <= 0:
+            return INVALID_PARAMS
+        self._registered[buffer_ptr] = size
+        return OK
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Forgets the range; -600 if it was not registered."""
+        return OK if self._registered.pop(buffer_ptr, None) is not None else INVALID_PARAMS
+
+    # Calls
+
+    def _try(self, call: Callable[[_nkv.Cache], Any], failed: Any = None) -> Any:
+        """What the call returns, or the code of its error; ``failed`` in its place if given."""
+        if self._c is None:
+            return INVALID_PARAMS if failed is None else failed
+        try:
+            return call(self._c)
+        except TypeError:
+            raise
+        except Exception as error:
+            _log.debug("%s", error)
+            return _code(error) if failed is None else failed
+
+    def _many(
+        self, n: int, call: Callable[[_nkv.Cache], Iterable[Any]], value: Callable[[Any], Any]
+    ) -> list[Any]:
+        """The results of a batch: values, or the codes of their errors."""
+        done = self._try(call)
+        if isinstance(done, int):
+            return [done] * n
+        return [_code(one) if isinstance(one, BaseException) else value(one) for one in done]
+
+    def _put(self, key: str, parts: Sequence[Any], config: ReplicateConfig | None) -> int:
+        wanted = (_preferred(config), 0, False)
+        (done,) = self._many(1, lambda c: c.put_many([key], [parts], wanted), lambda _: OK)
+        return int(done)
+
+    def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        """Stores bytes, all of an array's. 0 also if the key is stored."""
+        part = _bytes_of(value)
+        if not (part[1] if isinstance(part, tuple) else len(part)):
+            return INVALID_PARAMS
+        return self._put(key, [part], config)
+
+    def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        """Stores parts as one value."""
+        return self._put(key, [_bytes_of(part) for part in parts], config)
+
+    def put_batch(
+        self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
+    ) -> int:
+        """Stores many; the first error's code."""
+        if len(keys) != len(values):
+            return INVALID_PARAMS
+        wanted = (_preferred(config), 0, False)
+        parts = [[_bytes_of(value)] for value in values]
+        done = self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
+        return next((code for code in done if code != OK), OK)
+
+    def put_from(
+        self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """Stores the bytes at an address."""
+        if buffer_ptr <= 0 or size < 0:
+            return INVALID_PARAMS
+        wanted = (_preferred(config), 0, False)
+        if self._c is None:
+            return INVALID_PARAMS
+        try:
+            self._c.put(key, (buffer_ptr, size), b"", wanted)
+        except TypeError:
+            raise
+        except Exception as error:
+            return _code(error)
+        return OK
+
+    def batch_put_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Stores the bytes at addresses."""
+        return self.batch_put_from_multi_buffers(
+            keys, [[at] for at in buffer_ptrs], [[size] for size in sizes], config
+        )
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Stores values that lie in several places each."""
+        parts = _places(keys, all_buffer_ptrs, all_sizes)
+        if parts is None:
+            return [INVALID_PARAMS] * len(keys)
+        wanted = (_preferred(config), 0, False)
+        return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
+
+    # An upsert replaces what is there.
+
+    def _replace(self, keys: Sequence[str]) -> None:
+        self._try(lambda c: c.remove_many(keys), [])
+
+    def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        """Stores a value, in place of what is there."""
+        self._replace([key])
+        return self.put(key, value, config)
+
+    def upsert_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        """As ``put_parts``, in place of what is there."""
+        self._replace([key])
+        return self.put_parts(key, *parts, config=config)
+
+    def upsert_batch(
+        self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
+    ) -> int:
+        """As ``put_batch``, in place of what is there."""
+        self._replace(keys)
+        return self.put_batch(keys, values, config)
+
+    def upsert_from(
+        self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """As ``put_from``, in place of what is there."""
+        self._replace([key])
+        return self.put_from(key, buffer_ptr, size, config)
+
+    def batch_upsert_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """As ``batch_put_from``, in place of what is there."""
+        self._replace(keys)
+        return self.batch_put_from(keys, buffer_ptrs, sizes, config)
+
+    # Reads
+
+    def get(self, key: str) -> bytes:
+        """The value; b"" if there is none."""
+        found = self._try(lambda c: c.get(key), b"")
+        return found if isinstance(found, bytes) else bytes(arrays.memory(found, readonly=True))
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        """The values; b"" for each that is not there."""
+        found = self._many(len(keys), lambda c: c.get_many(keys), lambda one: one)
+        return [
+            b"" if isinstance(f, int) else bytes(arrays.memory(f, readonly=True)) for f in found
+        ]
+
+    def get_buffer(self, key: str) -> BufferHandle | None:
+        """The value in a buffer of its own; None if there is none."""
+        return self.batch_get_buffer([key])[0]
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
+        """The values in buffers of their own; None for each that is not there."""
+        found = self._many(len(keys), lambda c: c.get_many(keys), _handle)
+        return [None if isinstance(one, int) else one for one in found]
+
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Reads a value to an address; returns its length, or a code below 0."""
+        if buffer_ptr <= 0 or size < 0 or self._c is None:
+            return INVALID_PARAMS
+        try:
+            return self._c.get_into(key, [(buffer_ptr, size)])
+        except TypeError:
+            raise
+        except Exception as error:
+            return _code(error)
+
+    def batch_get_into(
+        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    ) -> list[int]:
+        """Reads values to addresses."""
+        return self.batch_get_into_multi_buffers(
+            keys, [[at] for at in buffer_ptrs], [[size] for size in sizes]
+        )
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Reads values, each into several places, one after another."""
+        places = _places(keys, all_buffer_ptrs, all_sizes)
+        if places is None:
+            return [INVALID_PARAMS] * len(keys)
+        return self._many(len(keys), lambda c: c.get_many_into(keys, places), int)
+
+    def is_exist(self, key: str) -> int:
+        """1 if the key can be read, 0 if not, a code below 0 after an error."""
+        if not key and self._c is not None:
+            return 0
+        found = self._try(lambda c: c.exists([key]))
+        return found if isinstance(found, int) else int(found[0])
+
+    isExist = is_exist
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        """The same for many."""
+        found = self._try(lambda c: c.exists(keys))
+        return [found] * len(keys) if isinstance(found, int) else [int(one) for one in found]
+
+    def get_size(self, key: str) -> int:
+        """The length of a value, or a code below 0."""
+        found = self._try(lambda c: c.location(key))
+        return found if isinstance(found, int) else int(found[4])
+
+    # Removal
+
+    def remove(self, key: str, force: bool = False) -> int:
+        """Removes a key."""
+        done = self._try(lambda c: c.remove(key))
+        return OK if done is None else int(done)
+
+    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+        """Removes keys."""
+        return self._many(len(keys), lambda c: c.remove_many(keys), lambda _: OK)
+
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Removes the keys in which the pattern matches; how many, or a code below 0."""
+        return int(self._try(lambda c: c.remove_matching(regex_pattern)))
+
+    def remove_all(self, force: bool = False) -> int:
+        """Removes every key; how many, or a code below 0."""
+        return int(self._try(lambda c: c.remove_all()))
+
+
+def _bytes_of(value: Any) -> Any:
+    """The bytes of a value, all of them: an array's too."""
+    found = arrays.source(value)
+    return found.buffer if found.buffer is not None else (found.address, found.size)
+
+
+def _places(
+    keys: Sequence[str], addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
+) -> list[list[tuple[int, int]]] | None:
+    """Addresses with their sizes; None if they do not belong together."""
+    if not len(keys) == len(addresses) == len(sizes):
+        return None
+    places = []
+    for some, lengths in zip(addresses, sizes, strict=True):
+        if len(some) != len(lengths) or any(at <= 0 for at in some) or min(lengths, default=0) < 0:
+            return None
+        places.append(list(zip(some, lengths, strict=True)))
+    return places
+
+
+_PACKAGE = """\
+\"\"\"Mooncake's store, served by nkv.\"\"\"
+"""
+_STORE = """\
+\"\"\"Mooncake's store, served by nkv.\"\"\"
+
+from nkv.mooncake import *  # noqa: F403
+"""
+
+__all__ = [
+    "BufferHandle",
+    "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
+    "ObjectDataType",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "bind_to_numa_node",
+]
+
+
+def install(directory: str | os.PathLike[str]) -> Path:
+    """Writes a package ``mooncake`` into a directory; returns the package's folder.
+
+    An existing ``mooncake`` there that is another's is an error.
+    """
+    package = Path(directory) / "mooncake"
+    marker = package / "store.py"
+    if package.exists() and not (marker.exists() and "nkv.mooncake" in marker.read_text()):
+        raise errors.InvalidArgument(f"{package} exists and is not nkv's: give another directory")
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(_PACKAGE)
+    marker.write_text(_STORE)
+    return package
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m nkv.mooncake DIRECTORY")
+    print(f"export PYTHONPATH={install(sys.argv[1]).parent}:$PYTHONPATH")
