@@ -77,7 +77,7 @@ impl Cache {
                 .collect();
             if parts.iter().all(|parts| parts.len() == 1) {
                 let one = keys.iter().copied().zip(parts.iter_mut().flatten());
-                let mut items: Vec<_> = one.map(|(key, place)| (key, &mut **place)).collect();
+                let mut items: Vec<_> = one.map(|(key, dst)| (key, &mut **dst)).collect();
                 return Ok(handle.get_many_into(&mut items));
             }
             let mut items: Vec<_> =
