@@ -180,9 +180,11 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
             let began = cluster.ledger.moment();
             stack::read_from();
             let mut read = handle.get(&cluster.ledger.key_name(key)).await;
-            // A rank that was stopped may be declared gone between the lookup and the read.
+            // A rank that was stopped may be declared gone between the lookup and the read: it is
+            // found so at once, or after the limit of an attempt to attach to it.
             for _ in 0..READ_AGAIN {
-                let gone = |e: &nkv::Error| e.kind() == nkv::ErrorKind::Disconnected;
+                use nkv::ErrorKind::{Disconnected, Timeout};
+                let gone = |e: &nkv::Error| matches!(e.kind(), Disconnected | Timeout);
                 if !read.as_ref().is_err_and(gone) {
                     break;
                 }
