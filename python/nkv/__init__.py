@@ -1,7 +1,7 @@
 """nkv: a distributed KV cache for LLM inference."""
 
 from . import _nkv, arrays
-from .cache import DEFAULT_PAGE_BYTES, Key, ListedKey, NanoKVCache, ObjMeta, WritePlan
+from .cache import NanoKVCache
 from .errors import (
     AlreadyExists,
     Corrupt,
@@ -16,6 +16,7 @@ from .errors import (
     Timeout,
     Unsupported,
 )
+from .layouts import DEFAULT_PAGE_BYTES, Key, ListedKey, ObjMeta, WritePlan
 
 __version__ = _nkv.__version__
 

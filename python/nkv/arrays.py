@@ -7,7 +7,8 @@ is plain bytes, such as one that a kernel or a Rust program wrote.
 The trailer, little endian: one u64 for each dimension; then 32 bytes: the magic ``NKVARRAY``,
 version (1), library (0 none, 1 NumPy, 2 torch), number of dimensions, 0, name of the type (12
 bytes, padded with zeros), and an 8-byte BLAKE2b digest of the number of payload bytes (u64) and all
-before it. Plain bytes that end like a trailer get one that says so, and nothing is mistaken.
+before it. ``NanoKVCache.put`` gives plain bytes that end like a trailer one that says
+so. Other writers do not: what they write and ends like a trailer is taken for an array.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _FIXED_BYTES = _FIXED.size + _DIGEST_BYTES
 _VERSION = 1
 #: Most dimensions of an array.
 MAX_DIMENSIONS = 64
+#: Longest dimension: more elements than any memory has.
+_MAX_DIM = 1 << 56
 #: Bytes of the longest trailer.
 MAX_TRAILER_BYTES = 8 * MAX_DIMENSIONS + _FIXED_BYTES
 
@@ -116,7 +119,8 @@ def parse(tail: bytes | memoryview, total: int) -> tuple[Shape, int] | None:
     dtype = name.rstrip(b"\0").decode("ascii", "replace")
     dims = struct.unpack_from(f"<{n}Q", described)
     item = _ITEM_BYTES.get(dtype)
-    if library != _PLAIN and (item is None or math.prod(dims) * item != payload):
+    sizes = all(dim <= _MAX_DIM for dim in dims)
+    if library > _TORCH or item is None or not sizes or math.prod(dims) * item != payload:
         return None
     return Shape(library, dtype, dims), length
 
@@ -147,6 +151,10 @@ def _torch_source(tensor: Any, dst: bool) -> Source:
             f"{what} of shape {tuple(tensor.shape)} is not contiguous"
             + ("" if dst else ": use .contiguous()")
         )
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(
+            f"{what} is a lazy conjugate or negative: use .resolve_conj() or .resolve_neg()"
+        )
     long = str(tensor.dtype).removeprefix("torch.")
     dtype = _SHORT_NAMES.get(long, long)
     if dtype not in _ITEM_BYTES:
@@ -156,10 +164,29 @@ def _torch_source(tensor: Any, dst: bool) -> Source:
     return Source(None, tensor.data_ptr(), size, trailer(shape, size), tensor)
 
 
-def _array_source(value: Any, interface: dict[str, Any], dst: bool) -> Source:
+def _type_of(value: Any, code: str, what: str) -> str:
+    """The name of an array's type."""
+    # Types of ml_dtypes, such as bfloat16, say "void" to the protocol and their name to NumPy.
+    named = str(getattr(value, "dtype", ""))
+    short = _SHORT_NAMES.get(named, named)
+    if short in _ITEM_BYTES and code[:1] != ">":
+        return short
+    kinds = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+    name, item = kinds.get(code[1:2], ""), code[2:]
+    dtype = name if name == "bool" or not item.isdecimal() else f"{name}{8 * int(item)}"
+    if dtype not in _ITEM_BYTES or code[:1] == ">":
+        raise InvalidArgument(
+            f"{what} is of {named or code}, which cannot be stored with its type: give its bytes, "
+            "such as array.view('u1')"
+        )
+    return dtype
+
+
+def _array_source(value: Any, interface: dict[str, Any], dst: bool, typed: bool) -> Source:
     what = "dst" if dst else "the array"
-    shape, code = interface["shape"], interface["typestr"]
-    item = int(code[2:])
+    shape, code = tuple(interface["shape"]), str(interface["typestr"])
+    dtype = _type_of(value, code, what) if typed else "uint8"
+    item = _ITEM_BYTES[dtype] if typed else int(value.itemsize)
     dense = True
     if interface.get("strides") is not None:
         step = item
@@ -169,52 +196,64 @@ def _array_source(value: Any, interface: dict[str, Any], dst: bool) -> Source:
     size = math.prod(shape) * item
     if not dense and size > 0:
         raise InvalidArgument(
-            f"{what} of shape {tuple(shape)} is not contiguous"
+            f"{what} of shape {shape} is not contiguous"
             + ("" if dst else ": use numpy.ascontiguousarray")
         )
     address, readonly = interface["data"]
     if dst and readonly:
         raise InvalidArgument("dst is read-only")
-    kinds = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
-    name = kinds.get(code[1], "")
-    dtype = name if name == "bool" else f"{name}{8 * item}"
-    if dtype not in _ITEM_BYTES or code[0] == ">":
-        raise InvalidArgument(
-            f"{what} is of {code}, which cannot be stored with its type: give "
-            "its bytes, such as array.view('u1')"
-        )
-    described = trailer(Shape(_NUMPY, dtype, tuple(shape)), size)
-    return Source(None, address if size else 0, size, described, value)
+    described = trailer(Shape(_NUMPY, dtype, shape), size) if typed else b""
+    # The dictionary too: it may be all that keeps the memory.
+    return Source(None, address if size else 0, size, described, (value, interface))
 
 
-def source(value: Any, *, dst: bool = False) -> Source:
+def source(value: Any, *, dst: bool = False, typed: bool = True) -> Source:
     """The memory of a value, in place.
 
     Args:
         value: bytes and the like, a memoryview, a NumPy array, a torch tensor, or anything with the
             buffer protocol, ``__array_interface__`` or DLPack. It must be contiguous.
         dst: whether it will be written.
+        typed: whether shape and type of an array are stored with it.
     """
     if isinstance(value, bytes) and not dst:
-        return Source(value, 0, len(value), _plain_trailer(value), value)
+        return Source(value, 0, len(value), _plain_trailer(value) if typed else b"", value)
     if _is_torch(value):
         return _torch_source(value, dst)
     interface = getattr(value, "__array_interface__", None)
-    if interface is not None:
-        return _array_source(value, interface, dst)
+    if isinstance(interface, dict):
+        import numpy  # noqa: PLC0415 - nkv works without it
+
+        if not isinstance(value, numpy.ndarray):
+            # Scalars and foreign objects: NumPy knows every form that the protocol allows.
+            if dst:
+                raise TypeError(f"dst is a {type(value).__name__}: give a NumPy array")
+            value = numpy.asarray(value)
+            interface = value.__array_interface__
+        if isinstance(value, numpy.ma.MaskedArray):
+            raise InvalidArgument("a masked array: store array.data and array.mask, each alone")
+        return _array_source(value, interface, dst, typed)
     try:
         data = memoryview(value)
     except TypeError:
-        return _dlpack_source(value, dst)
+        return _dlpack_source(value, dst, typed)
     if not data.c_contiguous:
         raise InvalidArgument("the memoryview is not contiguous")
     if dst and data.readonly:
         raise InvalidArgument("dst is read-only")
     flat = data.cast("B") if data.nbytes else memoryview(b"")
-    return Source(data, 0, data.nbytes, b"" if dst else _plain_trailer(flat), data)
+    plain = b"" if dst or not typed else _plain_trailer(flat)
+    return Source(data, 0, data.nbytes, plain, data)
 
 
-def _dlpack_source(value: Any, dst: bool) -> Source:
+def address_of(place: Source) -> int:
+    """Where a writable place begins."""
+    if place.buffer is None:
+        return place.address
+    return ctypes.addressof(ctypes.c_char.from_buffer(place.buffer))
+
+
+def _dlpack_source(value: Any, dst: bool, typed: bool) -> Source:
     if not hasattr(value, "__dlpack__"):
         raise TypeError(
             f"{type(value).__name__} has no bytes that can be read in place: give bytes, a NumPy "
@@ -226,7 +265,7 @@ def _dlpack_source(value: Any, dst: bool) -> Source:
         array = numpy.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
         raise InvalidArgument(f"the DLPack object cannot be read by the CPU: {error}") from error
-    return _array_source(array, array.__array_interface__, dst)
+    return _array_source(array, array.__array_interface__, dst, typed)
 
 
 def memory(owner: _nkv.Bytes | _nkv.View, *, readonly: bool) -> memoryview:
@@ -269,13 +308,7 @@ def _tensor(data: memoryview, shape: Shape) -> Any:
     dtype = getattr(torch, _LONG_NAMES.get(shape.dtype, shape.dtype))
     if len(data) == 0:
         return torch.empty(shape.dims, dtype=dtype)
-    if data.readonly:
-        import warnings  # noqa: PLC0415
-
-        with warnings.catch_warnings():
-            # The bytes of a view are nobody's to write, as the guide says.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(data, dtype=dtype).reshape(shape.dims)
+    # Of a view torch warns that it could be written: nobody may.
     return torch.frombuffer(data, dtype=dtype).reshape(shape.dims)
 
 

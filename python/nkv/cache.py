@@ -7,85 +7,13 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
 from . import _nkv, arrays
+from .aio import AsyncCalls
 from .errors import Error, InvalidArgument, NotFound, Timeout, Unsupported
-
-Key = str | bytes
-Library = Literal["torch", "numpy", "bytes"]
-
-#: Bytes per page unless a cache or a put names others.
-DEFAULT_PAGE_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True)
-class ObjMeta:
-    """Where a readable object lies. Offsets are bytes from the start of its owner's segment."""
-
-    key_hash: int
-    owner_rank: int
-    header_off: int
-    payload_off: int
-    bytes_total: int
-    page_bytes: int
-    n_pages: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class WritePlan:
-    """Permission to write one object into the memory of ``dst_rank``.
-
-    A kernel writes pages from ``payload_base`` on and then READY; a host program calls ``write`` or
-    ``write_page``. Then ``commit`` of the cache, or of the plan. A plan that is dropped is aborted.
-    """
-
-    key_hash: int
-    dst_rank: int
-    header_off: int
-    payload_base: int
-    page_bytes: int
-    n_pages: int
-    bytes_total: int
-    epoch: int
-    _plan: _nkv.Plan = field(repr=False, compare=False)
-
-    def write_page(self, index: int, data: Any) -> None:
-        """Writes one page of ``page_bytes``; the last may be shorter. Any order, any thread."""
-        self._plan.write_page(index, _given(arrays.source(data)))
-
-    def write(self, offset: int, data: Any) -> None:
-        """Writes bytes at an offset of the object."""
-        self._plan.write_at(offset, _given(arrays.source(data)))
-
-    def commit(self) -> None:
-        """Makes the object readable. InvalidArgument if bytes are missing: the plan stays open."""
-        self._plan.publish()
-
-    def abort(self) -> None:
-        """Gives the object up; does nothing if the plan is finished."""
-        self._plan.abort()
-
-
-@dataclass(frozen=True)
-class ListedKey:
-    """A key of a listing."""
-
-    key: bytes
-    bytes_total: int
-    rank: int
-    state: str
-
-
-_Given = Any
-
-
-def _given(source: arrays.Source) -> _Given:
-    """What the native part takes: a buffer, or an address and a size."""
-    return source.buffer if source.buffer is not None else (source.address, source.size)
+from .layouts import Key, Library, ListedKey, ObjMeta, WritePlan, check_fit, fails, given
 
 
 def _raise_first(results: Sequence[Any]) -> None:
@@ -103,7 +31,7 @@ def _close_all() -> None:
         cache.close()
 
 
-class NanoKVCache:
+class NanoKVCache(AsyncCalls):
     """A rank of a job in this process, with its memory; or, by :meth:`connect`, a handle alone.
 
     Args:
@@ -114,7 +42,8 @@ class NanoKVCache:
             ``master_addr``, ``port``, ``listen``, ``log_bytes``, ``policy``. What is not given
             comes from ``NKV_*`` variables, and from what torchrun, Open MPI or Slurm exports.
 
-    It returns once every rank of the job has joined. Calls may come from any number of threads.
+    It returns once every rank of the job has joined, or after two TTLs (20 s) without some: they
+    join later, or have come and gone. Calls may come from any number of threads.
     After fork a child must not use it (start processes by "spawn").
     """
 
@@ -133,17 +62,17 @@ class NanoKVCache:
             settings["heap_bytes"] = heap_bytes
         if page_bytes is not None:
             settings["page_bytes"] = page_bytes
-        wait_s = int(settings.get("join_timeout_ms", 120_000)) / 1000
         values = {key: _setting(value) for key, value in settings.items()}
         self._attach(_nkv.Cache.start(values))
-        if not self._c.wait_ready(wait_s):
-            joined = len(self._ranks())
-            world = self.world_size
+        try:
+            if not self._c.wait_ready():
+                raise Timeout(
+                    "the ranks of the job did not come together within the limit to join: start "
+                    "the others, or give join_timeout_ms"
+                )
+        except BaseException:
             self.close()
-            raise Timeout(
-                f"{joined} of {world} ranks joined within {wait_s:.0f} s: start the others, or "
-                "give join_timeout_ms"
-            )
+            raise
 
     @classmethod
     def connect(
@@ -184,6 +113,13 @@ class NanoKVCache:
         _open.discard(self)
         self._c.close()
 
+    def __repr__(self) -> str:
+        where = "a handle" if self._c.rank is None else f"rank {self._c.rank}"
+        return f"<nkv.NanoKVCache: {where}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a cache belongs to its process: connect in the other one")
+
     def __enter__(self) -> NanoKVCache:
         return self
 
@@ -211,15 +147,16 @@ class NanoKVCache:
         Args:
             key: 1 to 1,024 bytes; a str counts as UTF-8.
             value: bytes, a contiguous NumPy array or torch tensor of the host, or anything with the
-                buffer protocol, DLPack or ``__array_interface__``. It is read in place.
+                buffer protocol, DLPack or ``__array_interface__``. It is read in place;
+                by tcp and by plans an array is joined with its trailer first.
             preferred_segment: the rank that should own it; None: by hash of the key.
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
                 AlreadyExists (and asks the master).
         """
-        value = arrays.source(value)
-        wanted = (preferred_segment, page_bytes, _fails(if_exists))
-        self._c.put(key, _given(value), value.trailer, wanted)
+        source = arrays.source(value)
+        wanted = (preferred_segment, page_bytes, fails(if_exists))
+        self._c.put(key, given(source), source.trailer, wanted)
 
     def put_many(
         self,
@@ -237,8 +174,8 @@ class NanoKVCache:
             all have been tried.
         """
         pairs = [(key, arrays.source(value)) for key, value in items]
-        wanted = (preferred_segment, page_bytes, _fails(if_exists))
-        parts = [[_given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
+        wanted = (preferred_segment, page_bytes, fails(if_exists))
+        parts = [[given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
         done: list[Any] = self._c.put_many([key for key, _ in pairs], parts, wanted)
         if not return_errors:
             _raise_first(done)
@@ -259,10 +196,10 @@ class NanoKVCache:
         place = arrays.source(dst, dst=True)
         tail = bytearray(arrays.MAX_TRAILER_BYTES)
         try:
-            total = self._c.get_into(key, [_given(place), tail])
+            total = self._c.get_into(key, [given(place), tail])
         except InvalidArgument as error:
             raise InvalidArgument(f"dst has {place.size} bytes: {error}") from None
-        _check_fit(key, place, total, tail)
+        check_fit(key, place, total, tail)
         return dst
 
     def get_many(self, keys: Sequence[Key], *, library: Library | None = None) -> list[Any]:
@@ -287,7 +224,7 @@ class NanoKVCache:
             For each the number of bytes, or None if the key is not there.
         """
         pairs = [(key, arrays.source(place, dst=True)) for key, place in items]
-        read = self._c.get_many_into([key for key, _ in pairs], [[_given(p)] for _, p in pairs])
+        read = self._c.get_many_into([key for key, _ in pairs], [[given(p)] for _, p in pairs])
         sizes: list[int | None] = []
         for found in read:
             if isinstance(found, NotFound):
@@ -347,8 +284,8 @@ class NanoKVCache:
     def keys(self, pattern: str | None = None) -> Iterator[ListedKey]:
         """The keys in order, those in which the regular expression matches.
 
-        What was put without a plan is listed some 200 ms later; likewise for :meth:`remove_all` and
-        :meth:`remove_matching`.
+        What was put without a plan is listed some 200 ms later, and found then by
+        :meth:`remove_matching`, too.
         """
         after: bytes | None = None
         while page := self._c.list_keys(pattern, after, _LIST_PAGE):
@@ -468,30 +405,5 @@ class NanoKVCache:
 _LIST_PAGE = 10_000
 
 
-def _fails(if_exists: str) -> bool:
-    if if_exists not in ("keep", "fail"):
-        raise InvalidArgument(f'if_exists {if_exists!r}: "keep" or "fail" is expected')
-    return if_exists == "fail"
-
-
 def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _check_fit(key: Key, place: arrays.Source, total: int, tail: bytearray) -> None:
-    """Checks that an object has the size, and the type, of the place it was read into."""
-    after = total - place.size
-    if after == 0:
-        return
-    found = None
-    if after > 0:
-        # Only the object's own last bytes count: the payload is in `place`.
-        found = arrays.parse(bytes(tail[:after]), total)
-    if found is None or found[1] != after:
-        raise InvalidArgument(f"dst has {place.size} bytes, the object of {key!r} {total}")
-    stored = found[0]
-    wanted = arrays.parse(place.trailer, place.size + len(place.trailer)) if place.trailer else None
-    if wanted is not None and wanted[0].dtype not in (stored.dtype, "uint8"):
-        raise InvalidArgument(
-            f"dst is of {wanted[0].dtype}, the value of {key!r} is of {stored.dtype}"
-        )

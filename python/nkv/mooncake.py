@@ -11,6 +11,9 @@ mooncake-transfer-engine 0.3.13. Differences:
   is not contiguous, address 0 and negative sizes are refused with -600.
 - ``put_from`` of 0 bytes and ``put_parts`` without parts store an empty value; there they return 0
   and store nothing. A value shorter than the places it is read into is read; there that is -800.
+- An upsert removes, then puts: a reader may find nothing between. ``remove_by_regex`` misses what
+  was put in the last 200 ms.
+- Values that were put as arrays by ``NanoKVCache`` are read with their trailer.
 - ``replica_num`` above 1, pins and groups are accepted and have no effect: there is one copy, which
   the log says once. Leases are not needed: what is read cannot change under its reader.
 
@@ -26,6 +29,7 @@ import functools
 import logging
 import mmap
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -59,8 +63,9 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.InvalidArgument, INVALID_PARAMS),
 )
 
-#: Hosts that listen as ``host:port``: nkv's port where none is named.
-_DEFAULT_MASTER = "127.0.0.1"
+#: How often an upsert begins again because another put came between.
+_REPLACE_TRIES = 16
+_MAX_KEY_BYTES = 1024
 
 
 def _code(error: BaseException) -> int:
@@ -147,7 +152,9 @@ class MooncakeHostMemAllocator:
         self._held: dict[int, Any] = {}
 
     def alloc(self, size: int) -> int:
-        """The address of so many bytes of zeros."""
+        """The address of so many bytes of zeros; 0 if that is no size."""
+        if size <= 0:
+            return 0
         memory = mmap.mmap(-1, size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._held[address] = memory
@@ -177,7 +184,7 @@ def _preferred(config: ReplicateConfig | None) -> int | None:
     if config.replica_num > 1:
         _warn_once("replica_num above 1: nkv keeps one copy")
     named = config.preferred_segment or (config.preferred_segments or [""])[0]
-    return int(named) if named.isdigit() else None
+    return int(named) if named.isdecimal() and named.isascii() else None
 
 
 class MooncakeDistributedStore:
@@ -285,21 +292,60 @@ class MooncakeDistributedStore:
             return [done] * n
         return [_code(one) if isinstance(one, BaseException) else value(one) for one in done]
 
-    def _put(self, key: str, parts: Sequence[Any], config: ReplicateConfig | None) -> int:
+    def _put_all(
+        self,
+        keys: Sequence[str],
+        values: Sequence[Sequence[Any]],
+        config: ReplicateConfig | None,
+        replaces: bool = False,
+    ) -> list[int]:
+        """Stores values, each in parts of any kind."""
+        try:
+            sources = [[arrays.source(part, typed=False) for part in parts] for parts in values]
+        except errors.InvalidArgument as error:
+            _log.debug("%s", error)
+            return [INVALID_PARAMS] * len(keys)
+        if len(keys) != len(values):
+            return [INVALID_PARAMS] * len(keys)
+        parts = [[_given(source) for source in some] for some in sources]
+        put = self._replace_all if replaces else self._put_parts
+        done = put(keys, parts, config)
+        # Until here they keep the memory.
+        del sources
+        return done
+
+    def _put_parts(
+        self, keys: Sequence[str], parts: Sequence[Any], config: ReplicateConfig | None
+    ) -> list[int]:
         wanted = (_preferred(config), 0, False)
-        (done,) = self._many(1, lambda c: c.put_many([key], [parts], wanted), lambda _: OK)
-        return int(done)
+        return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
+
+    def _replace_all(
+        self, keys: Sequence[str], parts: Sequence[Any], config: ReplicateConfig | None
+    ) -> list[int]:
+        """Removes what is there, then puts; again if another put comes between."""
+        codes, wanted = [OBJECT_EXISTS] * len(keys), (_preferred(config), 0, True)
+        for _ in range(_REPLACE_TRIES):
+            at = [i for i, code in enumerate(codes) if code == OBJECT_EXISTS]
+            if not at:
+                break
+            names = [keys[i] for i in at]
+            removed = self._many(len(at), _remover(names), lambda _: OK)
+            values = [parts[i] for i in at]
+            stored = self._many(len(at), _putter(names, values, wanted), lambda _: OK)
+            for i, gone, done in zip(at, removed, stored, strict=True):
+                codes[i] = done if gone in (OK, OBJECT_NOT_FOUND) else gone
+        return codes
 
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """Stores bytes, all of an array's. 0 also if the key is stored."""
-        part = _bytes_of(value)
-        if not (part[1] if isinstance(part, tuple) else len(part)):
+        if _is_empty(value):
             return INVALID_PARAMS
-        return self._put(key, [part], config)
+        return self._put_all([key], [[value]], config)[0]
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
         """Stores parts as one value."""
-        return self._put(key, [_bytes_of(part) for part in parts], config)
+        return self._put_all([key], [parts], config)[0]
 
     def put_batch(
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
@@ -307,9 +353,7 @@ class MooncakeDistributedStore:
         """Stores many; the first error's code."""
         if len(keys) != len(values):
             return INVALID_PARAMS
-        wanted = (_preferred(config), 0, False)
-        parts = [[_bytes_of(value)] for value in values]
-        done = self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
+        done = self._put_all(keys, [[value] for value in values], config)
         return next((code for code in done if code != OK), OK)
 
     def put_from(
@@ -355,34 +399,32 @@ class MooncakeDistributedStore:
         wanted = (_preferred(config), 0, False)
         return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
 
-    # An upsert replaces what is there.
-
-    def _replace(self, keys: Sequence[str]) -> None:
-        self._try(lambda c: c.remove_many(keys), [])
+    # An upsert replaces what is there. Between, no value is.
 
     def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """Stores a value, in place of what is there."""
-        self._replace([key])
-        return self.put(key, value, config)
+        if _is_empty(value):
+            return INVALID_PARAMS
+        return self._put_all([key], [[value]], config, True)[0]
 
     def upsert_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
         """As ``put_parts``, in place of what is there."""
-        self._replace([key])
-        return self.put_parts(key, *parts, config=config)
+        return self._put_all([key], [parts], config, True)[0]
 
     def upsert_batch(
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
     ) -> int:
         """As ``put_batch``, in place of what is there."""
-        self._replace(keys)
-        return self.put_batch(keys, values, config)
+        if len(keys) != len(values):
+            return INVALID_PARAMS
+        done = self._put_all(keys, [[value] for value in values], config, True)
+        return next((code for code in done if code != OK), OK)
 
     def upsert_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """As ``put_from``, in place of what is there."""
-        self._replace([key])
-        return self.put_from(key, buffer_ptr, size, config)
+        return self.batch_upsert_from([key], [buffer_ptr], [size], config)[0]
 
     def batch_upsert_from(
         self,
@@ -392,8 +434,10 @@ class MooncakeDistributedStore:
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """As ``batch_put_from``, in place of what is there."""
-        self._replace(keys)
-        return self.batch_put_from(keys, buffer_ptrs, sizes, config)
+        parts = _places(keys, [[at] for at in buffer_ptrs], [[size] for size in sizes])
+        if parts is None:
+            return [INVALID_PARAMS] * len(keys)
+        return self._replace_all(keys, parts, config)
 
     # Reads
 
@@ -461,8 +505,12 @@ class MooncakeDistributedStore:
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """The same for many."""
-        found = self._try(lambda c: c.exists(keys))
-        return [found] * len(keys) if isinstance(found, int) else [int(one) for one in found]
+        valid = [key for key in keys if 0 < len(key.encode()) <= _MAX_KEY_BYTES]
+        found = self._try(lambda c: c.exists(valid))
+        if isinstance(found, int):
+            return [found] * len(keys)
+        there = dict(zip(valid, found, strict=True))
+        return [int(there[key]) if key in there else INVALID_PARAMS if key else 0 for key in keys]
 
     def get_size(self, key: str) -> int:
         """The length of a value, or a code below 0."""
@@ -489,10 +537,22 @@ class MooncakeDistributedStore:
         return int(self._try(lambda c: c.remove_all()))
 
 
-def _bytes_of(value: Any) -> Any:
-    """The bytes of a value, all of them: an array's too."""
-    found = arrays.source(value)
-    return found.buffer if found.buffer is not None else (found.address, found.size)
+def _given(source: arrays.Source) -> Any:
+    return source.buffer if source.buffer is not None else (source.address, source.size)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (bytes, bytearray)) and not value
+
+
+def _remover(keys: Sequence[str]) -> Callable[[_nkv.Cache], Iterable[Any]]:
+    return lambda c: c.remove_many(keys)
+
+
+def _putter(
+    keys: Sequence[str], parts: Sequence[Any], wanted: tuple[int | None, int, bool]
+) -> Callable[[_nkv.Cache], Iterable[Any]]:
+    return lambda c: c.put_many(keys, parts, wanted)
 
 
 def _places(
@@ -546,5 +606,7 @@ def install(directory: str | os.PathLike[str]) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m nkv.mooncake DIRECTORY")
-    print(f"export PYTHONPATH={install(sys.argv[1]).parent}:$PYTHONPATH")
+        sys.stderr.write("usage: python -m nkv.mooncake DIRECTORY\n")
+        sys.exit(2)
+    folder = shlex.quote(str(install(sys.argv[1]).parent.resolve()))
+    print(f"export PYTHONPATH={folder}${{PYTHONPATH:+:$PYTHONPATH}}")

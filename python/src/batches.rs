@@ -39,6 +39,10 @@ fn parts_of(values: &[Vec<Bound<'_, PyAny>>], writable: bool) -> PyResult<Vec<Ve
     values.iter().map(|parts| Memory::all(parts, writable)).collect()
 }
 
+fn slices(parts: &mut [Memory]) -> Vec<&mut [u8]> {
+    parts.iter_mut().map(Memory::bytes_mut).collect()
+}
+
 #[pymethods]
 impl Cache {
     /// Stores many; each value is a list of parts.
@@ -70,11 +74,19 @@ impl Cache {
     ) -> PyResult<Results<'py>> {
         alike(keys.len(), "places", places.len())?;
         let (keys, mut places) = (arguments::keys(&keys)?, parts_of(&places, true)?);
+        places.iter().try_for_each(|parts| Memory::check_apart(parts))?;
+        let apart = Memory::apart(places.iter().flatten());
         let done = self.handles.with(py, |handle| {
-            let mut parts: Vec<Vec<&mut [u8]>> = places
-                .iter_mut()
-                .map(|parts| parts.iter_mut().map(Memory::bytes_mut).collect())
-                .collect();
+            if !apart {
+                // One after another: the last that is read into a place stays there.
+                let mut read = Vec::new();
+                for (key, parts) in keys.iter().zip(&mut places) {
+                    read.push(handle.get_into_parts(key, &mut slices(parts)));
+                }
+                return Ok(read);
+            }
+            let mut parts: Vec<Vec<&mut [u8]>> =
+                places.iter_mut().map(|parts| slices(parts)).collect();
             if parts.iter().all(|parts| parts.len() == 1) {
                 let one = keys.iter().copied().zip(parts.iter_mut().flatten());
                 let mut items: Vec<_> = one.map(|(key, dst)| (key, &mut **dst)).collect();

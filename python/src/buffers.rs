@@ -67,6 +67,22 @@ impl Memory {
         objects.iter().map(|object| Memory::given(object, writable)).collect()
     }
 
+    /// Whether no two of these places overlap: then all may be written at a time.
+    pub(crate) fn apart<'a>(all: impl Iterator<Item = &'a Memory>) -> bool {
+        let mut ranges: Vec<_> =
+            all.filter(|m| m.len > 0).map(|m| (m.at.addr(), m.at.addr() + m.len)).collect();
+        ranges.sort_unstable();
+        ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0)
+    }
+
+    /// Refuses parts of one place that overlap.
+    pub(crate) fn check_apart(parts: &[Memory]) -> PyResult<()> {
+        match Memory::apart(parts.iter()) {
+            true => Ok(()),
+            false => Err(PyValueError::new_err("the parts to read an object into overlap")),
+        }
+    }
+
     /// The bytes of an object with the buffer protocol, which must be contiguous.
     fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Memory> {
         // SAFETY: a valid object, with the interpreter attached.

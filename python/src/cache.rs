@@ -8,6 +8,7 @@ use crate::handles::Handles;
 use crate::memory::{Bytes, View};
 use crate::plan::Plan;
 use crate::reports::{Location, location};
+use crate::tasks;
 use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
 use nkv_programs::endpoints;
 use nkv_programs::node_settings::KEYS;
@@ -19,12 +20,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Pause between two looks for a signal (Ctrl-C) during a long wait.
-const SIGNALS: Duration = Duration::from_millis(50);
+pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
 /// How long plans in flight may take to finish, and leaving the cluster after that.
 const DRAIN: Duration = Duration::from_secs(5);
 const STOP: Duration = Duration::from_secs(5);
@@ -48,6 +49,24 @@ pub(crate) struct Cache {
     /// None for a handle alone, and once closed.
     rank: Mutex<Option<OwnProcessOnly<Rank>>>,
     number: Option<u32>,
+    /// The client of calls that run beside the interpreter.
+    beside: OnceLock<Client>,
+}
+
+impl Cache {
+    fn of(client: Client, rank: Option<Rank>) -> Self {
+        let number = rank.as_ref().map(|rank| rank.node.info().rank);
+        Self {
+            handles: Arc::new(Handles::of(client)),
+            rank: Mutex::new(rank.map(OwnProcessOnly::new)),
+            number,
+            beside: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn beside(&self) -> &Client {
+        self.beside.get_or_init(|| self.handles.client().for_another_runtime())
+    }
 }
 
 /// Runs `work` in a thread of its own until it ends or a signal comes.
@@ -116,10 +135,7 @@ impl Cache {
         let (config, threads) = (resolved.node, runtime.handle().clone());
         let node = interruptible(py, move || threads.block_on(Node::start(config)))?
             .map_err(|error| not_started(py, &error))?;
-        let handles = Arc::new(Handles::of(node.client()));
-        let number = Some(node.info().rank);
-        let rank = Mutex::new(Some(OwnProcessOnly::new(Rank { node, runtime })));
-        Ok(Cache { handles, rank, number })
+        Ok(Cache::of(node.client(), Some(Rank { node, runtime })))
     }
 
     /// A handle of a running cluster, through the first node that reaches the master.
@@ -158,8 +174,7 @@ impl Cache {
             client.map(|client: Client| client.for_another_runtime())
         })?;
         let client = client.map_err(|none| of_kind(py, none.kind(), &none.to_string()))?;
-        let handles = Arc::new(Handles::of(client));
-        Ok(Cache { handles, rank: Mutex::new(None), number: None })
+        Ok(Cache::of(client, None))
     }
 
     /// The number of the rank in this process, if there is one.
@@ -168,19 +183,25 @@ impl Cache {
         self.number
     }
 
-    /// Waits until every rank has joined; false if that takes longer.
-    fn wait_ready(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        let limit = duration(py, seconds)?;
-        let end_ns = BootClock.now_ns().saturating_add(limit.as_nanos() as u64);
+    /// Waits until every rank has joined, or, if the cluster answers without, for two TTLs: a rank
+    /// may have come and gone meanwhile. False if it does not answer until the limit to join.
+    fn wait_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        let limits =
+            self.rank.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|rank| {
+                let config = rank.node.config();
+                (2 * config.ttl_ms, config.join_timeout_ms.max(2 * config.ttl_ms))
+            });
+        let Some((enough, most)) = limits else { return Ok(true) };
+        let began = BootClock.now_ms();
         loop {
-            let view = self.handles.with(py, nkv::Blocking::membership);
-            if let Ok(view) = view {
-                let joined = view.ranks.iter().filter(|(info, _)| info.segment_id == 0).count();
-                if joined >= view.world_size as usize {
+            let waited = BootClock.now_ms().saturating_sub(began);
+            if let Ok(view) = self.handles.with(py, nkv::Blocking::membership) {
+                let joined = view.nodes().count();
+                if joined >= view.world_size as usize || (view.settled && waited >= enough) {
                     return Ok(true);
                 }
             }
-            if BootClock.now_ns() >= end_ns {
+            if waited >= most {
                 return Ok(false);
             }
             py.detach(|| std::thread::sleep(SIGNALS));
@@ -231,16 +252,10 @@ impl Cache {
         seconds: f64,
     ) -> PyResult<Bytes> {
         let (key, limit) = (arguments::key(key)?.to_vec(), duration(py, seconds)?);
-        if let Ok(found) = py.detach(|| {
-            self.handles.with_handle(|handle| handle.get_when_ready(&key, limit.min(SIGNALS)))
-        }) {
-            return Ok(Bytes::new(found));
-        }
-        let (handles, limit) = (self.handles.clone(), limit.saturating_sub(SIGNALS));
-        let done = interruptible(py, move || {
-            handles.with_handle(|handle| handle.get_when_ready(&key, limit))
-        })?;
-        done.map(Bytes::new).map_err(|error| exception_of(py, &error))
+        let client = self.beside().clone();
+        // Beside the interpreter, so that a signal ends it.
+        let found = tasks::wait(py, async move { client.get_when_ready(&key, limit).await })?;
+        found.map(Bytes::new).map_err(|error| exception_of(py, &error))
     }
 
     /// Reads an object into buffers, one after another; returns its length.
@@ -252,6 +267,7 @@ impl Cache {
     ) -> PyResult<usize> {
         let key = arguments::key(key)?;
         let mut memory = Memory::all(&parts, true)?;
+        Memory::check_apart(&memory)?;
         let mut parts: Vec<&mut [u8]> = memory.iter_mut().map(Memory::bytes_mut).collect();
         self.handles.with(py, |handle| match &mut parts[..] {
             [one] => handle.get_into(key, one),
@@ -343,7 +359,7 @@ impl Cache {
 }
 
 /// A time limit in seconds.
-fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     let limit = Duration::try_from_secs_f64(seconds).ok();
     // A day: beyond it a wait has no limit that anyone meant.
     let limit = limit.filter(|limit| *limit <= Duration::from_secs(86_400));

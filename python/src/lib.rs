@@ -11,6 +11,7 @@ mod handles;
 mod memory;
 mod plan;
 mod reports;
+mod tasks;
 
 use pyo3::prelude::*;
 
@@ -23,6 +24,8 @@ mod _nkv {
     use crate::memory::{Bytes, View};
     #[pymodule_export]
     use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::tasks::Task;
 
     use pyo3::prelude::*;
 

@@ -1,7 +1,9 @@
 //! Memory of nkv in Python's hands. Both classes name an address and a length; `nkv.arrays` makes
 //! memoryviews, arrays and tensors of it, which keep the object alive.
 
-use nkv::ObjectView;
+use crate::errors::of_kind;
+use nkv::{ErrorKind, ObjectView};
+use nkv_store::fork::{self, ProcessMark};
 use pyo3::prelude::*;
 
 /// An object's bytes in a buffer of their own.
@@ -34,11 +36,20 @@ impl Bytes {
 #[pyclass(frozen)]
 pub(crate) struct View {
     inner: ObjectView,
+    made: ProcessMark,
 }
 
 impl View {
     pub(crate) fn new(inner: ObjectView) -> Self {
-        Self { inner }
+        Self { inner, made: ProcessMark::here() }
+    }
+
+    /// A child made by fork has no such memory.
+    fn here(&self, py: Python<'_>) -> PyResult<()> {
+        match self.made.is_here() {
+            true => Ok(()),
+            false => Err(of_kind(py, ErrorKind::Disconnected, fork::MESSAGE)),
+        }
     }
 }
 
@@ -46,8 +57,9 @@ impl View {
 impl View {
     /// Where it begins. Nobody may write there.
     #[getter]
-    fn address(&self) -> usize {
-        self.inner.as_ptr().expose_provenance()
+    fn address(&self, py: Python<'_>) -> PyResult<usize> {
+        self.here(py)?;
+        Ok(self.inner.as_ptr().expose_provenance())
     }
 
     /// The rank in whose memory it lies.
@@ -56,7 +68,8 @@ impl View {
         self.inner.rank()
     }
 
-    fn __len__(&self) -> usize {
-        self.inner.len()
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.here(py)?;
+        Ok(self.inner.len())
     }
 }

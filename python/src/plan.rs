@@ -1,7 +1,7 @@
 //! A plan in Python's hands: it is written page by page, then published or aborted.
 
 use crate::buffers::Memory;
-use crate::errors::{exception_of, of_kind};
+use crate::errors::exception_of;
 use crate::handles::Handles;
 use crate::reports::{Location, location};
 use nkv::{ErrorKind, WritePlan};
@@ -92,13 +92,5 @@ impl Plan {
             }
         });
         done.map_err(|error| exception_of(py, &error))
-    }
-
-    /// Forgets the plan after it was committed by its key.
-    fn committed(&self, py: Python<'_>) -> PyResult<()> {
-        if self.take().is_none() {
-            return Err(of_kind(py, ErrorKind::InvalidArgument, "this plan is finished"));
-        }
-        Ok(())
     }
 }

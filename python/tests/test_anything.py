@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,15 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 #: Calls that end or outlast the test.
-LEFT_OUT = {"close", "connect", "get_when_ready", "evict_until_below", "control_address"}
+LEFT_OUT = {
+    "close",
+    "connect",
+    "get_when_ready",
+    "aget_when_ready",
+    "start_get_when_ready",
+    "evict_until_below",
+    "control_address",
+}
 CALLS = sorted(
     name for name in dir(nkv.NanoKVCache) if not name.startswith("_") and name not in LEFT_OUT
 )
@@ -53,7 +63,9 @@ def _call(method: Any, arguments: list[Any]) -> None:
     # What a program may get: an exception, but no panic of the native part, which is no Exception.
     with contextlib.suppress(Exception):
         result = method(*arguments)
-        if hasattr(result, "__next__"):
+        if inspect.iscoroutine(result):
+            asyncio.run(asyncio.wait_for(result, 5))
+        elif hasattr(result, "__next__"):
             next(result, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -67,6 +68,86 @@ def test_a_dst_of_another_size_or_type_is_an_error(handle: nkv.NanoKVCache, key:
     assert raw.view("f4")[11] == 11
     with pytest.raises(nkv.InvalidArgument, match="read-only"):
         handle.get(key, dst=bytes(48))
+
+
+def test_a_dst_as_long_as_value_and_trailer_is_refused(handle: nkv.NanoKVCache, key: str) -> None:
+    value = np.arange(8, dtype="f4")
+    handle.put(key, value)
+    whole = value.nbytes + len(nkv.arrays.source(value).trailer)
+    for dst in (np.zeros(whole // 4, "f4"), bytearray(whole)):
+        with pytest.raises(nkv.InvalidArgument, match="32"):
+            handle.get(key, dst=dst)
+
+
+def test_numbers_of_numpy_and_foreign_arrays_are_read_whole(
+    handle: nkv.NanoKVCache, key: str
+) -> None:
+    items = [(f"{key}/{i}", np.float64(i)) for i in range(100)]
+    handle.put_many(items)
+    assert [float(value) for value in handle.get_many([name for name, _ in items])] == [
+        float(i) for i in range(100)
+    ]
+
+    class Foreign:
+        """Its memory is named as bytes, as some libraries do."""
+
+        __array_interface__: ClassVar[dict[str, object]] = {
+            "shape": (2,),
+            "typestr": "|u1",
+            "data": b"AB",
+            "version": 3,
+        }
+
+    handle.put(key, Foreign())
+    assert handle.get(key).tobytes() == b"AB"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(3, "M8[s]"),
+        np.zeros(3, object),
+        np.zeros(3, "S5"),
+        np.zeros(3, ">f4"),
+        np.ma.array([1, 2], mask=[False, True]),
+    ],
+    ids=lambda value: str(value.dtype),
+)
+def test_types_that_would_not_come_back_are_refused(
+    handle: nkv.NanoKVCache, key: str, value: np.ndarray
+) -> None:
+    with pytest.raises(nkv.InvalidArgument, match="array"):
+        handle.put(key, value)
+    assert not handle.exists(key)
+
+
+def test_a_forged_trailer_is_plain_bytes(handle: nkv.NanoKVCache, key: str) -> None:
+    arrays = nkv.arrays
+    for i, shape in enumerate(
+        [
+            arrays.Shape(9, "float32", (2,)),
+            arrays.Shape(1, "float32", (0, 2**63)),
+            arrays.Shape(0, "float32", (3,)),
+            arrays.Shape(1, "nothing", (8,)),
+            arrays.Shape(2, "float32", (3,)),
+        ]
+    ):
+        forged = bytes(8) + arrays.trailer(shape, 8)
+        plan = handle.open_for_write(f"{key}/{i}", len(forged))
+        plan.write(0, forged)
+        plan.commit()
+        assert bytes(handle.get(f"{key}/{i}")) == forged
+
+
+def test_of_two_objects_read_into_one_place_the_last_stays(
+    handle: nkv.NanoKVCache, key: str
+) -> None:
+    handle.put_many([(key + "/a", b"1" * 100), (key + "/b", b"2" * 100)])
+    same = bytearray(100)
+    assert handle.get_many_into([(key + "/a", same), (key + "/b", same)]) == [100, 100]
+    assert same == b"2" * 100
+    with pytest.raises(ValueError, match="overlap"):
+        handle._c.get_into(key + "/a", [same, same])
 
 
 def test_what_is_not_contiguous_is_refused_and_nothing_is_stored(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -200,3 +201,92 @@ assert sys.modules["numpy"] is None
     )
     done = run(program)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_child_that_touches_a_view_gets_an_error() -> None:
+    program = (
+        START
+        + """
+cache.put("view", bytes(100))
+view = cache._c.view("view")
+child = os.fork()
+if child == 0:
+    try:
+        len(view)
+    except nkv.Disconnected as error:
+        raise SystemExit(0 if "fork" in str(error) else 1)
+    raise SystemExit(2)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_that_come_and_go_quickly_all_start() -> None:
+    program = f"""
+import nkv, os
+settings = {{"job": "quick-{os.getpid()}", "port": {_free_port()}, "prefault": False}}
+with nkv.NanoKVCache(16 << 20, ttl_ms=1000, **settings) as cache:
+    cache.put(f"of {{cache.rank}}", b"x", preferred_segment=cache.rank)
+    if cache.rank == 0:
+        # The master must outlive the others.
+        import time
+        time.sleep(8)
+"""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **launched},
+        )
+        for rank in range(3)
+        for launched in [{"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}]
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=60)
+        assert rank.returncode == 0, errors
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_a_handle_goes_on_after_its_only_rank_was_started_again() -> None:
+    program = os.path.join(os.environ["NKV_PROGRAMS"], "nkv-node")
+    job, port = f"again-{os.getpid()}", _free_port()
+    command = [program, "--heap-bytes", "16MiB", "--port", str(port), "--job", job]
+
+    def start() -> subprocess.Popen[str]:
+        node = subprocess.Popen(
+            [*command, "--no-prefault", "--http", "off"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert node.stdout is not None and "ready" in node.stdout.readline()
+        return node
+
+    node = start()
+    with nkv.connect(f"127.0.0.1:{port}", job=job) as handle:
+        # The names of two masters are random: with the wrong order of them it once failed for good.
+        for round_ in range(6):
+            handle.put(f"before {round_}", b"x")
+            node.kill()
+            node.wait()
+            node = start()
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    handle.put(f"after {round_}", b"y", if_exists="fail")
+                    break
+                except (nkv.Disconnected, nkv.NotReady, nkv.Timeout):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            assert bytes(handle.get(f"after {round_}")) == b"y"
+    node.terminate()
+    node.wait()

@@ -174,9 +174,17 @@ impl Client {
         let mut read = self.read_further(&mut items).await.into_iter();
         let mut all = Vec::new();
         for (key, room) in keys.iter().zip(sized) {
-            let Ok(room) = room else {
-                all.push(room.map(ReadBuffer::into_bytes).map_err(|e| e.about(key)));
-                continue;
+            let room = match room {
+                Ok(room) => room,
+                // Its owner cannot be reached: another replica may be, or it lies elsewhere by now.
+                Err(e) if matches!(e.kind(), ErrorKind::Disconnected | ErrorKind::Timeout) => {
+                    all.push(self.get_further(key).await);
+                    continue;
+                }
+                Err(e) => {
+                    all.push(Err(e.about(key)));
+                    continue;
+                }
             };
             let read = read.next().unwrap_or_else(|| Err(moves_on(key)));
             let bytes = read.map(|n| room.into_bytes().slice(..n));

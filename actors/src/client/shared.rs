@@ -115,7 +115,7 @@ impl Shared {
     /// are no longer members: their objects may have been removed and put again elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {
         let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        if view.order() < kept.order() {
+        if !kept.is_replaced_by(view.order()) {
             return;
         }
         self.world.store(view.world_size, Ordering::Relaxed);

@@ -164,7 +164,8 @@ impl Members {
                     let inner = self.lock();
                     (inner.term, inner.number)
                 };
-                if shown > seen {
+                // Of another master: also if its name is the greater one.
+                if shown > seen || shown.0 != seen.0 {
                     return;
                 }
                 later.await;

@@ -4,6 +4,7 @@ use super::Term;
 use nkv_store::SegmentLayout;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 
 /// Segments a rank may have at once, its first one included.
 pub const MAX_SEGMENTS: u32 = 64;
@@ -177,6 +178,17 @@ impl View {
         (self.term, self.number)
     }
 
+    /// Whether one with this order replaces this view, for a client that has both from whoever is
+    /// the master. A master that began anew, with no rank left that knew the one before, has the
+    /// same number of a term and another name, which may be greater or not.
+    pub fn is_replaced_by(&self, (term, number): (Term, u64)) -> bool {
+        match term.number.cmp(&self.term.number) {
+            Ordering::Equal if term == self.term => number >= self.number,
+            Ordering::Equal => true,
+            later => later == Ordering::Greater,
+        }
+    }
+
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.id().is_first())
@@ -190,5 +202,34 @@ impl View {
     /// The segment of an incarnation, if it is a member.
     pub fn member(&self, incarnation: u64) -> Option<&(RankInfo, RankState)> {
         self.ranks.iter().find(|(info, _)| info.incarnation == incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Term, View};
+
+    #[test]
+    fn a_view_is_replaced_by_a_later_one_and_by_that_of_a_master_that_began_anew() {
+        let view = |number, master, n| View {
+            term: Term { number, master },
+            number: n,
+            ..View::default()
+        };
+        let kept = view(2, 50, 7);
+        let cases = [
+            ((2, 50, 8), true),
+            ((2, 50, 7), true),
+            ((2, 50, 6), false),
+            ((3, 1, 1), true),
+            ((1, 99, 9), false),
+            // As many terms as before, and another name: it knew nobody of them.
+            ((2, 99, 1), true),
+            ((2, 1, 1), true),
+        ];
+        for ((number, master, n), replaces) in cases {
+            let other = view(number, master, n);
+            assert_eq!(kept.is_replaced_by(other.order()), replaces, "{number} {master} {n}");
+        }
     }
 }

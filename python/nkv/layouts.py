@@ -1,0 +1,109 @@
+"""What calls take and return: locations, plans, listed keys, and the memory of arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from . import _nkv, arrays
+from .errors import InvalidArgument
+
+Key = str | bytes
+Library = Literal["torch", "numpy", "bytes"]
+
+#: Bytes per page unless a cache or a put names others.
+DEFAULT_PAGE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ObjMeta:
+    """Where a readable object lies. Offsets are bytes from the start of its owner's segment."""
+
+    key_hash: int
+    owner_rank: int
+    header_off: int
+    payload_off: int
+    bytes_total: int
+    page_bytes: int
+    n_pages: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """Permission to write one object into the memory of ``dst_rank``.
+
+    A kernel writes pages from ``payload_base`` on and then READY; a host program calls ``write`` or
+    ``write_page``. Then ``commit`` of the cache, or of the plan. A plan that is dropped is aborted.
+    """
+
+    key_hash: int
+    dst_rank: int
+    header_off: int
+    payload_base: int
+    page_bytes: int
+    n_pages: int
+    bytes_total: int
+    epoch: int
+    _plan: _nkv.Plan = field(repr=False, compare=False)
+
+    def write_page(self, index: int, data: Any) -> None:
+        """Writes one page of ``page_bytes``; the last may be shorter. Any order, any thread."""
+        source = arrays.source(data, typed=False)
+        self._plan.write_page(index, given(source))
+
+    def write(self, offset: int, data: Any) -> None:
+        """Writes bytes at an offset of the object."""
+        source = arrays.source(data, typed=False)
+        self._plan.write_at(offset, given(source))
+
+    def commit(self) -> None:
+        """Makes the object readable. InvalidArgument if bytes are missing: the plan stays open."""
+        self._plan.publish()
+
+    def abort(self) -> None:
+        """Gives the object up; does nothing if the plan is finished."""
+        self._plan.abort()
+
+
+@dataclass(frozen=True)
+class ListedKey:
+    """A key of a listing."""
+
+    key: bytes
+    bytes_total: int
+    rank: int
+    state: str
+
+
+def given(source: arrays.Source) -> Any:
+    """What the native part takes: a buffer, or an address and a size."""
+    return source.buffer if source.buffer is not None else (source.address, source.size)
+
+
+def fails(if_exists: str) -> bool:
+    if if_exists not in ("keep", "fail"):
+        raise InvalidArgument(f'if_exists {if_exists!r}: "keep" or "fail" is expected')
+    return if_exists == "fail"
+
+
+def check_fit(key: Key, place: arrays.Source, total: int, tail: bytearray) -> None:
+    """Checks that an object has the size, and the type, of the place it was read into."""
+    after = total - place.size
+    # The object's last bytes: what follows the place, or its end.
+    end = bytes(tail[:after]) if after > 0 else b""
+    if after == 0 and total:
+        keep = min(total, arrays.MAX_TRAILER_BYTES)
+        end = ctypes.string_at(arrays.address_of(place) + total - keep, keep)
+    found = arrays.parse(end, total) if after >= 0 else None
+    if after == 0 and found is None:
+        return
+    if found is None or found[1] != after:
+        stored = total - (found[1] if found else 0)
+        raise InvalidArgument(f"dst has {place.size} bytes, the value of {key!r} {stored}")
+    wanted = arrays.parse(place.trailer, place.size + len(place.trailer)) if place.trailer else None
+    if wanted is not None and wanted[0].dtype not in (found[0].dtype, "uint8"):
+        raise InvalidArgument(
+            f"dst is of {wanted[0].dtype}, the value of {key!r} is of {found[0].dtype}"
+        )
