@@ -227,12 +227,14 @@ def test_ranks_that_come_and_go_quickly_all_start() -> None:
     program = f"""
 import nkv, os
 settings = {{"job": "quick-{os.getpid()}", "port": {_free_port()}, "prefault": False}}
-with nkv.NanoKVCache(16 << 20, ttl_ms=1000, **settings) as cache:
-    cache.put(f"of {{cache.rank}}", b"x", preferred_segment=cache.rank)
+with nkv.NanoKVCache(16 << 20, ttl_ms=3000, **settings) as cache:
+    cache.put(f"of {{cache.rank}}", b"x", preferred_segment=0)
     if cache.rank == 0:
         # The master must outlive the others.
         import time
-        time.sleep(8)
+        while not all(cache.exists_many(["of 1", "of 2"])):
+            time.sleep(0.05)
+        time.sleep(2)
 """
     ranks = [
         subprocess.Popen(
