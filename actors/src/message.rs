@@ -28,7 +28,9 @@ pub use link::{
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
-pub use members::{ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View};
+pub use members::{
+    ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View, is_news,
+};
 pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
     WORKING,

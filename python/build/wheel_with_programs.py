@@ -64,8 +64,15 @@ def _put_programs() -> None:
 
 
 def _settings(settings: dict[str, Any] | None) -> dict[str, Any]:
-    features = os.environ.get("NKV_WHEEL_FEATURES", "")
-    more = {"build-args": f"--features {features}"} if features else {}
+    """The arguments of maturin.
+
+    NKV_WHEEL_TAG "pypi" asks for a tag of manylinux, by the C library that the module needs;
+    without it pip gets a wheel for this machine.
+    """
+    features, tag = (os.environ.get(f"NKV_WHEEL_{name}", "") for name in ("FEATURES", "TAG"))
+    arguments = [f"--features {features}"] if features else []
+    arguments += [f"--compatibility {tag}"] if tag else []
+    more = {"build-args": " ".join(arguments)} if arguments else {}
     return {**more, **(settings or {})}
 
 

@@ -11,7 +11,7 @@ use super::peers::Peers;
 use super::plans::OpenPlans;
 use crate::environment::Environment;
 use crate::executor::OwnedExecutor;
-use crate::message::{RankState, Settings, View};
+use crate::message::{RankState, Settings, View, is_news};
 use crate::slow_path::ClientSlowPath;
 use nkv_store::fork::ProcessMark;
 use nkv_transport::wire::auth::Credentials;
@@ -115,7 +115,7 @@ impl Shared {
     /// are no longer members: their objects may have been removed and put again elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {
         let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        if !kept.is_replaced_by(view.order()) {
+        if view.order() != kept.order() && !is_news(view.order(), kept.order()) {
             return;
         }
         self.world.store(view.world_size, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use crate::durations::{Durations, Histogram, named};
 use crate::error::Result;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
-    SeenView, SegmentId, Term, View,
+    SeenView, SegmentId, Term, View, is_news,
 };
 use crate::slow_path::MasterSlowPath;
 use gone::Gone;
@@ -164,8 +164,7 @@ impl Members {
                     let inner = self.lock();
                     (inner.term, inner.number)
                 };
-                // Of another master: also if its name is the greater one.
-                if shown > seen || shown.0 != seen.0 {
+                if is_news(shown, seen) {
                     return;
                 }
                 later.await;

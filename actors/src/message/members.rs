@@ -156,6 +156,16 @@ impl SeenView {
     }
 }
 
+/// Whether a view of order `new` is news to a client that keeps one of order `kept`, both sent by
+/// whoever was the master. A master that began anew, with no rank left that knew the one before, has
+/// the same number of a term and another name, which may be greater or not.
+pub fn is_news(new: (Term, u64), kept: (Term, u64)) -> bool {
+    match new.0.number.cmp(&kept.0.number) {
+        Ordering::Equal => new.0 != kept.0 || new.1 > kept.1,
+        other => other == Ordering::Greater,
+    }
+}
+
 /// The members as the master sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
@@ -178,17 +188,6 @@ impl View {
         (self.term, self.number)
     }
 
-    /// Whether one with this order replaces this view, for a client that has both from whoever is
-    /// the master. A master that began anew, with no rank left that knew the one before, has the
-    /// same number of a term and another name, which may be greater or not.
-    pub fn is_replaced_by(&self, (term, number): (Term, u64)) -> bool {
-        match term.number.cmp(&self.term.number) {
-            Ordering::Equal if term == self.term => number >= self.number,
-            Ordering::Equal => true,
-            later => later == Ordering::Greater,
-        }
-    }
-
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.id().is_first())
@@ -207,29 +206,22 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use super::{Term, View};
+    use super::{Term, is_news};
 
     #[test]
-    fn a_view_is_replaced_by_a_later_one_and_by_that_of_a_master_that_began_anew() {
-        let view = |number, master, n| View {
-            term: Term { number, master },
-            number: n,
-            ..View::default()
-        };
-        let kept = view(2, 50, 7);
-        let cases = [
-            ((2, 50, 8), true),
-            ((2, 50, 7), true),
-            ((2, 50, 6), false),
-            ((3, 1, 1), true),
-            ((1, 99, 9), false),
+    fn a_later_view_is_news_and_so_is_that_of_a_master_that_began_anew() {
+        let order = |number, master, n| (Term { number, master }, n);
+        for (new, expected) in [
+            (order(2, 50, 8), true),
+            (order(2, 50, 7), false),
+            (order(2, 50, 6), false),
+            (order(3, 1, 1), true),
+            (order(1, 99, 9), false),
             // As many terms as before, and another name: it knew nobody of them.
-            ((2, 99, 1), true),
-            ((2, 1, 1), true),
-        ];
-        for ((number, master, n), replaces) in cases {
-            let other = view(number, master, n);
-            assert_eq!(kept.is_replaced_by(other.order()), replaces, "{number} {master} {n}");
+            (order(2, 99, 1), true),
+            (order(2, 1, 1), true),
+        ] {
+            assert_eq!(is_news(new, order(2, 50, 7)), expected, "{new:?}");
         }
     }
 }
