@@ -157,8 +157,8 @@ impl SeenView {
 }
 
 /// Whether a view of order `new` is news to a client that keeps one of order `kept`, both sent by
-/// whoever was the master. A master that began anew, with no rank left that knew the one before, has
-/// the same number of a term and another name, which may be greater or not.
+/// whoever was the master. A master that began anew, with no rank left that knew the one before,
+/// has the same number of a term and another name, which may be greater or not.
 pub fn is_news(new: (Term, u64), kept: (Term, u64)) -> bool {
     match new.0.number.cmp(&kept.0.number) {
         Ordering::Equal => new.0 != kept.0 || new.1 > kept.1,
