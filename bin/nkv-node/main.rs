@@ -18,10 +18,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// Files that a rank itself has open, with room for some clients.
-const OWN_FILES: u64 = 64;
-/// Files for each other rank: its link, and its handle's connections.
-const FILES_PER_RANK: u64 = 4;
 /// How long tasks that are still running may take to end with the process.
 const RUNTIME_END: Duration = Duration::from_secs(1);
 
@@ -63,7 +59,7 @@ fn serve(settings: Settings) -> ExitCode {
     };
     let format = settings.log_format;
     logging::start(filter, format);
-    match open_files::raise(files_needed(&settings)) {
+    match open_files::raise(open_files::of_rank(settings.node.world_size)) {
         Ok(limit) => check_open_files(limit, &settings),
         Err(why) => return end(format, exit::LOCAL, &why),
     }
@@ -84,14 +80,10 @@ fn serve(settings: Settings) -> ExitCode {
     }
 }
 
-/// Files that a rank needs when all other ranks and some clients are connected.
-fn files_needed(settings: &Settings) -> u64 {
-    OWN_FILES + FILES_PER_RANK * u64::from(settings.node.world_size)
-}
-
 /// Warns early: later, each connection beyond the limit is refused.
 fn check_open_files(limit: u64, settings: &Settings) {
-    let wanted = files_needed(settings) + settings.node.data_connections as u64;
+    let wanted =
+        open_files::of_rank(settings.node.world_size) + settings.node.data_connections as u64;
     if limit < wanted {
         tracing::warn!(
             limit,

@@ -4,6 +4,16 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// Files that a rank itself has open, with room for some clients.
+const OWN_FILES: u64 = 64;
+/// Files for each other rank: its link, and its handle's connections.
+const FILES_PER_RANK: u64 = 4;
+
+/// Files that a rank needs when all other ranks of such a job and some clients are connected.
+pub fn of_rank(world_size: u32) -> u64 {
+    OWN_FILES + FILES_PER_RANK * u64::from(world_size)
+}
+
 /// Raises the soft limit to the hard one; returns how many files may be open then.
 ///
 /// # Errors

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .errors import NotFound
-from .layouts import Key, Library, ObjMeta, check_fit, fails, given
+from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
@@ -76,15 +75,8 @@ class AsyncCalls:
 
     async def aget_many(self, keys: Sequence[Key], *, library: Library | None = None) -> list[Any]:
         """As ``get_many``."""
-        values: list[Any] = []
-        for found in await _finished(lambda done: self._c.start_get_many(keys, done)):
-            if isinstance(found, NotFound):
-                values.append(None)
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                values.append(arrays.restored(found, readonly=False, library=library))
-        return values
+        found = await _finished(lambda done: self._c.start_get_many(keys, done))
+        return or_none(found, lambda one: arrays.restored(one, readonly=False, library=library))
 
     async def aget_when_ready(
         self, key: Key, timeout: float, *, library: Library | None = None

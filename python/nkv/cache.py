@@ -13,7 +13,17 @@ from typing import Any, Literal
 from . import _nkv, arrays
 from .aio import AsyncCalls
 from .errors import Error, InvalidArgument, NotFound, Timeout, Unsupported
-from .layouts import Key, Library, ListedKey, ObjMeta, WritePlan, check_fit, fails, given
+from .layouts import (
+    Key,
+    Library,
+    ListedKey,
+    ObjMeta,
+    WritePlan,
+    check_fit,
+    fails,
+    given,
+    or_none,
+)
 
 
 def _raise_first(results: Sequence[Any]) -> None:
@@ -204,15 +214,10 @@ class NanoKVCache(AsyncCalls):
 
     def get_many(self, keys: Sequence[Key], *, library: Library | None = None) -> list[Any]:
         """The values of keys; None for each that is not there. Other errors are raised."""
-        values: list[Any] = []
-        for found in self._c.get_many(keys):
-            if isinstance(found, NotFound):
-                values.append(None)
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                values.append(arrays.restored(found, readonly=False, library=library))
-        return values
+        return or_none(
+            self._c.get_many(keys),
+            lambda found: arrays.restored(found, readonly=False, library=library),
+        )
 
     def get_many_into(self, items: Iterable[tuple[Key, Any]]) -> list[int | None]:
         """Reads objects as bytes into writable buffers: one request for each owner at most.
@@ -225,15 +230,7 @@ class NanoKVCache(AsyncCalls):
         """
         pairs = [(key, arrays.source(place, dst=True)) for key, place in items]
         read = self._c.get_many_into([key for key, _ in pairs], [[given(p)] for _, p in pairs])
-        sizes: list[int | None] = []
-        for found in read:
-            if isinstance(found, NotFound):
-                sizes.append(None)
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                sizes.append(found)
-        return sizes
+        return or_none(read, int)
 
     def get_view(self, key: Key, *, library: Library | None = None) -> Any:
         """The value in its owner's memory, without a copy; Unsupported if that is not mapped here.
@@ -345,9 +342,6 @@ class NanoKVCache(AsyncCalls):
         view: dict[str, Any] = json.loads(self._c.membership())
         return view
 
-    def _ranks(self) -> set[int]:
-        return {info["rank"] for info, _ in self._view()["ranks"]}
-
     @property
     def rank(self) -> int:
         """The number of the rank in this process. Unsupported for a handle alone."""
@@ -374,21 +368,18 @@ class NanoKVCache(AsyncCalls):
 
         Unsupported if this process does not map it.
         """
-        for mapped, address, size in self._mapped():
+        for mapped, address, size in self._c.mapped():
             if mapped == rank:
                 if not 0 <= offset <= size:
                     raise InvalidArgument(f"offset {offset} in a segment of {size} bytes")
                 return address + offset
         raise Unsupported(f"this process does not map the memory of rank {rank}")
 
-    def _mapped(self) -> list[tuple[int, int, int]]:
-        return self._c.mapped()
-
     @property
     def heap_bases(self) -> list[int]:
         """The address in this process of each rank's first segment; 0 where it is not mapped."""
         bases = [0] * self.world_size
-        for rank, address, _ in self._mapped():
+        for rank, address, _ in self._c.mapped():
             if rank < len(bases):
                 bases[rank] = address
         return bases

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .errors import InvalidArgument
+from .errors import InvalidArgument, NotFound
 
 Key = str | bytes
 Library = Literal["torch", "numpy", "bytes"]
@@ -80,6 +81,19 @@ class ListedKey:
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, or an address and a size."""
     return source.buffer if source.buffer is not None else (source.address, source.size)
+
+
+def or_none(results: Iterable[Any], value: Callable[[Any], Any]) -> list[Any]:
+    """The values of a batch of reads; None for each key that is not there. Other errors raise."""
+    values: list[Any] = []
+    for found in results:
+        if isinstance(found, NotFound):
+            values.append(None)
+        elif isinstance(found, BaseException):
+            raise found
+        else:
+            values.append(value(found))
+    return values
 
 
 def fails(if_exists: str) -> bool:

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from . import _nkv, arrays, errors
+from .layouts import given
 
 _log = logging.getLogger("nkv.mooncake")
 
 OK = 0
 NO_SPACE = -200
-INVALID_KEY = -400
 INVALID_PARAMS = -600
 REPLICA_NOT_READY = -703
 OBJECT_NOT_FOUND = -704
@@ -209,12 +209,12 @@ class MooncakeDistributedStore:
             "master_server_addr",
         )
         by_dict = bool(args) and isinstance(args[0], dict)
-        given: dict[str, Any] = dict(args[0]) if by_dict else {}
+        named: dict[str, Any] = dict(args[0]) if by_dict else {}
         if not by_dict:
-            given.update(zip(names, args, strict=False))
-        given.update(kwargs)
-        master = given.get("master_server_addr") or given.get("master_server_address")
-        return self._attach(str(given.get("local_hostname") or ""), str(master or ""))
+            named.update(zip(names, args, strict=False))
+        named.update(kwargs)
+        master = named.get("master_server_addr") or named.get("master_server_address")
+        return self._attach(str(named.get("local_hostname") or ""), str(master or ""))
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Attaches to the nodes at an address."""
@@ -259,7 +259,7 @@ class MooncakeDistributedStore:
         return 2 if isinstance(answer, int) else 0
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Checks the range. Memory that an RDMA device reaches is registered at its first use."""
+        """Checks the range and remembers it; nothing is registered with RDMA devices here."""
         if buffer_ptr <= 0 or size <= 0:
             return INVALID_PARAMS
         self._registered[buffer_ptr] = size
@@ -307,7 +307,7 @@ class MooncakeDistributedStore:
             return [INVALID_PARAMS] * len(keys)
         if len(keys) != len(values):
             return [INVALID_PARAMS] * len(keys)
-        parts = [[_given(source) for source in some] for some in sources]
+        parts = [[given(source) for source in some] for some in sources]
         put = self._replace_all if replaces else self._put_parts
         done = put(keys, parts, config)
         # Until here they keep the memory.
@@ -315,24 +315,27 @@ class MooncakeDistributedStore:
         return done
 
     def _put_parts(
-        self, keys: Sequence[str], parts: Sequence[Any], config: ReplicateConfig | None
+        self,
+        keys: Sequence[str],
+        parts: Sequence[Any],
+        config: ReplicateConfig | None,
+        fails: bool = False,
     ) -> list[int]:
-        wanted = (_preferred(config), 0, False)
+        wanted = (_preferred(config), 0, fails)
         return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
 
     def _replace_all(
         self, keys: Sequence[str], parts: Sequence[Any], config: ReplicateConfig | None
     ) -> list[int]:
         """Removes what is there, then puts; again if another put comes between."""
-        codes, wanted = [OBJECT_EXISTS] * len(keys), (_preferred(config), 0, True)
+        codes = [OBJECT_EXISTS] * len(keys)
         for _ in range(_REPLACE_TRIES):
             at = [i for i, code in enumerate(codes) if code == OBJECT_EXISTS]
             if not at:
                 break
             names = [keys[i] for i in at]
-            removed = self._many(len(at), _remover(names), lambda _: OK)
-            values = [parts[i] for i in at]
-            stored = self._many(len(at), _putter(names, values, wanted), lambda _: OK)
+            removed = self.batch_remove(names)
+            stored = self._put_parts(names, [parts[i] for i in at], config, True)
             for i, gone, done in zip(at, removed, stored, strict=True):
                 codes[i] = done if gone in (OK, OBJECT_NOT_FOUND) else gone
         return codes
@@ -363,15 +366,8 @@ class MooncakeDistributedStore:
         if buffer_ptr <= 0 or size < 0:
             return INVALID_PARAMS
         wanted = (_preferred(config), 0, False)
-        if self._c is None:
-            return INVALID_PARAMS
-        try:
-            self._c.put(key, (buffer_ptr, size), b"", wanted)
-        except TypeError:
-            raise
-        except Exception as error:
-            return _code(error)
-        return OK
+        done = self._try(lambda c: c.put(key, (buffer_ptr, size), b"", wanted))
+        return OK if done is None else int(done)
 
     def batch_put_from(
         self,
@@ -396,8 +392,7 @@ class MooncakeDistributedStore:
         parts = _places(keys, all_buffer_ptrs, all_sizes)
         if parts is None:
             return [INVALID_PARAMS] * len(keys)
-        wanted = (_preferred(config), 0, False)
-        return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
+        return self._put_parts(keys, parts, config)
 
     # An upsert replaces what is there. Between, no value is.
 
@@ -464,14 +459,9 @@ class MooncakeDistributedStore:
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Reads a value to an address; returns its length, or a code below 0."""
-        if buffer_ptr <= 0 or size < 0 or self._c is None:
+        if buffer_ptr <= 0 or size < 0:
             return INVALID_PARAMS
-        try:
-            return self._c.get_into(key, [(buffer_ptr, size)])
-        except TypeError:
-            raise
-        except Exception as error:
-            return _code(error)
+        return int(self._try(lambda c: c.get_into(key, [(buffer_ptr, size)])))
 
     def batch_get_into(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
@@ -537,22 +527,8 @@ class MooncakeDistributedStore:
         return int(self._try(lambda c: c.remove_all()))
 
 
-def _given(source: arrays.Source) -> Any:
-    return source.buffer if source.buffer is not None else (source.address, source.size)
-
-
 def _is_empty(value: Any) -> bool:
     return isinstance(value, (bytes, bytearray)) and not value
-
-
-def _remover(keys: Sequence[str]) -> Callable[[_nkv.Cache], Iterable[Any]]:
-    return lambda c: c.remove_many(keys)
-
-
-def _putter(
-    keys: Sequence[str], parts: Sequence[Any], wanted: tuple[int | None, int, bool]
-) -> Callable[[_nkv.Cache], Iterable[Any]]:
-    return lambda c: c.put_many(keys, parts, wanted)
 
 
 def _places(

@@ -6,16 +6,15 @@ use crate::buffers::Memory;
 use crate::cache::{Cache, Wanted, options};
 use crate::errors::exception_of;
 use crate::memory::Bytes;
-use crate::reports::{Location, location};
-use nkv::message::Existence;
+use crate::reports::{Location, locations, readable};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// Values and exceptions.
-type Results<'py> = Vec<Bound<'py, PyAny>>;
+pub(crate) type Results<'py> = Vec<Bound<'py, PyAny>>;
 
-fn results<'py, T, P: IntoPyObject<'py>>(
+pub(crate) fn results<'py, T, P: IntoPyObject<'py>>(
     py: Python<'py>,
     all: Vec<nkv::Result<T>>,
     value: impl Fn(T) -> P,
@@ -87,11 +86,6 @@ impl Cache {
             }
             let mut parts: Vec<Vec<&mut [u8]>> =
                 places.iter_mut().map(|parts| slices(parts)).collect();
-            if parts.iter().all(|parts| parts.len() == 1) {
-                let one = keys.iter().copied().zip(parts.iter_mut().flatten());
-                let mut items: Vec<_> = one.map(|(key, dst)| (key, &mut **dst)).collect();
-                return Ok(handle.get_many_into(&mut items));
-            }
             let mut items: Vec<_> =
                 keys.iter().copied().zip(parts.iter_mut().map(|parts| &mut parts[..])).collect();
             Ok(handle.get_many_into_parts(&mut items))
@@ -114,14 +108,14 @@ impl Cache {
     fn exists(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(&keys)?;
         let found = self.handles.with(py, |handle| handle.exists(&keys))?;
-        Ok(found.into_iter().map(|found| found == Existence::Ready).collect())
+        Ok(readable(&found))
     }
 
     /// Locations of the longest run of keys from the first one that can all be read.
     fn match_prefix(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Location>> {
         let keys = arguments::keys(&keys)?;
         let found = self.handles.with(py, |handle| handle.match_prefix(&keys))?;
-        Ok(found.iter().map(location).collect())
+        Ok(locations(&found))
     }
 
     fn remove_many<'py>(

@@ -8,7 +8,7 @@ use crate::handles::Handles;
 use crate::memory::{Bytes, View};
 use crate::plan::Plan;
 use crate::reports::{Location, location};
-use crate::tasks;
+use crate::tasks::{self, SIGNALS};
 use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
 use nkv_programs::endpoints;
 use nkv_programs::node_settings::KEYS;
@@ -24,15 +24,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// Pause between two looks for a signal (Ctrl-C) during a long wait.
-pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
 /// How long plans in flight may take to finish, and leaving the cluster after that.
 const DRAIN: Duration = Duration::from_secs(5);
 const STOP: Duration = Duration::from_secs(5);
-/// Files that a rank has open, and those for each other rank.
-const OWN_FILES: u64 = 64;
-const FILES_PER_RANK: u64 = 4;
-
 /// A listed key: its bytes, the object's length, rank, and state.
 type Row = (Vec<u8>, u64, u32, String);
 
@@ -69,31 +63,6 @@ impl Cache {
     }
 }
 
-/// Runs `work` in a thread of its own until it ends or a signal comes.
-pub(crate) fn interruptible<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> PyResult<T> {
-    let (answer, answered) = std::sync::mpsc::channel();
-    let answered = Mutex::new(answered);
-    std::thread::Builder::new().name("nkv-wait".to_string()).spawn(move || {
-        // If nobody waits any more, a signal has ended the call.
-        let _ = answer.send(work());
-    })?;
-    loop {
-        let waited = py.detach(|| {
-            answered.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNALS)
-        });
-        match waited {
-            Ok(done) => return Ok(done),
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(of_kind(py, ErrorKind::Internal, "a waiting thread has panicked"));
-            }
-        }
-    }
-}
-
 /// What a put asks for: preferred rank, bytes per page (0: the cluster's), and whether it fails
 /// over a key that exists.
 pub(crate) type Wanted = (Option<u32>, u32, bool);
@@ -125,15 +94,14 @@ impl Cache {
         let resolved = launcher::environment()
             .and_then(|env| settings::resolve(&given, &env, Machine::measure()))
             .map_err(|why| invalid(py, &why))?;
-        let files = OWN_FILES + FILES_PER_RANK * u64::from(resolved.node.world_size);
+        let files = open_files::of_rank(resolved.node.world_size);
         open_files::raise(files).map_err(|why| of_kind(py, ErrorKind::Unsupported, &why))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(resolved.threads)
             .thread_name("nkv-worker")
             .enable_all()
             .build()?;
-        let (config, threads) = (resolved.node, runtime.handle().clone());
-        let node = interruptible(py, move || threads.block_on(Node::start(config)))?
+        let node = tasks::wait(py, &runtime, Node::start(resolved.node))?
             .map_err(|error| not_started(py, &error))?;
         Ok(Cache::of(node.client(), Some(Rank { node, runtime })))
     }
@@ -168,12 +136,9 @@ impl Cache {
             device_alloc,
             ..ClientConfig::default()
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let client = interruptible(py, move || {
-            let client = runtime.block_on(endpoints::connect(&nodes, &config));
-            client.map(|client: Client| client.for_another_runtime())
-        })?;
-        let client = client.map_err(|none| of_kind(py, none.kind(), &none.to_string()))?;
+        let connecting = async move { endpoints::connect(&nodes, &config).await };
+        let client = tasks::wait(py, tasks::runtime()?, connecting)?
+            .map_err(|none| of_kind(py, none.kind(), &none.to_string()))?;
         Ok(Cache::of(client, None))
     }
 
@@ -254,7 +219,8 @@ impl Cache {
         let (key, limit) = (arguments::key(key)?.to_vec(), duration(py, seconds)?);
         let client = self.beside().clone();
         // Beside the interpreter, so that a signal ends it.
-        let found = tasks::wait(py, async move { client.get_when_ready(&key, limit).await })?;
+        let waiting = async move { client.get_when_ready(&key, limit).await };
+        let found = tasks::wait(py, tasks::runtime()?, waiting)?;
         found.map(Bytes::new).map_err(|error| exception_of(py, &error))
     }
 

@@ -2,18 +2,18 @@
 //! two threads; a call has none of its own.
 
 use crate::arguments;
+use crate::batches::results;
 use crate::buffers::Memory;
-use crate::cache::{Cache, SIGNALS, Wanted, duration, options};
+use crate::cache::{Cache, Wanted, duration, options};
 use crate::errors::{exception_of, of_kind};
 use crate::memory::Bytes;
-use crate::reports::location;
+use crate::reports::{locations, readable};
 use nkv::ErrorKind;
-use nkv::message::Existence;
-use nkv_store::fork::OwnProcessOnly;
+use nkv_store::fork::ProcessMark;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
@@ -21,11 +21,18 @@ use tokio::task::AbortHandle;
 /// Threads that run calls.
 const THREADS: usize = 2;
 
-/// The runtime of this process.
-static RUNTIME: OnceLock<OwnProcessOnly<Runtime>> = OnceLock::new();
+/// Pause between two looks for a signal (Ctrl-C) during a long wait.
+pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
 
-fn runtime() -> PyResult<&'static Runtime> {
-    if let Some(runtime) = RUNTIME.get() {
+/// The runtime of the process that made it: a child made by fork has none of its threads, and makes
+/// another.
+static RUNTIME: Mutex<Option<(ProcessMark, &Runtime)>> = Mutex::new(None);
+
+pub(crate) fn runtime() -> PyResult<&'static Runtime> {
+    let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((made, runtime)) = *kept
+        && made.is_here()
+    {
         return Ok(runtime);
     }
     let made = tokio::runtime::Builder::new_multi_thread()
@@ -33,19 +40,21 @@ fn runtime() -> PyResult<&'static Runtime> {
         .thread_name("nkv-async")
         .enable_all()
         .build()?;
-    Ok(RUNTIME.get_or_init(|| OwnProcessOnly::new(made)))
+    let runtime: &Runtime = Box::leak(Box::new(made));
+    *kept = Some((ProcessMark::here(), runtime));
+    Ok(runtime)
 }
 
-/// Waits for a call that may take long. A signal ends it.
+/// Waits for a call that may take long, on this runtime. A signal ends it.
 pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
+    runtime: &Runtime,
     work: impl Future<Output = T> + Send + 'static,
 ) -> PyResult<T> {
-    let mut task = runtime()?.spawn(work);
+    let mut task = runtime.spawn(work);
     loop {
-        let waited = py.detach(|| {
-            runtime().map(|r| r.block_on(async { tokio::time::timeout(SIGNALS, &mut task).await }))
-        })?;
+        let waited = py
+            .detach(|| runtime.block_on(async { tokio::time::timeout(SIGNALS, &mut task).await }));
         match waited {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(error)) => {
@@ -161,30 +170,19 @@ impl Cache {
     fn start_exists(&self, keys: Vec<Bound<'_, PyAny>>, done: &Done<'_>) -> PyResult<Task> {
         let (keys, client) = (owned(&keys)?, self.beside().clone());
         let work = async move { client.exists(&borrowed(&keys)).await };
-        spawn(done, None, work, |py, found| {
-            let found: Vec<bool> = found.into_iter().map(|e| e == Existence::Ready).collect();
-            found.into_py_any(py)
-        })
+        spawn(done, None, work, |py, found| readable(&found).into_py_any(py))
     }
 
     fn start_match_prefix(&self, keys: Vec<Bound<'_, PyAny>>, done: &Done<'_>) -> PyResult<Task> {
         let (keys, client) = (owned(&keys)?, self.beside().clone());
         let work = async move { client.match_prefix(&borrowed(&keys)).await };
-        spawn(done, None, work, |py, found| {
-            found.iter().map(location).collect::<Vec<_>>().into_py_any(py)
-        })
+        spawn(done, None, work, |py, found| locations(&found).into_py_any(py))
     }
 
     fn start_get_many(&self, keys: Vec<Bound<'_, PyAny>>, done: &Done<'_>) -> PyResult<Task> {
         let (keys, client) = (owned(&keys)?, self.beside().clone());
         let work = async move { Ok(client.get_many(&borrowed(&keys)).await) };
-        spawn(done, None, work, |py, found| {
-            let one = |found: nkv::Result<nkv::Bytes>| match found {
-                Ok(bytes) => Bytes::new(bytes).into_py_any(py),
-                Err(error) => exception_of(py, &error).into_value(py).into_py_any(py),
-            };
-            found.into_iter().map(one).collect::<PyResult<Vec<_>>>()?.into_py_any(py)
-        })
+        spawn(done, None, work, |py, found| results(py, found, Bytes::new)?.into_py_any(py))
     }
 
     fn start_remove(&self, key: &Bound<'_, PyAny>, done: &Done<'_>) -> PyResult<Task> {

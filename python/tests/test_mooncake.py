@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mooncake_calls
@@ -227,11 +228,8 @@ def test_threads_share_a_store(
             if store.put(key, value) != 0 or store.get_into(key, at, 5000) != 5000 or into != value:
                 wrong.append(key)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert wrong == []
 
 

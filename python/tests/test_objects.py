@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import numpy as np
@@ -298,9 +299,6 @@ def test_many_threads_share_a_handle(handle: nkv.NanoKVCache, key: str) -> None:
             if into != value or bytes(handle.get(name)) != value:
                 wrong.append(name)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert wrong == []

@@ -133,6 +133,12 @@ def run(program: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str
     )
 
 
+def succeeds(program: str) -> None:
+    """Runs a program that must end with 0."""
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
 START = """
 import os, nkv
 cache = nkv.NanoKVCache(16 << 20, port=0, job=f"py-{os.getpid()}", http="off", prefault=False)
@@ -163,8 +169,30 @@ assert os.waitpid(child, 0)[1] == 0
 assert bytes(cache.get("a")) == b"b"
 """
     )
-    done = run(program)
-    assert done.returncode == 0, done.stderr
+    succeeds(program)
+
+
+def test_a_forked_child_connects_anew() -> None:
+    program = (
+        START
+        + """
+import asyncio
+address, job = cache.control_address, f"py-{os.getpid()}"
+# The parent has used every kind of runtime before.
+assert bytes(cache.get_when_ready("a", 5)) == b"b"
+assert bytes(asyncio.run(cache.aget("a"))) == b"b"
+child = os.fork()
+if child == 0:
+    with nkv.connect(address, job=job) as handle:
+        handle.put("child", b"c")
+        assert bytes(handle.get_when_ready("a", 5)) == b"b"
+        assert bytes(asyncio.run(handle.aget("child"))) == b"c"
+    raise SystemExit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert bytes(cache.get_when_ready("child", 5)) == b"c"
+"""
+    )
+    succeeds(program)
 
 
 def test_ctrl_c_ends_a_long_wait() -> None:
@@ -181,8 +209,7 @@ except KeyboardInterrupt:
 raise SystemExit(2)
 """
     )
-    done = run(program)
-    assert done.returncode == 0, done.stderr
+    succeeds(program)
 
 
 def test_nkv_needs_neither_numpy_nor_torch() -> None:
@@ -199,8 +226,7 @@ assert bytes(cache.get("a")) == b"b" and len(cache.get("array")) == 24
 assert sys.modules["numpy"] is None
 """
     )
-    done = run(program)
-    assert done.returncode == 0, done.stderr
+    succeeds(program)
 
 
 def test_a_child_that_touches_a_view_gets_an_error() -> None:
@@ -219,8 +245,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     )
-    done = run(program)
-    assert done.returncode == 0, done.stderr
+    succeeds(program)
 
 
 def test_ranks_that_come_and_go_quickly_all_start() -> None:

@@ -212,6 +212,12 @@ impl Client {
         &self,
         items: &mut [(&[u8], &mut [&mut [u8]])],
     ) -> Vec<Result<usize>> {
+        if items.iter().all(|(_, parts)| parts.len() == 1) {
+            let wholes = items
+                .iter_mut()
+                .flat_map(|(key, parts)| parts.iter_mut().map(|whole| (*key, &mut **whole)));
+            return self.get_many_into(&mut wholes.collect::<Vec<_>>()).await;
+        }
         let now = |(key, parts): &mut (&[u8], &mut [&mut [u8]])| self.read_parts_now(key, parts);
         let mut done: Vec<_> = items.iter_mut().map(now).collect();
         let rest: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
