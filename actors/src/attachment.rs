@@ -2,7 +2,7 @@
 //! the owners that handles of the same process reach without a socket. It decides nothing.
 
 use crate::error::Result;
-use crate::message::{ClientToOwner, PlanId, Term, TouchBatch};
+use crate::message::{ClientToOwner, KeyReport, PlanId, Term, TouchBatch};
 use nkv_store::Memory;
 use nkv_store::fork::ProcessMark;
 use nkv_transport::Alive;
@@ -33,6 +33,11 @@ pub trait ProducerGates: Send + Sync + Debug {
     fn obeys(&self, term: Term) -> bool;
     /// True when no claim is open in the owner's log below a position.
     fn is_clear_below(&self, below: u64) -> bool;
+    /// Number of keys of objects in the owner's log that were not sent to the owner yet.
+    fn names_noted(&self) -> usize;
+    /// Takes up to `most` of them. Empty: every key of a put that returned has been taken, or is in
+    /// the queue to the owner.
+    fn take_names(&self, most: usize) -> Vec<KeyReport>;
 }
 
 /// An owner of this process, as a handle in it reaches it.

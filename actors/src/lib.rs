@@ -13,6 +13,7 @@ pub mod announce_poller;
 pub mod attachment;
 pub mod client;
 mod control_hello;
+mod counted_queue;
 pub mod durations;
 pub mod environment;
 pub mod error;

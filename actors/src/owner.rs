@@ -11,6 +11,7 @@ mod heap_observer;
 pub mod log;
 pub mod log_producers;
 mod moving;
+pub mod names;
 mod object_life;
 pub mod pin_tables;
 mod report;
@@ -20,7 +21,7 @@ mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::message::{
-    ClientToOwner, Gauges, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef,
+    ClientToOwner, Gauges, LogQuestion, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef,
     SlotRef, TouchBatch,
 };
 use crate::uplink::Uplink;
@@ -39,6 +40,8 @@ use tables::{OwnerTables, PlanRecord, PlanStatus};
 const IDLE_TICK_MS: u64 = 100;
 /// The same interval while a fence is incomplete.
 const FENCE_TICK_MS: u64 = 5;
+/// The same while the master waits for key strings.
+const NAMES_TICK_MS: u64 = 1;
 /// A pin that delays the reuse of a retired object for longer than this is counted as suspect. The
 /// pin still counts.
 const SUSPECT_PIN_NS: u64 = 10_000_000_000;
@@ -81,6 +84,7 @@ pub struct Owner {
     spilling: moving::Spilling,
     // Number of a requested report that waits until the term is fenced.
     report_wanted: Option<u64>,
+    name_questions: names::NameQuestions,
 }
 
 /// The owner obeys a higher term (`OwnerTables::term`): fence the plans of lower terms.
@@ -180,6 +184,7 @@ impl Role for Owner {
             tick_generation: 0,
             idle_ticks: 0,
             report_wanted: None,
+            name_questions: Default::default(),
         };
         owner.fence_again();
         owner.begin_term();
@@ -233,6 +238,9 @@ impl Owner {
             || self.durable.tables.log_producers.is_settling()
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
+        }
+        if !self.name_questions.is_empty() {
+            due = due.min(now + NAMES_TICK_MS * 1_000_000);
         }
         let log_due = self.log.as_ref().and_then(|log| log.log.next_due_ns());
         for q in self.slots.next_due_ns().into_iter().chain(log_due) {
@@ -343,6 +351,9 @@ impl On<FromMaster> for Owner {
                 self.notify_evictor(HeapEvent::RoomWanted { bytes, attempt });
             }
             MasterToOwner::EvictTo { bytes } => self.notify_evictor(HeapEvent::Shrink(bytes)),
+            MasterToOwner::AskLog { number, question: LogQuestion::Names } => {
+                self.asked_for_names(number, ctx);
+            }
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
@@ -456,6 +467,7 @@ impl On<OwnerTick> for Owner {
             }
             self.quarantine_over();
             self.process_log();
+            self.answer_names(ctx);
             let late = self.late_spills();
             if !late.is_empty() {
                 ctx.after(Duration::ZERO, Evict { victims: late, spill: false });

@@ -10,7 +10,7 @@ use link::Outgoing;
 
 use super::counters::Messages;
 use super::holds_within;
-use super::peer_log::{NAMES_PER_FRAME, PeerLog};
+use super::peer_log::PeerLog;
 use crate::attachment::{AttachId, LocalOwner, ProducerGates};
 use crate::error::{Error, Result};
 use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
@@ -176,18 +176,7 @@ impl Peer {
     pub(crate) fn send_names(&self, most: usize) -> usize {
         let Some(log) = &self.log else { return 0 };
         log.report_given_up(|message| self.send(ClientToOwner::Abandoned(message)));
-        let mut left = most.min(log.names_noted());
-        let mut reported = 0;
-        while left > 0 {
-            let names = log.take_names(left.min(NAMES_PER_FRAME));
-            left = left.saturating_sub(names.len().max(1));
-            if !names.is_empty() && !self.send(ClientToOwner::KeysReported(names.clone())) {
-                log.keep_names(names);
-                break;
-            }
-            reported += names.len();
-        }
-        reported
+        log.names.send(most, |names| self.send(ClientToOwner::KeysReported(names)))
     }
 
     /// The master declared the owner gone: this handle neither reads nor writes it any more, even

@@ -2,10 +2,10 @@
 //! and the keys and given-up claims that the owner is not told yet. It puts nothing itself.
 
 use crate::error::{Error, Result};
-use crate::message::{Abandoned, KeyBytes, KeyReport};
+use crate::client::log_names::LogNames;
+use crate::message::Abandoned;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};
-use nkv_store::{Key, KeyPool};
 use nkv_transport::gate::Gate;
 use nkv_transport::verbs::{Append, Kind, Op, Verbs};
 use std::collections::VecDeque;
@@ -21,9 +21,6 @@ const MOST_DOUBLINGS: u32 = 6;
 /// Most given-up claims kept until they are reported. The owner asks about claims that are never
 /// reported.
 const MAX_GIVEN_UP: usize = 1024;
-/// Most keys reported to an owner in one frame, and per timer tick of the Producer.
-pub(super) const NAMES_PER_FRAME: usize = 1024;
-pub(crate) const NAMES_PER_TICK: usize = 2048;
 
 /// The log of one owner, as a handle writes to it.
 #[derive(Debug)]
@@ -34,13 +31,10 @@ pub(crate) struct PeerLog {
     pub(super) token: u64,
     // Puts of this handle that are in the middle of a claim. Never closed.
     pub(super) gate: Gate,
-    // The highest limit that a put has read, for the actor that reports keys: it must not post
-    // verbs.
-    pub(super) limit: AtomicU64,
     // The highest bump that a put has seen; 0: the next put has to read it.
     pub(super) bump: AtomicU64,
-    // Positions and keys that are not reported to the owner yet.
-    names: Mutex<VecDeque<(u64, Key)>>,
+    // The keys that are not reported to the owner yet.
+    pub(crate) names: Arc<LogNames>,
     // A whole batch was sent since the last check with `all`.
     pub(super) batch_reported: AtomicBool,
     // Claims given up while they waited, which could not be reported to the owner at once.
@@ -52,15 +46,14 @@ pub(crate) struct PeerLog {
 }
 
 impl PeerLog {
-    pub(crate) fn new(layout: LogLayout, open: Arc<OpenClaims>, token: u64) -> Self {
+    pub(crate) fn new(names: Arc<LogNames>, open: Arc<OpenClaims>, token: u64) -> Self {
         Self {
-            layout,
+            layout: *names.layout(),
             open,
             token,
             gate: Gate::new(),
-            limit: AtomicU64::new(0),
             bump: AtomicU64::new(0),
-            names: Mutex::default(),
+            names,
             batch_reported: AtomicBool::new(false),
             given_up: Mutex::default(),
             refusals: AtomicU32::new(0),
@@ -119,7 +112,7 @@ impl PeerLog {
     /// With `all` any key is enough, unless a whole batch was sent since the last call with `all`:
     /// then the next batch takes the remaining keys along.
     pub(crate) fn should_report_now(&self, batch: usize, all: bool) -> bool {
-        let names = self.names_noted();
+        let names = self.names.len();
         let steady = all && self.batch_reported.swap(false, Ordering::Relaxed);
         if names >= batch {
             return true;
@@ -129,63 +122,16 @@ impl PeerLog {
     }
 
     pub(super) fn name(&self, position: u64, key: &[u8]) {
-        // Not while the lock is held. The put has checked the length.
-        let Ok(key) = Key::new(key) else { return };
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() >= self.layout.slots() as usize {
-            // The log has wrapped since: that object is gone.
-            names.pop_front();
-        }
-        names.push_back((position, key));
+        self.names.note(position, key);
     }
 
     /// Takes over what an earlier attachment had not reported yet.
     pub(crate) fn inherit(&self, before: &PeerLog) {
-        self.keep_names(before.take_names(self.layout.slots() as usize));
+        self.names.put_back(before.names.take(self.layout.slots() as usize));
         before.report_given_up(|abandoned| {
             self.keep_given_up(abandoned);
             true
         });
-    }
-
-    /// Number of keys not reported yet.
-    pub(crate) fn names_noted(&self) -> usize {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Puts back keys that could not be reported.
-    pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        for n in untold.into_iter().rev() {
-            let key = n.key.into_key(&KeyPool::default());
-            if let (Some(position), Ok(key)) = (self.layout.position(n.slot, n.epoch), key) {
-                names.push_front((position, key));
-            }
-        }
-        let excess = names.len().saturating_sub(self.layout.slots() as usize);
-        names.drain(..excess);
-    }
-
-    /// Takes up to `most` keys to report. Drops keys of objects below the known tail: the log has
-    /// overwritten them.
-    pub(crate) fn take_names(&self, most: usize) -> Vec<KeyReport> {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let tail = limit.saturating_sub(self.layout.log_bytes());
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = Vec::new();
-        while taken.len() < most
-            && let Some((position, key)) = names.pop_front()
-        {
-            if let Some(epoch) = self.layout.epoch(position).filter(|_| position >= tail) {
-                let slot = self.layout.slot(position);
-                taken.push(KeyReport { slot, epoch, key: KeyBytes::shared(key) });
-            }
-        }
-        if names.is_empty() {
-            // A flood may have made it as long as the log has slots.
-            names.shrink_to(NAMES_PER_TICK);
-        }
-        taken
     }
 
     /// Reads limit and bump.
@@ -195,7 +141,7 @@ impl PeerLog {
         line: &mut ControlLine,
     ) -> Result<()> {
         verbs.post(0, &mut [line.read()])?;
-        self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
+        self.names.has_read(line.heap_limit());
         Ok(())
     }
 
@@ -256,14 +202,14 @@ impl PeerLog {
     }
 
     fn has_read(&self, line: &ControlLine) {
-        self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
+        self.names.has_read(line.heap_limit());
         self.bump.fetch_max(line.bump_ptr(), Ordering::Relaxed);
     }
 
     /// Limit and bump as far as they are known. None: they have to be read.
     pub(super) fn known_line(&self) -> Option<ControlLine> {
         let bump = self.bump.load(Ordering::Relaxed);
-        (bump > 0).then(|| ControlLine::known(self.limit.load(Ordering::Relaxed), bump))
+        (bump > 0).then(|| ControlLine::known(self.names.limit(), bump))
     }
 }
 

@@ -2,11 +2,12 @@
 //! end plans. A gate per plan shows whether a write is in flight. A plan that its owner dropped is
 //! never started, even if the reply that grants it arrives later [I10].
 
+use super::log_names::LogNames;
 use super::peer::Peer;
 use crate::attachment::ProducerGates;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::message::{PlanDesc, PlanId, PlanRef, Term};
+use crate::message::{KeyReport, PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_store::device_log::OpenClaims;
@@ -207,11 +208,13 @@ impl OpenPlans {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The gates of a new attachment to an owner, with the open claims that the owner asks about.
+    /// The gates of a new attachment to an owner, with the open claims and the keys that the owner
+    /// asks for.
     pub(crate) fn gates(
         self: &Arc<Self>,
         incarnation: u64,
         claims: Option<Arc<OpenClaims>>,
+        names: Option<Arc<LogNames>>,
     ) -> Arc<dyn ProducerGates> {
         let mut inner = self.lock();
         let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);
@@ -221,7 +224,7 @@ impl OpenPlans {
             inner.terms.insert(incarnation, Arc::downgrade(&made));
             made
         });
-        Arc::new(OwnerGates { plans: self.clone(), incarnation, term, claims })
+        Arc::new(OwnerGates { plans: self.clone(), incarnation, term, claims, names })
     }
 
     /// Call before requesting plans; keep the guard until the granted ones are registered or given
@@ -343,6 +346,8 @@ struct OwnerGates {
     // Open claims in the owner's device log: those of this process if it maps the log, else those
     // of this attachment alone.
     claims: Option<Arc<OpenClaims>>,
+    // Keys of objects in that log that the owner does not have yet.
+    names: Option<Arc<LogNames>>,
 }
 
 impl OwnerGates {
@@ -386,6 +391,14 @@ impl ProducerGates for OwnerGates {
 
     fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
+    }
+
+    fn names_noted(&self) -> usize {
+        self.names.as_ref().map_or(0, |names| names.len_alone())
+    }
+
+    fn take_names(&self, most: usize) -> Vec<KeyReport> {
+        self.names.as_ref().map_or_else(Vec::new, |names| names.take_alone(most))
     }
 }
 

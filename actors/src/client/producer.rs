@@ -5,7 +5,7 @@
 
 use super::control::ControlPool;
 use super::peer::{Attaching, Peer, TOUCH_BATCH};
-use super::peer_log::NAMES_PER_TICK;
+use super::log_names::NAMES_PER_TICK;
 use super::shared::Shared;
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Result;

@@ -447,6 +447,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         ClientToOwner::TermObeyed(Term { number, master: number }),
         ClientToOwner::Abandoned(Abandoned { position: u64::MAX, bytes: u64::MAX }),
         ClientToOwner::ClearBelow(u64::MAX),
+        ClientToOwner::NamesSent(u64::MAX),
     ];
     all.extend(
         words

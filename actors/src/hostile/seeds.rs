@@ -152,6 +152,7 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::AskLog { number: 1, question: find },
         MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
         MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+        MasterToOwner::AskLog { number: 5, question: LogQuestion::Names },
         MasterToOwner::AskLog {
             number: u64::MAX,
             question: LogQuestion::Await { keys: vec![KEY], wait_ms: 10 },
@@ -172,6 +173,7 @@ fn to_owners() -> Vec<ClientToOwner> {
         ClientToOwner::KeysReported(vec![KeyReport { slot: 0, epoch: 1, key: key() }]),
         ClientToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
         ClientToOwner::ClearBelow(4096),
+        ClientToOwner::NamesSent(1),
         ClientToOwner::Detach,
     ]
 }

@@ -55,6 +55,10 @@ fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
     }
 }
 
+fn removes(request: &Request) -> bool {
+    matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
+}
+
 /// Locations that the reader was sent to and where it found no valid object.
 fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
@@ -72,7 +76,7 @@ fn any_of(question: &LogQuestion) -> String {
         LogQuestion::Find(keys) | LogQuestion::Remove(keys) | LogQuestion::Await { keys, .. } => {
             format!("any of these {} keys", keys.len())
         }
-        LogQuestion::RemoveAll => "keys that are not listed yet".to_string(),
+        LogQuestion::RemoveAll | LogQuestion::Names => "keys that are not listed yet".to_string(),
     }
 }
 
@@ -109,8 +113,8 @@ impl Master {
             .partition(|(segment_id, _)| self.reachable(*segment_id));
         // An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key
         // that only its log holds is not found, but a removal of it must not be confirmed [I6].
-        if let (Some((segment_id, _)), false) =
-            (unreported.first_key_value(), matches!(question, LogQuestion::Find(_)))
+        if let (Some((segment_id, _)), true) =
+            (unreported.first_key_value(), removes(&ask.request))
         {
             let at = self
                 .allocators
@@ -174,9 +178,12 @@ impl Master {
         }
         match request {
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
-            Request::RemoveMatching(of) if of.pattern.is_none() && of.from.is_none() => {
-                Some(LogQuestion::RemoveAll)
-            }
+            // The first of several rounds asks for all.
+            Request::RemoveMatching(of) if of.from.is_none() => Some(match of.pattern {
+                Some(_) => LogQuestion::Names,
+                None => LogQuestion::RemoveAll,
+            }),
+            Request::List { of, .. } if of.from.is_none() => Some(LogQuestion::Names),
             _ => None,
         }
     }
@@ -287,6 +294,9 @@ impl Master {
             Request::Exists(_) => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
+            }
+            Request::List { .. } => {
+                return reply.send(failed(format!("not all keys can be listed now: {why}")));
             }
             _ => return reply.send(failed(format!("not all of it can be removed now: {why}"))),
         };

@@ -239,7 +239,7 @@ impl RankInfo {
                     time("a wait", *wait_ms)?;
                     list("keys", keys.len(), MAX_BATCH)
                 }
-                LogQuestion::RemoveAll => Ok(()),
+                LogQuestion::RemoveAll | LogQuestion::Names => Ok(()),
             },
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }
@@ -274,6 +274,7 @@ impl ClientToOwner {
             // Checked against the log's own counters.
             ClientToOwner::Abandoned(_) | ClientToOwner::ClearBelow(_) => Ok(()),
             ClientToOwner::CheckPlan(_)
+            | ClientToOwner::NamesSent(_)
             | ClientToOwner::Dropped(_)
             | ClientToOwner::TermObeyed(_)
             | ClientToOwner::Detach => Ok(()),

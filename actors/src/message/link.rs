@@ -204,6 +204,9 @@ pub enum ClientToOwner {
     KeysReported(Vec<KeyReport>),
     /// A claim in the device log that was abandoned.
     Abandoned(Abandoned),
+    /// Every key that this process had to report when it was asked, in this round or before, has
+    /// been sent.
+    NamesSent(u64),
     /// This process has no claim open below this position of the log.
     ClearBelow(u64),
     /// Nothing is written through this attachment, now or later.
@@ -272,6 +275,8 @@ pub enum OwnerToClient {
     Drop(PlanId),
     /// Answer `ClearBelow` once this process has no open claim below this position of the log.
     ClearBelow(u64),
+    /// Report the keys of objects put into the log, and answer `NamesSent` with this round.
+    SendNames(u64),
     /// Do not start a plan of a lower term; answer `TermObeyed` once none of their writes is in
     /// flight.
     Term(Term),

@@ -48,6 +48,8 @@ pub enum LogQuestion {
     Remove(Vec<KeyId>),
     /// Retire every object of the log.
     RemoveAll,
+    /// Announce every object whose put has returned, before the answer.
+    Names,
 }
 
 /// The key of an object that a producer put into a log.

@@ -386,6 +386,15 @@ impl Attachments {
         inner.all.keys().copied().collect()
     }
 
+    /// The handles of this process.
+    pub fn local(&self) -> Vec<Arc<dyn ProducerGates>> {
+        let local = |a: &Attachment| match &a.route {
+            Route::Local(gates) => Some(gates.clone()),
+            Route::Process { .. } | Route::Fabric { .. } => None,
+        };
+        self.lock().all.values().filter_map(local).collect()
+    }
+
     /// The attachment's process answered that it has no open claim below.
     pub fn clear_below(&self, id: AttachId, below: u64) {
         if let Some(a) = self.lock().all.get_mut(&id)

@@ -9,8 +9,9 @@ use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
 use super::{Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
+use crate::counted_queue::CountedQueue;
 use crate::message::{
-    Abandoned, Gauges, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
+    Abandoned, Gauges, KeyBytes, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
 };
 use nkv_store::KeyId;
 use nkv_store::device_log::{
@@ -18,16 +19,11 @@ use nkv_store::device_log::{
 };
 use nkv_store::layout::AtomicDomain;
 use nkv_store::object::Slots;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Interval between two scans of the pin tables while a pinned object keeps the tail in place.
 const PIN_CHECK_NS: u64 = 5_000_000;
-/// Key strings taken in, and entries reported to the master, in one pass over the log: some 2 ms of
-/// work each. Under a flood of puts, listing lags behind; lookups do not.
-const KEYS_PER_PASS: usize = 2048;
-const ENTRIES_PER_PASS: usize = 2048;
-
 /// Fast polls of the log for each millisecond that a caller waits, and at most: of some 25 us each,
 /// so for a second at most. Not every wait should keep a processor of every rank awake.
 const FAST_POLLS_PER_MS: u64 = 40;
@@ -45,7 +41,7 @@ pub(super) struct Log {
     // When pins were scanned last.
     pins_checked_ns: u64,
     // Objects whose key string is known and that the master has not been sent: slot and epoch.
-    named: VecDeque<(u32, u32)>,
+    pub(super) named: CountedQueue<(u32, u32)>,
     pub(super) unnamed: UnnamedMoves,
     awaited: AwaitedKeys,
 }
@@ -145,7 +141,8 @@ impl Log {
         match rebuilt {
             Ok(log) => {
                 // What was reported before an actor restart is sent again.
-                let named = log.live().map(|o| (o.slot, o.epoch)).collect();
+                let mut named = CountedQueue::default();
+                named.extend(log.live().map(|o| (o.slot, o.epoch)));
                 let unnamed = UnnamedMoves::default();
                 let awaited = AwaitedKeys::default();
                 Some(Log { log, asking: None, pins_checked_ns: 0, named, unnamed, awaited })
@@ -347,44 +344,6 @@ impl Owner {
         }
     }
 
-    /// Takes in up to `KEYS_PER_PASS` reported keys. A producer reports a key after its put, and
-    /// this pass accepted the put already.
-    fn take_names(&self, log: &mut Log) {
-        let mut t = self.durable.tables.lock();
-        for _ in 0..KEYS_PER_PASS {
-            let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else {
-                // A flood may have made it as long as the log has slots.
-                return t.reported_keys.shrink_to(KEYS_PER_PASS);
-            };
-            let (slot, epoch) = log.unnamed.resolve((slot, epoch));
-            let object = log.log.object(slot, epoch);
-            // The header holds the key identity: a key string that does not match it is dropped
-            // [I16].
-            if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
-                let Ok(key) = key.into_key(&self.durable.tables.key_pool) else { continue };
-                t.keys.insert(slot, (epoch, key));
-                log.named.push_back((slot, epoch));
-            }
-        }
-    }
-
-    /// Reports up to `ENTRIES_PER_PASS` objects with a key string to the master.
-    fn report_keys(&mut self, log: &mut Log) {
-        let mut entries = Vec::new();
-        while entries.len() < ENTRIES_PER_PASS
-            && let Some((slot, epoch)) = log.named.pop_front()
-        {
-            let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
-            entries.extend(object.filter(|o| !o.key.is_empty()));
-        }
-        if log.named.is_empty() {
-            log.named.shrink_to(ENTRIES_PER_PASS);
-        }
-        if !entries.is_empty() {
-            self.send_to_master(OwnerToMaster::Announced(entries));
-        }
-    }
-
     /// Sends the master what callers wait for. It has the key strings.
     fn report_awaited(&mut self, log: &mut Log, accepted: &[LogObject]) {
         // The same pass may have retired or moved it: the master must not list what is over.
@@ -407,7 +366,7 @@ impl Owner {
         t.log_reported.extend(entries.iter().map(|o| (o.slot, o.epoch)));
     }
 
-    fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
+    pub(super) fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
         let t = self.durable.tables.lock();
         LogObjectEntry {
             key: t.key(o.slot, o.epoch).cloned().map_or_else(KeyBytes::default, KeyBytes::shared),
@@ -476,6 +435,8 @@ impl Owner {
                 let gone = self.take_away(&held.keys().copied().collect::<Vec<_>>());
                 removed = gone.iter().filter_map(|at| held.get(at).copied()).collect();
             }
+            // Answered when producers have sent them.
+            LogQuestion::Names => {}
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
                 taken = self.take_away(&all).len() as u64;
@@ -520,20 +481,6 @@ impl Owner {
         Some(self.entry_of(&object))
     }
 
-    /// Key strings that producers report for their logged objects. They are processed at the next
-    /// tick: a flood of reports is many messages, and others wait behind them.
-    pub(super) fn keys_reported(&mut self, list: Vec<KeyReport>) {
-        if self.log.is_none() {
-            return;
-        }
-        let mut t = self.durable.tables.lock();
-        t.reported_keys.extend(list);
-        // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
-        let most = self.durable.heap.layout().log_slots as usize;
-        let excess = t.reported_keys.len().saturating_sub(most);
-        t.reported_keys.drain(..excess);
-    }
-
     /// A producer abandoned a claim that still waited for room.
     pub(super) fn abandoned(&mut self, claim: Abandoned) {
         if let Some(log) = &mut self.log
@@ -550,6 +497,7 @@ impl On<Drain> for Owner {
         // Reset before the pass: the poller sends another `Drain` for what is settled later.
         self.durable.tables.log_signals.notified.store(false, Ordering::Release);
         self.process_log();
+        self.answer_names(ctx);
         self.reschedule(ctx);
         reply.send(());
     }

@@ -3,8 +3,10 @@
 
 use super::attachments::Attachments;
 use super::log_producers::LogProducers;
+use super::names::NameSenders;
 use super::pin_tables::PinTables;
 use crate::message::{EndCause, Gauges, KeyReport, PlanId, PlanOpened, SeenView, Term};
+use crate::counted_queue::CountedQueue;
 use crate::slot_map::SlotMap;
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
@@ -14,7 +16,7 @@ use nkv_store::heap::Heap;
 use nkv_store::object::Usage;
 use nkv_store::{Key, KeyPool};
 use nkv_transport::grants::{Grant, Grants};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -53,7 +55,7 @@ pub struct Tables {
     /// epoch.
     pub log_reported: HashMap<u32, u32>,
     /// Keys that producers reported for logged objects and that are not processed yet.
-    pub reported_keys: VecDeque<KeyReport>,
+    pub(crate) reported_keys: CountedQueue<KeyReport>,
     /// The latest plan received: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
@@ -73,7 +75,7 @@ impl Tables {
             plans: BTreeMap::new(),
             keys: SlotMap::new(slots),
             log_reported: HashMap::new(),
-            reported_keys: VecDeque::new(),
+            reported_keys: CountedQueue::default(),
             last_opened: None,
             unacked: BTreeMap::new(),
             term: Term::default(),
@@ -135,6 +137,8 @@ pub struct OwnerTables {
     pub grants: Arc<Grants>,
     /// Producers with direct access to the memory.
     pub attachments: Attachments,
+    /// The producers of other processes that are asked for key strings.
+    pub name_senders: NameSenders,
     /// The processes that may pin objects.
     pub pins: PinTables,
     /// The producers that write to the device log through the agent.
@@ -160,6 +164,7 @@ impl OwnerTables {
             key_pool,
             heap: heap.clone(),
             attachments: Attachments::default(),
+            name_senders: NameSenders::default(),
             pins: PinTables::of(heap),
             log_producers: LogProducers::of(heap, grants.clone()),
             log_signals: LogSignals::default(),

@@ -7,6 +7,7 @@ use crate::message::{AttachBy, ClientToOwner, OwnerToClient, Refusal, Welcome};
 use crate::owner::FromClient;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::log::Drain;
+use crate::owner::names::{NamesSent, SenderId};
 use crate::race::{race, read_and_write};
 use nkv_transport::fabric::{Answer, RemoteAccess};
 use nkv_transport::wire::{BoxStream, Peer, WireError, read_frame, write_frame};
@@ -32,6 +33,18 @@ impl Drop for LogToken<'_> {
             // The owner settles the open claims; if its mailbox is full, its timer does.
             let _ = self.endpoint.owner.try_send(Drain);
         }
+    }
+}
+
+/// An entry of the producers that are asked for key strings; ends with its connection.
+struct NameSender<'a> {
+    endpoint: &'a SegmentEndpoint,
+    id: SenderId,
+}
+
+impl Drop for NameSender<'_> {
+    fn drop(&mut self) {
+        self.endpoint.tables.name_senders.remove(self.id);
     }
 }
 
@@ -134,6 +147,7 @@ pub(crate) async fn serve_attached(
     let log_token = (by == AttachBy::Agent).then_some(token);
     let log_token = log_token.and_then(|t| endpoint.tables.log_producers.give(t));
     let _rights = LogToken { endpoint, token: log_token };
+    let names = NameSender { endpoint, id: endpoint.tables.name_senders.add(tx.clone()) };
     let mut buf = Vec::new();
     // Read after the route is registered: a later term is sent to it.
     let term = endpoint.tables.term();
@@ -158,7 +172,7 @@ pub(crate) async fn serve_attached(
         }
         ended
     };
-    let inn = read_from_client(endpoint, &mut reader, (producer, log_token), id, &tx);
+    let inn = read_from_client(endpoint, &mut reader, (producer, log_token, names.id), id, &tx);
     // A Detach that arrived is obeyed, also if its sender closed before a frame to it was written.
     let moved = read_and_write(inn, out);
     let ended = race(moved, SeverOnDrop::severed(severing.as_ref())).await;
@@ -172,7 +186,7 @@ pub(crate) async fn serve_attached(
 async fn read_from_client<R: AsyncRead + Unpin>(
     endpoint: &SegmentEndpoint,
     reader: &mut R,
-    (producer, token): (u64, Option<u64>),
+    (producer, token, names): (u64, Option<u64>, SenderId),
     id: Option<AttachId>,
     tx: &mpsc::Sender<OwnerToClient>,
 ) -> Result<(), WireError> {
@@ -209,6 +223,12 @@ async fn read_from_client<R: AsyncRead + Unpin>(
             ClientToOwner::Abandoned(claim)
                 if token
                     .is_some_and(|t| !endpoint.tables.log_producers.abandon(t, claim.into())) => {}
+            // Behind the keys that were sent before it.
+            ClientToOwner::NamesSent(round) => {
+                if let Err(error) = endpoint.owner.push(NamesSent(names, round)).await {
+                    tracing::debug!(%error, "that a client sent its keys was lost");
+                }
+            }
             frame => {
                 let m = FromClient { from: id.map(|id| (id, producer)), frame };
                 if let Err(error) = endpoint.owner.push(m).await {

@@ -344,6 +344,7 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
             MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
             MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+            MasterToOwner::AskLog { number: 4, question: LogQuestion::Names },
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),
@@ -368,6 +369,7 @@ fn attachment(seeds: &mut Seeds) {
             ClientToOwner::KeysReported(vec![KeyReport { slot: 5, epoch: 7, key: key() }]),
             ClientToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
             ClientToOwner::ClearBelow(1 << 40),
+            ClientToOwner::NamesSent(3),
             ClientToOwner::Detach,
         ],
     );
@@ -377,6 +379,7 @@ fn attachment(seeds: &mut Seeds) {
         OwnerToClient::Plan { plan: PLAN, open: true },
         OwnerToClient::Term(TERM),
         OwnerToClient::ClearBelow(1 << 40),
+        OwnerToClient::SendNames(3),
     ];
     seeds.bodies("to-client", &to_client);
 }

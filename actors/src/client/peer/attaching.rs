@@ -1,6 +1,7 @@
 //! How a handle attaches to an owner: in its own process, by shared memory, RDMA or tcp, whichever
 //! is the best data path that is allowed and works.
 
+use super::super::log_names::LogNames;
 use super::super::peer_log::PeerLog;
 use super::super::shared::Shared;
 use super::link::run_link;
@@ -59,6 +60,8 @@ struct Attached {
 struct PathChoice {
     // Plans and open claims that it answers for.
     gates: Arc<dyn ProducerGates>,
+    // Keys put into the log that its owner does not have yet.
+    names: Option<Arc<LogNames>>,
     // Reader and pin table of the segment, if it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
     // Table of its open claims in the log, and the token that is sent with them.
@@ -152,8 +155,11 @@ impl Attaching {
 
     /// A path whose open claims, if it makes any, are kept in this table. Nobody checks its token.
     fn path(&self, claims: Option<Arc<OpenClaims>>, passed_over: Vec<String>) -> PathChoice {
+        let names = self.info.layout.device_log().map(|layout| Arc::new(LogNames::new(layout)));
+        let (plans, owner) = (&self.shared.plans, self.info.incarnation);
         PathChoice {
-            gates: self.shared.plans.gates(self.info.incarnation, claims.clone()),
+            gates: plans.gates(owner, claims.clone(), names.clone()),
+            names,
             mapped: None,
             claims: claims.map(|claims| (claims, 1)),
             used_for: AttachmentUse::Everything,
@@ -168,13 +174,13 @@ impl Attaching {
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), path: PathChoice) -> Peer {
-        let PathChoice { gates, mapped, claims, used_for, passed_over } = path;
+        let PathChoice { gates, names, mapped, claims, used_for, passed_over } = path;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.layout().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
-        let log = self.info.layout.device_log().zip(claims);
-        let log = log.map(|(layout, (claims, token))| PeerLog::new(layout, claims, token));
+        let log = names.zip(claims);
+        let log = log.map(|(names, (claims, token))| PeerLog::new(names, claims, token));
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,

@@ -2,6 +2,7 @@
 //! come in. It runs on the executor of the handle's Producer.
 
 use crate::attachment::ProducerGates;
+use crate::client::log_names::NAMES_PER_FRAME;
 use crate::message::{ClientToOwner, OwnerToClient, PlanId};
 use crate::race::race;
 use nkv_transport::Alive;
@@ -111,6 +112,9 @@ async fn listen(
             Ok(Some((_, OwnerToClient::ClearBelow(below)))) => {
                 acknowledge(ClientToOwner::ClearBelow(below));
             }
+            Ok(Some((_, OwnerToClient::SendNames(round)))) => {
+                tokio::task::spawn_local(send_names(gates.clone(), round, tx.clone()));
+            }
             Ok(Some((_, OwnerToClient::Plan { plan, open }))) => {
                 let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(i) = waiting.iter().position(|(p, _)| *p == plan) {
@@ -124,6 +128,24 @@ async fn listen(
             Err(e) => return e.to_string(),
         }
     }
+}
+
+/// Sends the keys that the owner does not have yet, then that these were all.
+async fn send_names(gates: Arc<dyn ProducerGates>, round: u64, tx: mpsc::WeakSender<Outgoing>) {
+    let Some(tx) = tx.upgrade() else { return };
+    // Those of later puts are not asked for: a flood would never end.
+    let mut left = gates.names_noted();
+    while left > 0 {
+        let names = gates.take_names(left.min(NAMES_PER_FRAME));
+        if names.is_empty() {
+            break;
+        }
+        left -= names.len();
+        if tx.send(Outgoing::Frame(ClientToOwner::KeysReported(names))).await.is_err() {
+            return;
+        }
+    }
+    let _ = tx.send(Outgoing::Frame(ClientToOwner::NamesSent(round))).await;
 }
 
 /// Sends an acknowledgement once it is true: no write is in flight that would contradict it. The

@@ -33,7 +33,7 @@ fn granted(term: Term, peer: &Arc<Peer>) -> PlanState {
 #[test]
 fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_first_byte() {
     let plans = Arc::new(OpenPlans::default());
-    let gates = plans.gates(OWNER, None);
+    let gates = plans.gates(OWNER, None, None);
     let peer = Peer::nowhere(gates.clone());
     let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
     gates.obey(new);
@@ -45,21 +45,21 @@ fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_fir
 #[test]
 fn i10_a_term_received_over_one_attachment_is_obeyed_by_every_attachment_of_its_handle() {
     let plans = Arc::new(OpenPlans::default());
-    let (mapped, devices) = (plans.gates(OWNER, None), plans.gates(OWNER, None));
+    let (mapped, devices) = (plans.gates(OWNER, None, None), plans.gates(OWNER, None, None));
     let peer = Peer::nowhere(mapped);
     let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
     devices.obey(new);
     assert!(devices.obeys(new));
     let e = plans.register(granted(old, &peer)).unwrap_err();
     assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
-    let other = Peer::nowhere(plans.gates(OWNER + 1, None));
+    let other = Peer::nowhere(plans.gates(OWNER + 1, None, None));
     plans.register(granted(old, &other)).unwrap();
 }
 
 #[test]
 fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
     let plans = Arc::new(OpenPlans::default());
-    let gates = plans.gates(OWNER, None);
+    let gates = plans.gates(OWNER, None, None);
     let peer = Peer::nowhere(gates.clone());
     let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
     let plan = plans.register(granted(old, &peer)).unwrap();
@@ -87,7 +87,7 @@ fn model_dropmem_i10_a_plan_dropped_before_its_grant_is_remembered_during_an_ope
 #[test]
 fn who_is_shut_asks_for_no_plan_and_registers_none() {
     let (plans, term) = (Arc::new(OpenPlans::default()), Term { number: 1, master: 4 });
-    let peer = Peer::nowhere(plans.gates(OWNER, None));
+    let peer = Peer::nowhere(plans.gates(OWNER, None, None));
     plans.shut();
     assert!(plans.opening().is_err(), "a plan is asked for by a closed handle");
     assert!(plans.register(granted(term, &peer)).is_err());
