@@ -380,13 +380,14 @@ impl On<Ask> for Master {
 }
 
 impl On<FromRank> for Master {
-    fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Context<'_, Self>) {
+    fn on(&mut self, m: FromRank, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         if self.durable.members.heard(m.segment_id, m.link, self.now_ms()) {
             match self.durable.members.check_to_master(m.segment_id, &m.up) {
                 Ok(()) => self.receive_from_segment(m.segment_id, m.incarnation, m.up),
                 Err(error) => self.refuse_frame(m.segment_id, &error),
             }
             self.answer_awaiting();
+            self.start_rounds(ctx);
         }
         reply.send(());
     }

@@ -21,8 +21,8 @@ mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::message::{
-    ClientToOwner, Gauges, LogQuestion, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef,
-    SlotRef, TouchBatch,
+    ClientToOwner, Gauges, LogQuestion, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId,
+    PlanOpened, PlanRef, SlotRef, TouchBatch,
 };
 use crate::uplink::Uplink;
 use attachments::AttachId;

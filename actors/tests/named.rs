@@ -5,8 +5,8 @@
 
 mod embedding;
 
-use embedding::log::{attached, logged, with_log};
 use embedding::bytes;
+use embedding::log::{attached, logged, with_log};
 use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
 
 async fn keys(client: &Client, pattern: &str) -> usize {

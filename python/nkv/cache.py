@@ -279,11 +279,7 @@ class NanoKVCache(AsyncCalls):
         return self._c.remove_all()
 
     def keys(self, pattern: str | None = None) -> Iterator[ListedKey]:
-        """The keys in order, those in which the regular expression matches.
-
-        What was put without a plan is listed some 200 ms later, and found then by
-        :meth:`remove_matching`, too.
-        """
+        """The keys in order, those in which the regular expression matches."""
         after: bytes | None = None
         while page := self._c.list_keys(pattern, after, _LIST_PAGE):
             for row in page:

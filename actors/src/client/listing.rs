@@ -59,9 +59,7 @@ impl Client {
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
     /// # example::on_one_rank("list", async |cache| {
-    /// // By a plan: what is put into a log is listed some 200 ms later.
-    /// let by_plan = PutOptions::default().device_alloc(false);
-    /// cache.put(b"block/1", b"kv bytes", &by_plan).await?;
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
     /// let first_page = cache.list(Some("^block/"), None, 100).await?;
     /// assert_eq!(&*first_page[0].key, b"block/1");
     /// # Ok(())
@@ -107,9 +105,7 @@ impl Client {
     ///
     /// As with [`Client::remove`], no reader can find a removed key, and it stays removed [I6]. The
     /// call makes one pass over the keys, in rounds of [`KEYS_PER_ROUND`], each within the limit of
-    /// a call. A key put meanwhile may be removed or stay. The same holds for a key just put into a
-    /// device log: it is reported to the master after the put, and only keys that the master knows
-    /// are matched.
+    /// a call. A key put meanwhile may be removed or stay.
     ///
     /// An error states how many keys were removed before it. Keys not reached by then are still
     /// there, and a repeat removes them. Disconnected: an owner did not confirm a removal in time.
@@ -119,9 +115,7 @@ impl Client {
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
     /// # example::on_one_rank("remove-matching", async |cache| {
-    /// // By a plan: what is put into a log is listed some 200 ms later.
-    /// let by_plan = PutOptions::default().device_alloc(false);
-    /// cache.put(b"block/1", b"kv bytes", &by_plan).await?;
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
     /// assert_eq!(cache.remove_matching("^block/").await?, 1);
     /// # Ok(())
     /// # });

@@ -1,8 +1,8 @@
 //! The log of one owner as a handle writes to it: its open claims, the last known bump and limit,
 //! and the keys and given-up claims that the owner is not told yet. It puts nothing itself.
 
-use crate::error::{Error, Result};
 use crate::client::log_names::LogNames;
+use crate::error::{Error, Result};
 use crate::message::Abandoned;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogLayout, LogPut, OpenClaims};

@@ -4,8 +4,8 @@
 //! byte.
 
 use super::control::ControlPool;
-use super::peer::{Attaching, Peer, TOUCH_BATCH};
 use super::log_names::NAMES_PER_TICK;
+use super::peer::{Attaching, Peer, TOUCH_BATCH};
 use super::shared::Shared;
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Result;

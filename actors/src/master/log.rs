@@ -113,8 +113,7 @@ impl Master {
             .partition(|(segment_id, _)| self.reachable(*segment_id));
         // An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key
         // that only its log holds is not found, but a removal of it must not be confirmed [I6].
-        if let (Some((segment_id, _)), true) =
-            (unreported.first_key_value(), removes(&ask.request))
+        if let (Some((segment_id, _)), true) = (unreported.first_key_value(), removes(&ask.request))
         {
             let at = self
                 .allocators
