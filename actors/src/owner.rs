@@ -351,7 +351,7 @@ impl On<FromMaster> for Owner {
                 self.notify_evictor(HeapEvent::RoomWanted { bytes, attempt });
             }
             MasterToOwner::EvictTo { bytes } => self.notify_evictor(HeapEvent::Shrink(bytes)),
-            MasterToOwner::AskLog { number, question: LogQuestion::Names } => {
+            MasterToOwner::AskLog { number, question: LogQuestion::AnnounceAll } => {
                 self.asked_for_names(number, ctx);
             }
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),

@@ -152,7 +152,7 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::AskLog { number: 1, question: find },
         MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
         MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
-        MasterToOwner::AskLog { number: 5, question: LogQuestion::Names },
+        MasterToOwner::AskLog { number: 5, question: LogQuestion::AnnounceAll },
         MasterToOwner::AskLog {
             number: u64::MAX,
             question: LogQuestion::Await { keys: vec![KEY], wait_ms: 10 },

@@ -76,7 +76,9 @@ fn any_of(question: &LogQuestion) -> String {
         LogQuestion::Find(keys) | LogQuestion::Remove(keys) | LogQuestion::Await { keys, .. } => {
             format!("any of these {} keys", keys.len())
         }
-        LogQuestion::RemoveAll | LogQuestion::Names => "keys that are not listed yet".to_string(),
+        LogQuestion::RemoveAll | LogQuestion::AnnounceAll => {
+            "keys that are not listed yet".to_string()
+        }
     }
 }
 
@@ -179,10 +181,10 @@ impl Master {
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
             // The first of several rounds asks for all.
             Request::RemoveMatching(of) if of.from.is_none() => Some(match of.pattern {
-                Some(_) => LogQuestion::Names,
+                Some(_) => LogQuestion::AnnounceAll,
                 None => LogQuestion::RemoveAll,
             }),
-            Request::List { of, .. } if of.from.is_none() => Some(LogQuestion::Names),
+            Request::List { of, .. } if of.from.is_none() => Some(LogQuestion::AnnounceAll),
             _ => None,
         }
     }

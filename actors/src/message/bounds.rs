@@ -239,7 +239,7 @@ impl RankInfo {
                     time("a wait", *wait_ms)?;
                     list("keys", keys.len(), MAX_BATCH)
                 }
-                LogQuestion::RemoveAll | LogQuestion::Names => Ok(()),
+                LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }

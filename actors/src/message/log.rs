@@ -49,7 +49,7 @@ pub enum LogQuestion {
     /// Retire every object of the log.
     RemoveAll,
     /// Announce every object whose put has returned, before the answer.
-    Names,
+    AnnounceAll,
 }
 
 /// The key of an object that a producer put into a log.

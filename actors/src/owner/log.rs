@@ -436,7 +436,7 @@ impl Owner {
                 removed = gone.iter().filter_map(|at| held.get(at).copied()).collect();
             }
             // Answered when producers have sent them.
-            LogQuestion::Names => {}
+            LogQuestion::AnnounceAll => {}
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
                 taken = self.take_away(&all).len() as u64;

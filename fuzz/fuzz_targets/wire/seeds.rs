@@ -344,7 +344,7 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
             MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
             MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
-            MasterToOwner::AskLog { number: 4, question: LogQuestion::Names },
+            MasterToOwner::AskLog { number: 4, question: LogQuestion::AnnounceAll },
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),
