@@ -106,6 +106,12 @@ def test_wrong_settings_are_errors_that_name_them() -> None:
         nkv.connect("7400")
 
 
+def test_an_error_names_arguments_and_no_flags(job: tuple[nkv.NanoKVCache, str, str]) -> None:
+    _, name, address = job
+    with pytest.raises(nkv.InvalidArgument, match=f"give job {name}, or NKV_JOB"):
+        nkv.connect(address, job="another")
+
+
 def test_a_closed_cache_refuses_every_call() -> None:
     cache = nkv.NanoKVCache(16 << 20, **settings())
     cache.put("a", b"b")
