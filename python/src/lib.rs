@@ -19,6 +19,8 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _nkv {
     #[pymodule_export]
+    use crate::buffers::Registered;
+    #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
     use crate::memory::{Bytes, View};

@@ -320,3 +320,11 @@ def test_a_handle_goes_on_after_its_only_rank_was_started_again() -> None:
             assert bytes(handle.get(f"after {round_}")) == b"y"
     node.terminate()
     node.wait()
+
+
+def test_memory_is_registered_where_there_is_a_device(cache: nkv.NanoKVCache) -> None:
+    # Devices are tested by scripts/rdma-test; here is none, or the module is built without.
+    with pytest.raises(nkv.Unsupported, match=r"RDMA|rdma"):
+        cache.register(bytearray(8192))
+    with pytest.raises(ValueError, match="address 0"):
+        cache.register((0, 10))

@@ -45,5 +45,10 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
         }
     }
     rows.into_iter().for_each(|times| report.measured(times));
-    handle.remove_many(&names).into_iter().find_map(Result::err).map_or(Ok(()), Err).context("remove")
+    handle
+        .remove_many(&names)
+        .into_iter()
+        .find_map(Result::err)
+        .map_or(Ok(()), Err)
+        .context("remove")
 }
