@@ -323,8 +323,16 @@ def test_a_handle_goes_on_after_its_only_rank_was_started_again() -> None:
 
 
 def test_memory_is_registered_where_there_is_a_device(cache: nkv.NanoKVCache) -> None:
-    # Devices are tested by scripts/rdma-test; here is none, or the module is built without.
+    # scripts/rdma-test tests devices; here is none, or the module is built without.
     with pytest.raises(nkv.Unsupported, match=r"RDMA|rdma"):
         cache.register(bytearray(8192))
     with pytest.raises(ValueError, match="address 0"):
         cache.register((0, 10))
+
+
+def test_a_transport_that_is_not_here_is_refused_at_once(
+    job: tuple[nkv.NanoKVCache, str, str],
+) -> None:
+    _, name, address = job
+    with pytest.raises(nkv.Unsupported, match="transport rdma"):
+        nkv.connect(address, job=name, transport="rdma")
