@@ -34,6 +34,9 @@ class Plan:
 class Task:
     def cancel(self) -> None: ...
 
+def seal(parts: Sequence[Any]) -> bytes: ...
+def unseal(parts: Sequence[Any], read: int) -> int | None: ...
+
 _Done = Callable[[Any], None]
 
 class Cache:

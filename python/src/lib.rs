@@ -6,6 +6,7 @@ mod arguments;
 mod batches;
 mod buffers;
 mod cache;
+mod digest;
 mod errors;
 mod handles;
 mod memory;
@@ -22,6 +23,8 @@ mod _nkv {
     use crate::buffers::Registered;
     #[pymodule_export]
     use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::digest::{seal, unseal};
     #[pymodule_export]
     use crate::memory::{Bytes, View};
     #[pymodule_export]
