@@ -77,6 +77,19 @@ class Cache:
     def put_many(
         self, keys: Sequence[_Key], values: Sequence[Sequence[Any]], wanted: _Wanted
     ) -> list[BaseException | None]: ...
+    def put_many_at(
+        self,
+        keys: Sequence[_Key],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        wanted: _Wanted,
+    ) -> list[Any]: ...
+    def get_many_at(
+        self,
+        keys: Sequence[_Key],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+    ) -> list[Any]: ...
     def get_many_into(
         self, keys: Sequence[_Key], places: Sequence[Sequence[Any]]
     ) -> list[int | BaseException]: ...

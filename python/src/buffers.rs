@@ -120,7 +120,7 @@ impl Memory {
     }
 
     /// Memory at an address, which the caller keeps alive and, if `dst`, writes to by nobody else.
-    fn at(address: usize, len: usize) -> PyResult<Memory> {
+    pub(crate) fn at(address: usize, len: usize) -> PyResult<Memory> {
         if address == 0 && len > 0 {
             return Err(PyValueError::new_err(format!("{len} bytes at address 0")));
         }
