@@ -37,15 +37,6 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
-#: What vLLM reads at MOONCAKE_CONFIG_PATH.
-MOONCAKE = {
-    "mode": "standalone-store",
-    "global_segment_size": 0,
-    "local_buffer_size": "64MB",
-    "metadata_server": "P2PHANDSHAKE",
-    "protocol": "tcp",
-    "device_name": "",
-}
 
 
 @dataclass
@@ -126,7 +117,6 @@ def environment(packages: str, folder: Path, job: str) -> dict[str, str]:
         "XDG_CACHE_HOME": str(folder / "cache"),
         # What SGLang compiles at its first use is kept beside it.
         "TORCH_EXTENSIONS_DIR": f"{sys.prefix}/extensions",
-        "MOONCAKE_CONFIG_PATH": str(folder / "mooncake.json"),
         "NKV_JOB": job,
         "ENGINES_RESULTS": str(folder / "results"),
     }
@@ -136,8 +126,6 @@ def attempt(engine: Engine, programs: Path, env: dict[str, str], folder: Path) -
     """Runs an engine's processes to their end; raises what went wrong."""
     with ExitStack() as stack:
         address = stack.enter_context(node(programs, folder / "node.log", env))
-        mooncake = {**MOONCAKE, "master_server_address": address}
-        (folder / "mooncake.json").write_text(json.dumps(mooncake))
         started = []
         for number, command in enumerate(engine.processes):
             own = folder / str(number)
@@ -182,7 +170,8 @@ def run(engine: Engine, programs: Path, packages: str) -> tuple[int, int]:
     seconds = time.monotonic() - began
     checks = [line for line in recorded if "check" in line]
     for line in checks:
-        print(f"{'ok' if line['passed'] else 'FAILED':7} {line['check']} ({line['detail']})")
+        detail = f" ({line['detail']})" if line["detail"] else ""
+        print(f"{'ok' if line['passed'] else 'FAILED':7} {line['check']}{detail}")
     tokens, served = (sum(line.get(what, 0) for line in recorded) for what in ("tokens", "served"))
     print(f"{engine.name}: {tokens} tokens loaded, {served} bytes served by nkv, {seconds:.1f} s")
     failed += sum(not line["passed"] for line in checks)

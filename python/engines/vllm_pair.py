@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,18 @@ BYTES = LOADED * tiny_llama.BYTES_PER_TOKEN
 #: The block that is damaged.
 DAMAGED = 4
 OTHER_S = 120
+
+
+#: What the connector reads at MOONCAKE_CONFIG_PATH.
+MOONCAKE = {
+    "mode": "standalone-store",
+    "global_segment_size": 0,
+    "local_buffer_size": "64MB",
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": beside.ADDRESS,
+    "protocol": "tcp",
+    "device_name": "",
+}
 
 
 class NoEvent:
@@ -78,6 +91,10 @@ class Engine:
     """vLLM with the tiny model."""
 
     def __init__(self, folder: Path) -> None:
+        model = tiny_llama.write(folder)
+        config = folder / "mooncake.json"
+        config.write_text(json.dumps(MOONCAKE))
+        os.environ["MOONCAKE_CONFIG_PATH"] = str(config)
         # The default policy fails a request of which a block could not be loaded.
         transfer = KVTransferConfig(
             kv_connector="MooncakeStoreConnector",
@@ -86,7 +103,7 @@ class Engine:
             kv_connector_extra_config={"load_async": True},
         )
         self._llm = LLM(
-            model=str(tiny_llama.write(folder)),
+            model=str(model),
             skip_tokenizer_init=True,
             dtype="float32",
             enforce_eager=True,
