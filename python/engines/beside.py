@@ -21,8 +21,8 @@ JOB = os.environ["NKV_JOB"]
 RESULTS = Path(os.environ["ENGINES_RESULTS"])
 #: By then everything that was put is listed, and everything that was read is counted.
 REPORTED_S = 10.0
-#: Counters that did not change for so long have everything: twice the pause between reports.
-SETTLED_S = 0.6
+#: Counters that did not change for so long have everything: four times the pause between reports.
+SETTLED_S = 1.0
 #: nkv keeps no checksum of a payload: damage to it is not noticed. Once it is, a damaged payload
 #: must be a miss, as a damaged header is.
 PAYLOADS_ARE_CHECKED = False
@@ -84,14 +84,14 @@ class Rank:
         keys = [listed.key.decode() for listed in self._cache.keys()]
         return [key for key in keys if part in key]
 
-    def settled(self) -> int:
+    def settled(self, at_least: int = 0) -> int:
         """Bytes that were read, by the rank's counter, once it has stopped to change."""
         end = time.monotonic() + REPORTED_S
         last, since = -1, time.monotonic()
-        while time.monotonic() < min(since + SETTLED_S, end):
-            now = int(self._cache.stats()["ranks"][0]["owner"]["bytes_read"])
-            if now != last:
-                last, since = now, time.monotonic()
+        while (now := time.monotonic()) < end and (last < at_least or now < since + SETTLED_S):
+            read = int(self._cache.stats()["ranks"][0]["owner"]["bytes_read"])
+            if read != last:
+                last, since = read, now
             time.sleep(0.05)
         return last
 

@@ -109,7 +109,7 @@ def mode(rank: beside.Rank, chunk_meta: bool) -> None:
     loader = engine(f"load-{chunk_meta}", torch.zeros_like(source), chunk_meta)
     before = rank.settled()
     loaded, equal = load(loader, tokens, source)
-    served = rank.settled() - before
+    served = rank.settled(before + BYTES) - before
     beside.check(f"{name}: equal KV", equal and loaded == TOKENS, f"{loaded} tokens loaded")
     beside.check_served(name, served, BYTES)
     beside.figures(loaded, served)

@@ -1,6 +1,6 @@
 """Runs the checks of each engine against a node of its own, and counts them.
 
-run.py FOLDER_OF_ENVIRONMENTS FOLDER_OF_PROGRAMS FOLDERS_OF_PACKAGES
+run.py FOLDER_OF_PROGRAMS FOLDER_OF_PACKAGES    with the Python that has the engines
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Of this user's settings nothing reaches the engines.
+FOREIGN = ("GLOO_", "LMCACHE_", "MOONCAKE_", "NKV_", "PYTHON", "SGLANG_", "VLLM_")
 HERE = Path(__file__).resolve().parent
 # Some ten times what an idle machine needs.
 LIMIT_S, START_S, END_S = 240, 30, 10
@@ -106,8 +108,8 @@ def node(programs: Path, log: Path, env: dict[str, str]) -> Iterator[str]:
 
 
 def environment(packages: str, folder: Path, job: str) -> dict[str, str]:
-    """What the processes see: nothing of this user's settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("NKV_", "PYTHON", "VLLM_"))}
+    """What the processes see."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     return {
         **kept,
         **SETTINGS,
@@ -133,19 +135,20 @@ def attempt(engine: Engine, programs: Path, env: dict[str, str], folder: Path) -
             # vLLM's own sockets: two processes of one folder would take each other's.
             more = {"ENGINES_ADDRESS": address, "VLLM_RPC_BASE_PATH": str(own)}
             python = [sys.executable, HERE / command[0], *command[1:]]
-            log = own / "log"
-            one = process([*python, folder], log, {**env, **more})
-            started.append((command, log, stack.enter_context(one)))
+            one = process([*python, folder], own / "log", {**env, **more})
+            started.append((" ".join(command), stack.enter_context(one)))
         until = time.monotonic() + LIMIT_S
-        while any(one.poll() is None for _, _, one in started):
-            for command, log, one in started:
-                if one.poll() or time.monotonic() > until:
-                    how = f"ended with {one.poll()}" if one.poll() else f"took over {LIMIT_S} s"
-                    raise Failed(f"{' '.join(command)} {how}\n{tail(log)}")
+        waits = True
+        while waits:
+            waits = False
+            for name, one in started:
+                status = one.poll()
+                if status:
+                    raise Failed(f"{name} ended with status {status}")
+                waits |= status is None
+            if time.monotonic() > until:
+                raise Failed(f"it took more than {LIMIT_S} s")
             time.sleep(0.05)
-        for command, log, one in started:
-            if one.returncode:
-                raise Failed(f"{' '.join(command)} ended with {one.returncode}\n{tail(log)}")
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -160,25 +163,28 @@ def run(engine: Engine, programs: Path, packages: str) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="nkv-engines-") as name:
         folder = Path(name)
         job = f"engines-{engine.name}-{os.getpid()}"
-        failed = 0
+        error = ""
         try:
             attempt(engine, programs, environment(packages, folder, job), folder)
-        except Failed as error:
-            failed = 1
-            print(f"FAILED  {engine.name}: {error}")
+        except Failed as failed:
+            error = str(failed)
         recorded = results(folder)
-    seconds = time.monotonic() - began
-    checks = [line for line in recorded if "check" in line]
+        checks = [line for line in recorded if "check" in line]
+        tokens, served = (sum(line.get(of, 0) for line in recorded) for of in ("tokens", "served"))
+        if not error and not served:
+            error = "nothing was loaded"
+        if error:
+            checks.append({"check": engine.name, "passed": False, "detail": error})
+        bad = sum(not line["passed"] for line in checks)
+        if bad:
+            for log in sorted(folder.glob("*/log")):
+                print(f"{tail(log)}\n")
     for line in checks:
         detail = f" ({line['detail']})" if line["detail"] else ""
         print(f"{'ok' if line['passed'] else 'FAILED':7} {line['check']}{detail}")
-    tokens, served = (sum(line.get(what, 0) for line in recorded) for what in ("tokens", "served"))
+    seconds = time.monotonic() - began
     print(f"{engine.name}: {tokens} tokens loaded, {served} bytes served by nkv, {seconds:.1f} s")
-    failed += sum(not line["passed"] for line in checks)
-    if not failed and not served:
-        print(f"FAILED  {engine.name}: nothing was loaded")
-        failed = 1
-    return sum(line["passed"] for line in checks), failed
+    return len(checks) - bad, bad
 
 
 def main() -> int:

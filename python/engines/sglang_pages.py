@@ -130,7 +130,7 @@ def layout(rank: beside.Rank, name: str) -> None:
     beside.check(f"{what}: stored", stored == TOKENS, f"{stored} tokens")
     before = rank.settled()
     loaded, equal = pages.load("whole")
-    served = rank.settled() - before
+    served = rank.settled(before + pages.bytes) - before
     beside.check(f"{what}: equal KV", equal and loaded == TOKENS, f"{loaded} tokens loaded")
     beside.check_served(what, served, pages.bytes)
     beside.figures(loaded, served)
