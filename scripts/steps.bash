@@ -40,6 +40,17 @@ have_python_venv() {
 hint_python_venv() { echo "apt-get install python3-venv (Python 3.10 or later)"; }
 install_python_venv() { apt_install python3 python3-venv; }
 
+# vLLM, LMCache and SGLang, and what compiles a module of SGLang's.
+have_engines() { scripts/engines-test --check >/dev/null; }
+hint_engines() {
+    echo "apt-get install $engines_packages; scripts/engines-test --install (loads 1.3 GB)"
+}
+install_engines() {
+    scripts/engines-test --install ||
+        { apt_install $engines_packages && scripts/engines-test --install; }
+}
+readonly engines_packages="g++ libssl-dev python3-dev python3-venv util-linux"
+
 have_curl() { command -v curl >/dev/null; }
 hint_curl() { echo "apt-get install curl ca-certificates"; }
 install_curl() { apt_install curl ca-certificates; }
