@@ -50,6 +50,9 @@ class Engine:
 
 
 ENGINES = [
+    Engine(
+        "transformers", [["transformers_pair.py", "producer"], ["transformers_pair.py", "consumer"]]
+    ),
     Engine("vllm", [["vllm_pair.py", "producer"], ["vllm_pair.py", "consumer"]]),
     Engine("lmcache", [["lmcache_modes.py"]]),
     Engine("sglang", [["sglang_pages.py"]]),
