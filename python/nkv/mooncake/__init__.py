@@ -23,8 +23,9 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
   -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1: objects do not move, and a client
   gives no memory.
 - ``get_into_ranges`` wants its buffers registered; ranges beyond a buffer or a value are -600, each
-  alone. A put session that ends before all bytes were written is -600, and stays open; a put of its
-  key meanwhile is -703. There both are 0, and the bytes are whatever was there.
+  alone. A put session that ends before all bytes were written is -600, and stays open; there it is
+  0, and the rest is whatever was there. One whose key another has put meanwhile is -705; there
+  that put is lost, with 0.
 - Memory of GPUs: a tensor there is put by way of the host; ``get_tensor_into_cuda`` is -600.
 - A tensor that cannot be cut as a ``ReadTarget`` asks is None, as there; what its parts say of
   themselves is checked against each other first.

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 log = logging.getLogger("nkv.mooncake")
 
 
-class ObjectDataType(enum.IntEnum):
+class Named(enum.IntEnum):
+    """Numbers that are shown by their names."""
+
+    __str__ = enum.Enum.__str__
+
+
+class ObjectDataType(Named):
     """What an object holds. nkv treats all alike."""
 
     UNKNOWN = 0
@@ -24,7 +30,7 @@ class ObjectDataType(enum.IntEnum):
     GENERAL = 9
 
 
-class SoftPinAction(enum.IntEnum):
+class SoftPinAction(Named):
     """What a put does to a pin. nkv has none."""
 
     PRESERVE = 0
@@ -127,6 +133,11 @@ class ReadTarget(_Fields):
 
     _defaults: ClassVar[dict[str, Any]] = {"mode": "as_stored", "parallelism": None}
     _optional: ClassVar[dict[str, type]] = {"parallelism": TensorParallelism}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mode" and str(value).lower() not in ("as_stored", "shard", "full"):
+            raise RuntimeError(f"Unsupported ReadTarget mode {value!r}")
+        super().__setattr__(name, value)
 
 
 _warned: set[str] = set()

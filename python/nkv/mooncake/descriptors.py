@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from .. import errors
+from .config import Named
 
 
-class ReplicaStatus(enum.IntEnum):
+class ReplicaStatus(Named):
     """State of a replica."""
 
     UNDEFINED = 0
@@ -19,7 +19,7 @@ class ReplicaStatus(enum.IntEnum):
     FAILED = 5
 
 
-class TaskStatus(enum.IntEnum):
+class TaskStatus(Named):
     """State of a task."""
 
     PENDING = 0
@@ -28,7 +28,7 @@ class TaskStatus(enum.IntEnum):
     SUCCESS = 3
 
 
-class TaskType(enum.IntEnum):
+class TaskType(Named):
     """Kind of a task."""
 
     REPLICA_COPY = 0

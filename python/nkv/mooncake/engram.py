@@ -62,10 +62,11 @@ class EngramStore:
                 raise RuntimeError("embedding_buffers must be NumPy arrays")
             if table.shape != (rows, self._dim) or table.dtype != np.float32:
                 raise RuntimeError(f"a table of float32 and shape {(rows, self._dim)} is expected")
-        tables = [[np.ascontiguousarray(table)] for table in embedding_buffers]
-        if self._store is None or any(
-            code != OK for code in self._store._put_all(self.get_store_keys(), tables, None, True)
-        ):
+        tables = [np.ascontiguousarray(table) for table in embedding_buffers]
+        parts = [[(table.ctypes.data, table.nbytes)] for table in tables]
+        store, keys = self._store, self.get_store_keys()
+        # Tables that are there stay, and that is an error.
+        if store is None or any(code != OK for code in store._put_parts(keys, parts, None, True)):
             raise RuntimeError("populate failed")
 
     def lookup(self, row_ids: Any) -> np.ndarray[Any, Any]:

@@ -8,8 +8,6 @@ from typing import Any
 from .config import log
 from .tensor_bytes import AXIS_KINDS, MAX_AXES, Axis
 
-#: Parts' keys name their axes in this order.
-_KEY_ORDER = ("dp", "tp", "ep", "pp")
 _NUMBER = {"ep": ("eid", "expert_id"), "pp": ("sid", "stage_id")}
 
 
@@ -50,8 +48,8 @@ def writer_of(partition: Any) -> Axis | None:
 
 
 def ordered(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The axes in the order of keys, to compare them."""
-    return tuple(sorted(axes, key=lambda axis: _KEY_ORDER.index(axis.kind)))
+    """The axes in the order in which keys name them."""
+    return tuple(sorted(axes, key=lambda axis: AXIS_KINDS.index(axis.kind)))
 
 
 def with_rank(axes: Sequence[Axis], rank: int, size: int) -> tuple[Axis, ...]:

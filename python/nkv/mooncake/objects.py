@@ -46,6 +46,22 @@ class Objects(Core):
         done = self._try(lambda c: c.put(key, (buffer_ptr, size), b"", wanted))
         return OK if done is None else int(done)
 
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig | None = None,
+    ) -> int:
+        """Stores the bytes at two addresses as one value: those of the metadata first."""
+        places = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
+        used = [place for place in places if place[1]]
+        if any(address <= 0 or n < 0 for address, n in used):
+            return INVALID_PARAMS
+        return self._put_parts([key], [used], config)[0]
+
     def batch_put_from(
         self,
         keys: Sequence[str],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _nkv
-from .codes import INVALID_PARAMS, OK, code_of
+from .codes import INVALID_PARAMS, OBJECT_EXISTS, OK, code_of
 from .config import ReplicateConfig, log, preferred_rank
 from .core import Core
 
@@ -45,10 +45,12 @@ class Ranges(Core):
         """
         shapes = (all_dst_offsets, all_src_offsets, all_sizes)
         fits = all(len(one) == len(buffer_ptrs) for one in (all_keys, *shapes))
+        if not fits:
+            return [[[INVALID_PARAMS]] for _ in buffer_ptrs]
         results = []
         for i, keys in enumerate(all_keys):
-            ranges = [one[i] if fits else [] for one in shapes]
-            if not fits or any(len(one) != len(keys) for one in ranges):
+            ranges = [one[i] for one in shapes]
+            if any(len(one) != len(keys) for one in ranges):
                 results.append([[INVALID_PARAMS] for _ in keys])
                 continue
             room = self._room(buffer_ptrs[i])
@@ -172,8 +174,14 @@ class Ranges(Core):
         if plan is None:
             return INVALID_PARAMS
         code = self._ended(getattr(plan[0], how))
-        if code != INVALID_PARAMS:
-            self._writing.pop(key, None)
+        if code == INVALID_PARAMS:
+            return code
+        self._writing.pop(key, None)
+        if code == OK and how == "publish":
+            found = self._try(lambda c: c.location(key))
+            # Another's put that came between stays.
+            if not isinstance(found, int) and found != plan[0].location:
+                return OBJECT_EXISTS
         return code
 
     def _ended(self, call: Any) -> int:

@@ -3,7 +3,7 @@
 Little endian. 40 bytes: magic ``NOOM``, version (1), bytes of the header, type, number of
 dimensions, kind (0 whole, 1 a part), 0, where the elements begin, their bytes. Then 8 dimensions of
 the whole tensor and 8 of what is stored here (8 bytes each, -1 where there is none); the number of
-axes; four axes of 32 bytes: kind (1 tp, 2 dp, 3 ep, 4 pp), position, rank, size, split dimension or
+axes; four axes of 32 bytes: kind (0 dp, 1 tp, 2 ep, 3 pp), position, rank, size, split dimension or
 -1, expert or stage, length along the split dimension.
 
 A manifest, of 96 bytes, says how the parts of a tensor were cut.
@@ -39,7 +39,7 @@ DTYPES = (
     ("float8_e5m2", 1),
 )
 NUMBERS = {name: number for number, (name, _) in enumerate(DTYPES)}
-AXIS_KINDS = ("tp", "dp", "ep", "pp")
+AXIS_KINDS = ("dp", "tp", "ep", "pp")
 
 _FIXED = struct.Struct("<4sHHiiIIQQ")
 _DIMS = struct.Struct("<8q")
@@ -104,8 +104,7 @@ class Header(NamedTuple):
         ]
         for at, (kind, rank, size, split_dim, number) in enumerate(self.axes):
             split, length = (-1, 0) if split_dim is None else (split_dim, self.local[split_dim])
-            kinds = AXIS_KINDS.index(kind) + 1
-            parts.append(_AXIS.pack(kinds, at, rank, size, split, number, length))
+            parts.append(_AXIS.pack(AXIS_KINDS.index(kind), at, rank, size, split, number, length))
         return b"".join(parts).ljust(HEADER_BYTES, b"\0")
 
 
@@ -134,9 +133,9 @@ def parse(data: bytes, total: int) -> Header | None:
     for i in range(count):
         axis = _AXIS.unpack_from(data, at + 136 + _AXIS.size * i)
         kind, _, rank, size, split, number, _ = axis
-        if not 1 <= kind <= len(AXIS_KINDS) or not 0 <= rank < size or not -1 <= split < n:
+        if not 0 <= kind < len(AXIS_KINDS) or not 0 <= rank < size or not -1 <= split < n:
             return None
-        axes.append(Axis(AXIS_KINDS[kind - 1], rank, size, None if split < 0 else split, number))
+        axes.append(Axis(AXIS_KINDS[kind], rank, size, None if split < 0 else split, number))
     header = Header(dtype, whole, local, tuple(axes))
     fits = header.data_bytes == data_bytes and HEADER_BYTES + data_bytes == total
     return header if fits else None
