@@ -23,10 +23,6 @@ RESULTS = Path(os.environ["ENGINES_RESULTS"])
 REPORTED_S = 10.0
 #: Counters that did not change for so long have everything: four times the pause between reports.
 SETTLED_S = 1.0
-#: nkv keeps no checksum of a payload: damage to it is not noticed. Once it is, a damaged payload
-#: must be a miss, as a damaged header is.
-PAYLOADS_ARE_CHECKED = False
-UNCHECKED = "a damaged payload is served, and seen here"
 
 _HEADER_KEY_CHECK = 32
 
@@ -124,11 +120,8 @@ def damages(
     """
     rank.damage_payload(key)
     loaded, equal = load("damaged payload")
-    if PAYLOADS_ARE_CHECKED:
-        missed = equal and loaded < tokens
-        check(f"{what}: a damaged payload is a miss", missed, f"{loaded} tokens loaded")
-    else:
-        check(f"{what}: {UNCHECKED}", not equal, f"{loaded} tokens loaded")
+    missed = equal and loaded < tokens
+    check(f"{what}: a damaged payload is a miss", missed, f"{loaded} tokens loaded")
     rank.damage_header(key)
     loaded, equal = load("damaged header")
     missed = equal and loaded < tokens

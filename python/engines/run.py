@@ -30,6 +30,7 @@ SETTINGS = {
     "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
     "LMCACHE_LOG_LEVEL": "WARNING",
+    "NKV_CHECKSUMS": "1",
     "LMCACHE_TRACK_USAGE": "false",
     # Keys are made of hashes, which must be the same in every process.
     "PYTHONHASHSEED": "0",

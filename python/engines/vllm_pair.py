@@ -23,7 +23,8 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
-from nkv.mooncake import CHECKSUM_MISMATCH, MooncakeDistributedStore
+from nkv.mooncake import MooncakeDistributedStore
+from nkv.mooncake.codes import CHECKSUM_MISMATCH
 
 # The CPU's attention takes no smaller blocks.
 BLOCK, PROMPT, NEW = 32, 300, 24
@@ -171,10 +172,7 @@ def damages(engine: Engine, rank: beside.Rank, key: str, reference: list[int]) -
     """Damages a block in nkv's memory, and loads it."""
     rank.damage_payload(key)
     tokens, cached = engine.afresh()
-    if beside.PAYLOADS_ARE_CHECKED:
-        beside.check("vllm: a damaged payload is a miss", tokens == reference)
-    else:
-        beside.check(f"vllm: {beside.UNCHECKED}", tokens != reference, f"{cached} tokens loaded")
+    beside.check("vllm: a damaged payload is a miss", tokens == reference, f"{cached} tokens")
     before = rank.settled()
     rank.damage_header(key)
     tokens, _ = engine.afresh()
@@ -182,7 +180,7 @@ def damages(engine: Engine, rank: beside.Rank, key: str, reference: list[int]) -
     served = rank.settled(before + others) - before
     beside.check(
         "vllm: a damaged header is a miss",
-        tokens == reference and served == others,
+        tokens == reference and others <= served <= others * 1.01,
         f"{served} bytes served by nkv",
     )
 

@@ -1,5 +1,5 @@
-//! A digest behind a value's bytes, for those who ask for it: memory that was damaged, or written by
-//! another program, is then noticed when it is read.
+//! A digest behind a value's bytes, for those who ask for it: memory that was damaged, or written
+//! by another program, is then noticed when it is read.
 
 use crate::buffers::Memory;
 use pyo3::prelude::*;

@@ -6,13 +6,14 @@ import bisect
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from .. import _nkv, arrays, errors
 from ..layouts import given
 from .buffers import Pool
 from .codes import INVALID_PARAMS, OBJECT_EXISTS, OBJECT_NOT_FOUND, OK, code_of
 from .config import ReplicateConfig, byte_size, log, preferred_rank
+from .sealed import Sealed
 
 #: How often an upsert begins again because another put came between.
 _REPLACE_TRIES = 16
@@ -34,6 +35,8 @@ class Core:
         self._c: _nkv.Cache | None = None
         self._host = ""
         self._registered: dict[int, int] = {}
+        #: What RDMA devices know of them.
+        self._devices: dict[int, _nkv.Registered] = {}
         #: The addresses of registered ranges, in order.
         self._starts: list[int] = []
         self._pool: Pool | None = None
@@ -76,16 +79,20 @@ class Core:
     def _attach(self, host: str, master: str) -> int:
         job = os.environ.get("NKV_JOB") or "nkv"
         addresses = [master] if master else []
+        transport = os.environ.get("NKV_TRANSPORT") or "auto"
         try:
-            self._c = _nkv.Cache.connect(addresses, job, None, "auto", 2_000, True)
+            cache = _nkv.Cache.connect(addresses, job, None, transport, 2_000, True)
         except Exception as error:
             log.error("setup: %s", error)
             return code_of(error)
+        sealed = os.environ.get("NKV_CHECKSUMS", "") not in ("", "0")
+        self._c = cast(_nkv.Cache, Sealed(cache)) if sealed else cache
         self._host = host or socket.gethostname()
         return OK
 
     def close(self) -> int:
         """Detaches. What was put stays."""
+        self._devices.clear()
         if self._c is not None:
             self._c.close()
             self._c = None
@@ -105,12 +112,22 @@ class Core:
         return 2 if isinstance(answer, int) else 0
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Checks the range and remembers it; nothing is registered with RDMA devices here."""
+        """Remembers a range, and registers it with RDMA devices, if there are any.
+
+        The memory must stay until ``unregister_buffer``, or ``close``.
+        """
         if buffer_ptr <= 0 or size <= 0:
             return INVALID_PARAMS
         if buffer_ptr not in self._registered:
             bisect.insort(self._starts, buffer_ptr)
         self._registered[buffer_ptr] = size
+        self._devices.pop(buffer_ptr, None)
+        if self._c is not None:
+            try:
+                self._devices[buffer_ptr] = self._c.register((buffer_ptr, size))
+            except (errors.Unsupported, ValueError) as error:
+                # Then transfers by RDMA, if there are any, copy.
+                log.debug("register_buffer: %s", error)
         return OK
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
@@ -118,6 +135,7 @@ class Core:
         if self._registered.pop(buffer_ptr, None) is None:
             return INVALID_PARAMS
         self._starts.remove(buffer_ptr)
+        self._devices.pop(buffer_ptr, None)
         return OK
 
     def _room(self, address: int) -> int:

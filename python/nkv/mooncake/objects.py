@@ -82,10 +82,10 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores values that lie in several places each."""
-        parts = places_of(keys, all_buffer_ptrs, all_sizes)
-        if parts is None:
-            return [INVALID_PARAMS] * len(keys)
-        return self._put_parts(keys, parts, config)
+        wanted = (preferred_rank(config), 0, False)
+        return self._many(
+            len(keys), lambda c: c.put_many_at(keys, all_buffer_ptrs, all_sizes, wanted), _ok
+        )
 
     # An upsert replaces what is there. Between, no value is.
 
@@ -172,10 +172,7 @@ class Objects(Core):
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
         """Reads values, each into several places, one after another."""
-        places = places_of(keys, all_buffer_ptrs, all_sizes)
-        if places is None:
-            return [INVALID_PARAMS] * len(keys)
-        return self._many(len(keys), lambda c: c.get_many_into(keys, places), int)
+        return self._many(len(keys), lambda c: c.get_many_at(keys, all_buffer_ptrs, all_sizes), int)
 
     def is_exist(self, key: str) -> int:
         """1 if the key can be read, 0 if not, a code below 0 after an error."""
@@ -218,6 +215,10 @@ class Objects(Core):
     def remove_all(self, force: bool = False) -> int:
         """Removes every key; how many, or a code below 0."""
         return int(self._try(lambda c: c.remove_all()))
+
+
+def _ok(_: object) -> int:
+    return OK
 
 
 def _is_empty(value: Any) -> bool:
