@@ -112,6 +112,12 @@ impl Client {
         let credentials = credentials.with_random(env.random.clone());
         let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
         found.settings.check()?;
+        if config.transport == TransportChoice::Rdma {
+            let (machine, wanted) = (env.machine.clone(), config.fabric.clone());
+            let opened = tokio::task::spawn_blocking(move || machine.fabric(&wanted).map(drop));
+            let opened = opened.await.map_err(|e| Error::internal(e.to_string()))?;
+            opened.map_err(|e| Error::unsupported(format!("transport rdma: {e}")))?;
+        }
         let mut addresses = found.master;
         if let Some((info, _)) = found.view.node(0)
             && info.boot_id == env.machine.boot_id()

@@ -3,6 +3,7 @@
 //! bytes, in pages of the same kind, in the same order. `scripts/bench`, not this program, compares
 //! the rows with the limits.
 
+mod batches;
 mod gets;
 mod producers;
 mod puts;
@@ -55,6 +56,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Re
         bar.inc(1);
     }
     drop(walk);
+    batches::measure(&handle, stop, report)?;
     for processes in [1, 2] {
         let rates = producers::rates(flags, processes, stop, || {}, report)?;
         report.rates.extend(rates);

@@ -18,6 +18,7 @@ from .layouts import (
     Library,
     ListedKey,
     ObjMeta,
+    Registration,
     WritePlan,
     check_fit,
     fails,
@@ -239,6 +240,14 @@ class NanoKVCache(AsyncCalls):
         write to them. Their space is reused only afterwards, so drop it soon.
         """
         return arrays.restored(self._c.view(key), readonly=True, library=library)
+
+    def register(self, memory: Any) -> Registration:
+        """Registers writable memory with the RDMA devices: an array, or an address and a size.
+
+        Transfers of 4 KiB and more out of it and into it are not copied on their way then. Takes
+        seconds per GiB. Unsupported: no device is used here, or the memory cannot be locked.
+        """
+        return Registration(self._c, memory)
 
     def get_when_ready(self, key: Key, timeout: float, *, library: Library | None = None) -> Any:
         """The value of a key once it is written, also if nobody has begun to.

@@ -6,6 +6,8 @@ Each class is also the built-in exception that a Python program would expect, so
 
 from __future__ import annotations
 
+import re
+
 
 class Error(Exception):
     """An error of nkv.
@@ -67,12 +69,14 @@ class Internal(Error, RuntimeError):
     """A defect of nkv, or an actor that was restarted under this call."""
 
 
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
 _BY_KIND: dict[str, type[Error]] = {kind.__name__: kind for kind in Error.__subclasses__()}
 
 
 def of_kind(kind: str, message: str, key: bytes | None, rank: int | None) -> Error:
-    """The exception of an error of the native part."""
-    error = _BY_KIND.get(kind, Internal)(message)
+    """The exception of an error of the native part, whose flags are arguments here."""
+    text = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
+    error = _BY_KIND.get(kind, Internal)(text)
     error.key = key
     error.rank = rank
     return error

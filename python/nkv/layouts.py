@@ -68,6 +68,21 @@ class WritePlan:
         self._plan.abort()
 
 
+class Registration:
+    """Memory that RDMA devices know, until this is dropped or closed."""
+
+    def __init__(self, cache: _nkv.Cache, memory: Any) -> None:
+        # The memory must outlive what is registered.
+        source = None if isinstance(memory, tuple) else arrays.source(memory, dst=True)
+        self._memory = source
+        place = memory if source is None else given(source)
+        self._registered: _nkv.Registered | None = cache.register(place)
+
+    def close(self) -> None:
+        """Ends it; the memory may be freed then."""
+        self._registered = None
+
+
 @dataclass(frozen=True)
 class ListedKey:
     """A key of a listing."""

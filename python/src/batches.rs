@@ -42,6 +42,20 @@ fn slices(parts: &mut [Memory]) -> Vec<&mut [u8]> {
     parts.iter_mut().map(Memory::bytes_mut).collect()
 }
 
+/// Memory at addresses, none of which may be 0.
+fn parts_at(addresses: &[Vec<usize>], sizes: &[Vec<usize>]) -> PyResult<Vec<Vec<Memory>>> {
+    alike(addresses.len(), "sizes", sizes.len())?;
+    let parts = |(at, sizes): (&Vec<usize>, &Vec<usize>)| {
+        alike(at.len(), "sizes", sizes.len())?;
+        let memory = |(at, size): (&usize, &usize)| match at {
+            0 => Err(PyValueError::new_err("address 0")),
+            at => Memory::at(*at, *size),
+        };
+        at.iter().zip(sizes).map(memory).collect()
+    };
+    addresses.iter().zip(sizes).map(parts).collect()
+}
+
 #[pymethods]
 impl Cache {
     /// Stores many; each value is a list of parts.
@@ -52,16 +66,19 @@ impl Cache {
         values: Vec<Vec<Bound<'py, PyAny>>>,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "values", values.len())?;
-        let (keys, values) = (arguments::keys(&keys)?, parts_of(&values, false)?);
-        let options = options(wanted);
-        let done = self.handles.with(py, |handle| {
-            let parts: Vec<Vec<&[u8]>> =
-                values.iter().map(|parts| parts.iter().map(Memory::bytes).collect()).collect();
-            let items: Vec<_> = keys.iter().copied().zip(parts.iter().map(|p| &p[..])).collect();
-            Ok(handle.put_many_parts(&items, &options))
-        })?;
-        results(py, done, |()| None::<usize>)
+        self.put_all(py, &keys, &parts_of(&values, false)?, wanted)
+    }
+
+    /// The same, of values at addresses: those of its parts, and their sizes.
+    fn put_many_at<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+        addresses: Vec<Vec<usize>>,
+        sizes: Vec<Vec<usize>>,
+        wanted: Wanted,
+    ) -> PyResult<Results<'py>> {
+        self.put_all(py, &keys, &parts_at(&addresses, &sizes)?, wanted)
     }
 
     /// Reads objects, each into a list of buffers, one after another.
@@ -71,26 +88,18 @@ impl Cache {
         keys: Vec<Bound<'py, PyAny>>,
         places: Vec<Vec<Bound<'py, PyAny>>>,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "places", places.len())?;
-        let (keys, mut places) = (arguments::keys(&keys)?, parts_of(&places, true)?);
-        places.iter().try_for_each(|parts| Memory::check_apart(parts))?;
-        let apart = Memory::apart(places.iter().flatten());
-        let done = self.handles.with(py, |handle| {
-            if !apart {
-                // One after another: the last that is read into a place stays there.
-                let mut read = Vec::new();
-                for (key, parts) in keys.iter().zip(&mut places) {
-                    read.push(handle.get_into_parts(key, &mut slices(parts)));
-                }
-                return Ok(read);
-            }
-            let mut parts: Vec<Vec<&mut [u8]>> =
-                places.iter_mut().map(|parts| slices(parts)).collect();
-            let mut items: Vec<_> =
-                keys.iter().copied().zip(parts.iter_mut().map(|parts| &mut parts[..])).collect();
-            Ok(handle.get_many_into_parts(&mut items))
-        })?;
-        results(py, done, |read| read)
+        self.get_all(py, &keys, parts_of(&places, true)?)
+    }
+
+    /// The same, into places at addresses: those of its parts, and their sizes.
+    fn get_many_at<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+        addresses: Vec<Vec<usize>>,
+        sizes: Vec<Vec<usize>>,
+    ) -> PyResult<Results<'py>> {
+        self.get_all(py, &keys, parts_at(&addresses, &sizes)?)
     }
 
     /// Bytes of objects, each in a buffer of its own.
@@ -126,5 +135,53 @@ impl Cache {
         let keys = arguments::keys(&keys)?;
         let done = self.handles.with(py, |handle| Ok(handle.remove_many(&keys)))?;
         results(py, done, |()| None::<usize>)
+    }
+}
+
+impl Cache {
+    fn put_all<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        values: &[Vec<Memory>],
+        wanted: Wanted,
+    ) -> PyResult<Results<'py>> {
+        alike(keys.len(), "values", values.len())?;
+        let (keys, options) = (arguments::keys(keys)?, options(wanted));
+        let done = self.handles.with(py, |handle| {
+            let parts: Vec<Vec<&[u8]>> =
+                values.iter().map(|parts| parts.iter().map(Memory::bytes).collect()).collect();
+            let items: Vec<_> = keys.iter().copied().zip(parts.iter().map(|p| &p[..])).collect();
+            Ok(handle.put_many_parts(&items, &options))
+        })?;
+        results(py, done, |()| None::<usize>)
+    }
+
+    fn get_all<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        mut places: Vec<Vec<Memory>>,
+    ) -> PyResult<Results<'py>> {
+        alike(keys.len(), "places", places.len())?;
+        let keys = arguments::keys(keys)?;
+        places.iter().try_for_each(|parts| Memory::check_apart(parts))?;
+        let apart = Memory::apart(places.iter().flatten());
+        let done = self.handles.with(py, |handle| {
+            if !apart {
+                // One after another: the last that is read into a place stays there.
+                let mut read = Vec::new();
+                for (key, parts) in keys.iter().zip(&mut places) {
+                    read.push(handle.get_into_parts(key, &mut slices(parts)));
+                }
+                return Ok(read);
+            }
+            let mut parts: Vec<Vec<&mut [u8]>> =
+                places.iter_mut().map(|parts| slices(parts)).collect();
+            let mut items: Vec<_> =
+                keys.iter().copied().zip(parts.iter_mut().map(|parts| &mut parts[..])).collect();
+            Ok(handle.get_many_into_parts(&mut items))
+        })?;
+        results(py, done, |read| read)
     }
 }

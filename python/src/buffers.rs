@@ -3,11 +3,15 @@
 
 #![expect(unsafe_code, reason = "Python's memory is reached by raw pointers here")]
 
+use nkv_store::fork::OwnProcessOnly;
+use nkv_transport::TransportError;
+use nkv_transport::fabric::{Fabric, RegisteredRange};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::os::raw::{c_char, c_int, c_void};
+use std::ptr::NonNull;
 
 /// `Py_buffer` of Python 3.10 and later: part of the stable ABI since 3.11, and the same in 3.10
 /// (PEP 3118; Include/cpython/object.h).
@@ -116,7 +120,7 @@ impl Memory {
     }
 
     /// Memory at an address, which the caller keeps alive and, if `dst`, writes to by nobody else.
-    fn at(address: usize, len: usize) -> PyResult<Memory> {
+    pub(crate) fn at(address: usize, len: usize) -> PyResult<Memory> {
         if address == 0 && len > 0 {
             return Err(PyValueError::new_err(format!("{len} bytes at address 0")));
         }
@@ -141,6 +145,25 @@ impl Memory {
         }
         // SAFETY: as above, exported as writable.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+/// Memory registered with the RDMA devices, until this is dropped.
+#[pyclass(frozen)]
+pub(crate) struct Registered {
+    // Declared first: the registration ends before the memory may.
+    _range: OwnProcessOnly<RegisteredRange>,
+    _memory: Memory,
+}
+
+impl Registered {
+    /// Registers memory with all devices of a handle.
+    pub(crate) fn new(fabric: &dyn Fabric, memory: Memory) -> Result<Self, TransportError> {
+        let at = NonNull::new(memory.at).unwrap_or(NonNull::dangling());
+        // SAFETY: mapped as long as its exporter, or the caller of `at`, keeps it; `self` keeps the
+        // export for longer than the registration.
+        let range = unsafe { fabric.register_range(at, memory.len) }?;
+        Ok(Self { _range: OwnProcessOnly::new(range), _memory: memory })
     }
 }
 

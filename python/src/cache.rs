@@ -2,7 +2,7 @@
 //! interpreter while it waits and copies.
 
 use crate::arguments;
-use crate::buffers::Memory;
+use crate::buffers::{Memory, Registered};
 use crate::errors::{exception_of, not_started, of_kind};
 use crate::handles::Handles;
 use crate::memory::{Bytes, View};
@@ -245,6 +245,16 @@ impl Cache {
     fn view(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<View> {
         let key = arguments::key(key)?;
         self.handles.with(py, |handle| handle.get_view(key)).map(View::new)
+    }
+
+    /// Registers memory with the RDMA devices of this handle, until the result is dropped.
+    fn register(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<Registered> {
+        let memory = Memory::given(memory, true)?;
+        self.handles.with(py, |handle| {
+            let fabric = handle.client().fabric()?;
+            Registered::new(&*fabric, memory)
+                .map_err(|e| nkv::Error::unsupported(format!("it cannot be registered: {e}")))
+        })
     }
 
     fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {

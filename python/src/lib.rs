@@ -6,6 +6,7 @@ mod arguments;
 mod batches;
 mod buffers;
 mod cache;
+mod digest;
 mod errors;
 mod handles;
 mod memory;
@@ -19,7 +20,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _nkv {
     #[pymodule_export]
+    use crate::buffers::Registered;
+    #[pymodule_export]
     use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::digest::{seal, unseal};
     #[pymodule_export]
     use crate::memory::{Bytes, View};
     #[pymodule_export]

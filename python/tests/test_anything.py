@@ -50,12 +50,14 @@ LEFT_OUT = {
 CALLS = sorted(
     name for name in dir(nkv.NanoKVCache) if not name.startswith("_") and name not in LEFT_OUT
 )
-#: Native calls take addresses from nkv.cache alone: tuples of two integers are left out.
+#: Native calls take addresses from nkv alone: tuples of two integers are left out, and calls whose
+#: integers are addresses.
 NATIVE = sorted(
     name
     for name in dir(_nkv.Cache)
     if not name.startswith("_")
     and name not in {"close", "connect", "start", "wait_ready"} | LEFT_OUT
+    and not name.endswith("_at")
 )
 
 

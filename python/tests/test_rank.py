@@ -106,6 +106,12 @@ def test_wrong_settings_are_errors_that_name_them() -> None:
         nkv.connect("7400")
 
 
+def test_an_error_names_arguments_and_no_flags(job: tuple[nkv.NanoKVCache, str, str]) -> None:
+    _, name, address = job
+    with pytest.raises(nkv.InvalidArgument, match=f"give job {name}, or NKV_JOB"):
+        nkv.connect(address, job="another")
+
+
 def test_a_closed_cache_refuses_every_call() -> None:
     cache = nkv.NanoKVCache(16 << 20, **settings())
     cache.put("a", b"b")
@@ -314,3 +320,19 @@ def test_a_handle_goes_on_after_its_only_rank_was_started_again() -> None:
             assert bytes(handle.get(f"after {round_}")) == b"y"
     node.terminate()
     node.wait()
+
+
+def test_memory_is_registered_where_there_is_a_device(cache: nkv.NanoKVCache) -> None:
+    # scripts/rdma-test tests devices; here is none, or the module is built without.
+    with pytest.raises(nkv.Unsupported, match=r"RDMA|rdma"):
+        cache.register(bytearray(8192))
+    with pytest.raises(ValueError, match="address 0"):
+        cache.register((0, 10))
+
+
+def test_a_transport_that_is_not_here_is_refused_at_once(
+    job: tuple[nkv.NanoKVCache, str, str],
+) -> None:
+    _, name, address = job
+    with pytest.raises(nkv.Unsupported, match="transport rdma"):
+        nkv.connect(address, job=name, transport="rdma")

@@ -13,6 +13,8 @@ SMALL = SIZES[0]
 BEATEN = [("mooncake-dummy", ("put", "get")), ("redis", ("put", "get")), ("nixl", ("get",))]
 # Mooncake's time for 4 KiB divided by nkv's.
 AHEAD = 100.0
+# The same where nkv is called from Python, too.
+FROM_PYTHON = 50.0
 
 
 def label(size):
@@ -148,9 +150,30 @@ def beaten(rounds):
                 yield Line(f"{op} {label(size)}: {peer} over nkv-shm", values, limit, at_most=False)
 
 
+def python(rounds):
+    """What the binding costs, and Mooncake from Python beside it: the same calls."""
+    for op in ("put", "get"):
+        values = [
+            tables["nkv-python"][SMALL][op] - tables["nkv-shm"][SMALL][op] for tables in rounds
+        ]
+        yield Line(f"Python: {op} 4 KiB, over Rust's", values, 1.0, unit="µs")
+        size, batch = 256 * KIB, f"{op}_batch"
+        mine = of_row(rounds, "nkv-budgets", f"{op} batch", size, p50)
+        values = [us / tables["nkv-python"][size][batch] for us, tables in zip(mine, rounds)]
+        name = f"Python: {op} of 128 of 256 KiB, speed over Rust's"
+        yield Line(name, values, 0.9, at_most=False)
+        for peer, turn in (("mooncake-dummy", "nkv-python"), ("mooncake-tcp", "nkv-python-tcp")):
+            for size in SIZES:
+                values = [tables[peer][size][op] / tables[turn][size][op] for tables in rounds]
+                limit = FROM_PYTHON if (turn, size) == ("nkv-python", SMALL) else 1.0
+                name = f"Python: {op} {label(size)}: {peer} over {turn}"
+                yield Line(name, values, limit, at_most=False)
+
+
 def judge(rounds, skipped):
     """Every budget; `skipped` says why there is no iperf3, or is empty."""
-    return [*same_host(rounds), *lookups(rounds), *tcp(rounds, skipped), *beaten(rounds)]
+    lines = [*same_host(rounds), *lookups(rounds), *tcp(rounds, skipped)]
+    return [*lines, *beaten(rounds), *python(rounds)]
 
 
 def missed(lines):

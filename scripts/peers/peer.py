@@ -13,6 +13,7 @@ import traceback
 import memory_copy
 import mooncake_store
 import nixl_read
+import nkv_python
 import redis_socket
 
 MODES = {
@@ -21,6 +22,8 @@ MODES = {
     "mooncake-dummy": mooncake_store.dummy,
     "mooncake-tcp": mooncake_store.tcp,
     "nixl": nixl_read.nixl,
+    "nkv-python": nkv_python.shm,
+    "nkv-python-tcp": nkv_python.tcp,
     "redis": redis_socket.redis,
 }
 

@@ -31,9 +31,11 @@ TURNS = [
     "nkv-embedded",
     "mooncake-dummy",
     "nkv-shm",
+    "nkv-python",
     "nixl",
     "mooncake-tcp",
     "nkv-tcp",
+    "nkv-python-tcp",
     "redis",
 ]
 # Also in each round, and used for the budgets alone. The mode compared with iperf3 runs between the
@@ -43,7 +45,9 @@ BUDGET_TURNS = ["nkv-budgets", "nkv-lookups", "iperf3", "nkv-sustained", "iperf3
 PAIRS = [
     ("mooncake-local", "nkv-embedded", True),
     ("mooncake-dummy", "nkv-shm", True),
+    ("mooncake-dummy", "nkv-python", True),
     ("mooncake-tcp", "nkv-tcp", True),
+    ("mooncake-tcp", "nkv-python-tcp", True),
     ("redis", "nkv-shm", False),
     ("nixl", "nkv-shm", False),
     ("memcpy", "nkv-embedded", False),
@@ -66,7 +70,7 @@ def target(size):
 def measure_peer(mode):
     answer = json.loads(nodes.run([os.path.join(HERE, "run"), mode], mode))
     return {
-        int(size): {"put": row["put_p50_us"], "get": row["get_p50_us"]}
+        int(size): {name.removesuffix("_us").removesuffix("_p50"): us for name, us in row.items()}
         for size, row in answer[mode].items()
     }
 
@@ -97,7 +101,8 @@ def measure_budgets(turn, binaries):
 def measure(turn, binaries):
     if turn in BUDGET_TURNS:
         return measure_budgets(turn, binaries)
-    return measure_nkv(turn, binaries) if turn.startswith("nkv-") else measure_peer(turn)
+    by_rust = turn.startswith("nkv-") and not turn.startswith("nkv-python")
+    return measure_nkv(turn, binaries) if by_rust else measure_peer(turn)
 
 
 def rounds_of_turns(count, binaries):

@@ -30,9 +30,14 @@ def a_round(**figures):
     table = {size: {"put": 1.0, "get": 1.0} for size in SIZES}
     far = {size: {"put": 200.0, "get": 200.0} for size in SIZES}
     mine = report(**figures)
+    batches = {"put_batch": figures.get("p50_us", 0.2), "get_batch": figures.get("p50_us", 0.2)}
+    python = {size: {"put": 1.5, "get": 1.5, **batches} for size in SIZES}
     turns = {
         "nkv-shm": table,
+        "nkv-python": python,
+        "nkv-python-tcp": python,
         "mooncake-dummy": far,
+        "mooncake-tcp": far,
         "redis": far,
         "nixl": far,
         "iperf3": 3.0,
@@ -66,11 +71,21 @@ class Verdicts(unittest.TestCase):
 
     def test_a_hundredth_of_mooncake_is_asked_at_4_kib_alone(self):
         near = a_round()
-        near["mooncake-dummy"] = {size: {"put": 99.0, "get": 1.01} for size in SIZES}
+        near["mooncake-dummy"] = {size: {"put": 99.0, "get": 1.51} for size in SIZES}
         wanted = [f"{op} 4 KiB: mooncake-dummy over nkv-shm" for op in ("put", "get")]
-        self.assertEqual(self.missed([near]), wanted)
+        python = "Python: get 4 KiB: mooncake-dummy over nkv-python"
+        self.assertEqual(self.missed([near]), [*wanted, python])
         near["nixl"] = {size: {"put": 0.1, "get": 0.99 if size == MIB else 1.0} for size in SIZES}
-        self.assertEqual(self.missed([near]), [*wanted, "get 1 MiB: nixl over nkv-shm"])
+        last = [*wanted, "get 1 MiB: nixl over nkv-shm", python]
+        self.assertEqual(self.missed([near]), last)
+
+    def test_what_python_costs_has_a_limit(self):
+        slow = a_round()
+        slow["nkv-python"][4 * KIB]["put"] = 2.1
+        slow["nkv-python"][256 * KIB]["get_batch"] = 0.23
+        wanted = ["Python: put 4 KiB, over Rust's"]
+        wanted.append("Python: get of 128 of 256 KiB, speed over Rust's")
+        self.assertEqual(self.missed([slow]), wanted)
 
     def test_without_iperf3_its_rows_say_so_and_are_not_missed(self):
         rounds = [a_round(gb_per_s=0.1)]

@@ -9,7 +9,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer, Memory};
-use nkv_transport::fabric::{FabricConfig, Part};
+use nkv_transport::fabric::{FabricConfig, Part, RegisteredBuffer};
 use nkv_transport::verbs::{NoObserver, Post};
 use nkv_transport::{Alive, Op, Verbs};
 use std::sync::Arc;
@@ -92,7 +92,8 @@ fn main() {
     let offering = fabric.offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer()).unwrap();
     let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();
-    let mut registered = fabric.register(Buffer::new(ROUND_BYTES).unwrap()).unwrap();
+    let mut registered =
+        RegisteredBuffer::new(&*fabric, Buffer::new(ROUND_BYTES).unwrap()).unwrap();
     let mut plain = vec![7; ROUND_BYTES];
     let mut rows = Vec::new();
     let mut row = |name: String, figure: &mut dyn FnMut() -> f64| {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Which devices and addresses to use.
@@ -53,26 +54,53 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// If a device has no resources for it, or no device has an active link.
     fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
 
-    /// Registers a caller's buffer with every device, so that reads and writes of it need no copy.
+    /// Registers a caller's memory with every device, so that reads and writes of it need no copy.
     /// Takes seconds per GiB.
     ///
     /// # Errors
     /// If it cannot be registered (the limit of locked memory).
-    fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError>;
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the result is dropped.
+    unsafe fn register_range(
+        &self,
+        at: NonNull<u8>,
+        len: usize,
+    ) -> Result<RegisteredRange, TransportError>;
+}
+
+/// Memory is registered with the devices as long as this lives.
+#[derive(Debug)]
+pub struct RegisteredRange {
+    _undoes: Box<dyn Any + Send + Sync>,
+}
+
+impl RegisteredRange {
+    /// The value whose drop undoes a registration.
+    pub fn new(registered: Box<dyn Any + Send + Sync>) -> Self {
+        Self { _undoes: registered }
+    }
 }
 
 /// A buffer registered with the devices as long as it lives. Otherwise normal memory.
 #[derive(Debug)]
 pub struct RegisteredBuffer {
     // Declared first: the registration is dropped before the memory.
-    _registered: Box<dyn Any + Send + Sync>,
+    _registered: RegisteredRange,
     buffer: Buffer,
 }
 
 impl RegisteredBuffer {
-    /// A buffer, and the value whose drop undoes its registration.
-    pub fn new(buffer: Buffer, registered: Box<dyn Any + Send + Sync>) -> Self {
-        Self { _registered: registered, buffer }
+    /// Registers a buffer with every device.
+    ///
+    /// # Errors
+    /// As [`Fabric::register_range`].
+    pub fn new(fabric: &dyn Fabric, mut buffer: Buffer) -> Result<Self, TransportError> {
+        let at = NonNull::new(buffer.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        // SAFETY: both go into one value, which drops the registration first; a buffer does not
+        // move its memory.
+        let registered = unsafe { fabric.register_range(at, buffer.len()) }?;
+        Ok(Self { _registered: registered, buffer })
     }
 }
 

@@ -32,14 +32,15 @@ pub use loop_back::{LoopBack, loop_back};
 pub use verbs::RdmaVerbs;
 
 use crate::error::TransportError;
-use crate::fabric::{self, FabricConfig, MAX_PAIRS, RegisteredBuffer};
+use crate::fabric::{self, FabricConfig, MAX_PAIRS, RegisteredRange};
 use context::Context;
-use nkv_store::{Buffer, Memory};
+use nkv_store::Memory;
 use offering::{Offering, UnconnectedPair};
 use pair::{Pair, PortAddress, REQUESTS};
 use queue::Queue;
 use region::Domain;
 use staging::Staging;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most ranges of one data path: the control block (before, at and after the claim counter);
@@ -182,13 +183,17 @@ impl fabric::Fabric for Devices {
         Ok(Box::new(self.unconnected()?))
     }
 
-    fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
+    unsafe fn register_range(
+        &self,
+        at: NonNull<u8>,
+        len: usize,
+    ) -> Result<RegisteredRange, TransportError> {
         let mut known = Vec::new();
-        for (_, device) in self.each(false) {
-            // SAFETY: both go into one value, which drops `known` first, also on an error here.
-            known.extend(unsafe { device.staging.register(&buffer) }?);
+        for (_, device) in self.each(false).into_iter().filter(|_| len > 0) {
+            // SAFETY: mapped for longer, by the caller's promise.
+            known.push(unsafe { device.staging.register(at, len) }?);
         }
-        Ok(RegisteredBuffer::new(buffer, Box::new(known)))
+        Ok(RegisteredRange::new(Box::new(known)))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use bytes::Bytes;
 use nkv_store::Buffer;
 use nkv_store::fork::ProcessMark;
-use nkv_transport::fabric::RegisteredBuffer;
+use nkv_transport::fabric::{Fabric, RegisteredBuffer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -29,9 +29,18 @@ impl Client {
     /// # });
     /// ```
     pub fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer> {
-        let fabric = self.shared.env.machine.fabric(&self.shared.config.fabric);
-        let registered = fabric.and_then(|fabric| fabric.register(buffer));
+        let registered = RegisteredBuffer::new(&*self.fabric()?, buffer);
         registered.map_err(|e| Error::unsupported(format!("this buffer cannot be registered: {e}")))
+    }
+
+    /// The RDMA devices of this handle: to register memory that nkv did not allocate, as the KV
+    /// cache of an engine.
+    ///
+    /// # Errors
+    /// Unsupported, if this process has no device.
+    pub fn fabric(&self) -> Result<Arc<dyn Fabric>> {
+        let fabric = self.shared.env.machine.fabric(&self.shared.config.fabric);
+        fabric.map_err(|e| Error::unsupported(e.to_string()))
     }
 }
 

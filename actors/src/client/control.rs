@@ -5,7 +5,7 @@
 use super::Shared;
 use super::keys::HandleKeys;
 use crate::actor::ActorAddr;
-use crate::control_hello::hello;
+use crate::control_hello::{HelloError, hello};
 use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
@@ -300,7 +300,13 @@ impl ControlPool {
 
     async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
         let purpose = Purpose::Client { producer: self.producer, ring };
-        let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
+        let done = hello(&*self.net, address, &self.credentials, purpose).await;
+        let (stream, welcome) = done.map_err(|error| match error {
+            HelloError::NoListener(..) => Error::disconnected(format!(
+                "{error}: this call needs the master, rank 0, which is down or out of reach"
+            )),
+            other => other.into(),
+        })?;
         let ring = match welcome {
             Welcome::Client { master: None, hasher, ring, .. } => {
                 self.keys.keep(KeyHasher::new(hasher.0));

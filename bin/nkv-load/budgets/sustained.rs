@@ -97,7 +97,7 @@ fn room(handle: &Blocking) -> anyhow::Result<usize> {
 }
 
 /// Puts a batch, one object at a time or all in one call.
-fn put(
+pub(super) fn put(
     handle: &Blocking,
     (keys, source): (&[&[u8]], &[u8]),
     single: bool,
@@ -118,7 +118,7 @@ fn put(
 }
 
 /// Reads a batch the same way.
-fn get(
+pub(super) fn get(
     handle: &Blocking,
     (keys, target): (&[&[u8]], &mut [u8]),
     single: bool,

@@ -6,7 +6,7 @@ use super::lane::LIMIT;
 use super::region::{Domain, MemoryLocation, Registration};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::{AnonMemory, Buffer as CallersBuffer, Memory};
+use nkv_store::{AnonMemory, Memory};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,28 +102,24 @@ impl Staging {
         })
     }
 
-    /// Registers a caller's buffer with the device.
+    /// Registers a caller's memory with the device.
     ///
     /// # Safety
-    /// The buffer must outlive what is returned.
+    /// It must stay mapped until what is returned is dropped.
     pub(super) unsafe fn register(
         self: &Arc<Self>,
-        buffer: &CallersBuffer,
-    ) -> Result<Option<Known>, TransportError> {
-        let Some(base) = NonNull::new(buffer.as_ptr().cast_mut()).filter(|_| !buffer.is_empty())
-        else {
-            return Ok(None);
-        };
+        base: NonNull<u8>,
+        len: usize,
+    ) -> Result<Known, TransportError> {
         // SAFETY: mapped for longer than the registration, by the caller's promise; the device
         // touches it only in operations that borrow it.
-        let registration = unsafe {
-            Registration::new(&self.domain, MemoryLocation::Host(base), buffer.len(), None)
-        }?;
+        let registration =
+            unsafe { Registration::new(&self.domain, MemoryLocation::Host(base), len, None) }?;
         let begin = base.as_ptr() as usize;
-        let entry = (begin + buffer.len(), registration.local_key());
+        let entry = (begin.saturating_add(len), registration.local_key());
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(begin, entry);
         self.any_known.store(true, Ordering::Release);
-        Ok(Some(Known { staging: self.clone(), begin, _registration: registration }))
+        Ok(Known { staging: self.clone(), begin, _registration: registration })
     }
 
     /// The key of callers' memory, if it is registered.
