@@ -23,13 +23,15 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
-from nkv.mooncake import CHECKSUM_MISMATCH, MooncakeDistributedStore
+from nkv.mooncake import MooncakeDistributedStore
 
 # The CPU's attention takes no smaller blocks.
 BLOCK, PROMPT, NEW = 32, 300, 24
 LOADED = PROMPT // BLOCK * BLOCK
 BLOCKS = PROMPT // BLOCK
 BYTES = LOADED * tiny_llama.BYTES_PER_TOKEN
+#: Mooncake's code for a value that fails its check.
+CHECKSUM_MISMATCH = -801
 #: The block that is damaged.
 DAMAGED = 4
 OTHER_S = 120
