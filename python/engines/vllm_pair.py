@@ -24,13 +24,14 @@ from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
 from nkv.mooncake import MooncakeDistributedStore
-from nkv.mooncake.codes import CHECKSUM_MISMATCH
 
 # The CPU's attention takes no smaller blocks.
 BLOCK, PROMPT, NEW = 32, 300, 24
 LOADED = PROMPT // BLOCK * BLOCK
 BLOCKS = PROMPT // BLOCK
 BYTES = LOADED * tiny_llama.BYTES_PER_TOKEN
+#: Mooncake's code for a value that fails its check.
+CHECKSUM_MISMATCH = -801
 #: The block that is damaged.
 DAMAGED = 4
 OTHER_S = 120
