@@ -193,8 +193,8 @@ def calls(store: Any, master: str, settle: Callable[[], None]) -> list[tuple[str
 
 def main(master: str, folder: Path) -> None:
     """Records everything."""
-    import mooncake_parts  # noqa: PLC0415 - it uses this module
     import mooncake.store as module  # noqa: PLC0415 - only to record
+    import mooncake_parts  # noqa: PLC0415 - it uses this module
 
     def written(name: str, found: list[tuple[str, Any]]) -> None:
         text = json.dumps(found, indent=1) + "\n"

@@ -60,7 +60,7 @@ def torch_tensor(dtype: str, *shape: int) -> Any:
 def calls(store: Any, master: str) -> list[tuple[str, Any]]:
     """Ranges, sessions, descriptors, tasks, mounts."""
     recorder = Recorder(store, master)
-    call, p, q = recorder.call, recorder.p, recorder.q
+    call, p = recorder.call, recorder.p
     recorder.setup()
     recorder.source[:200] = range(200)
     call("put_from", "a", p, 100)

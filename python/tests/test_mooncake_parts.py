@@ -124,15 +124,23 @@ def test_a_session_reads_what_was_there_when_it_began(store: Store, job: Job) ->
     assert store.get("kept") == b"other value"
 
 
-def test_a_put_session_whose_key_another_put_has_taken_says_so(store: Store, job: Job) -> None:
+def test_an_open_put_session_is_seen_by_nobody_and_ends_with_the_store(
+    store: Store, job: Job
+) -> None:
     attached(store, job)
     data = ctypes.create_string_buffer(b"session", 7)
     at = ctypes.addressof(data)
-    assert store.batch_put_session_start(["raced"], [7]) == [0]
-    assert store.put("raced", b"other") == 0
-    assert store.batch_put_from_multi_buffer_ranges(["raced"], [[at]], [[7]], [[0]]) == [7]
-    assert store.batch_put_session_end(["raced"]) == [-705]
-    assert store.get("raced") == b"other"
+    assert store.batch_put_session_start(["open"], [14]) == [0]
+    write = store.batch_put_from_multi_buffer_ranges
+    assert write(["open"], [[at]], [[7]], [[7]]) == [7]
+    assert store.is_exist("open") == 0 and store.batch_put_session_end(["open"]) == [-600]
+    assert write(["open"], [[at]], [[7]], [[0]]) == [7]
+    assert store.batch_put_session_end(["open"]) == [0] and store.get("open") == b"session" * 2
+    assert store.batch_put_session_start(["left"], [7]) == [0]
+    assert store.close() == 0
+    attached(store, job)
+    assert write(["left"], [[at]], [[7]], [[0]]) == [-600]
+    assert store.put("left", b"value") == 0 and store.get("left") == b"value"
 
 
 def test_ranges_need_a_registered_buffer(store: Store, job: Job) -> None:
