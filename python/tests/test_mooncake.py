@@ -66,13 +66,15 @@ def test_setup_takes_positions_names_and_a_dict_of_text(
         ((named,), {}),
         (({"local_hostname": "here", "master_server_address": address},), {}),
         (({**named, "global_segment_size": "1024", "local_buffer_size": "1024"},), {}),
-        (("here", "P2PHANDSHAKE", 1, 1, "tcp", "", address, None), {"tenant_id": "x"}),
+        (("here", "P2PHANDSHAKE", 1, 1, "tcp", "", address, None), {"tenant_id": "default"}),
     ]:
         assert store.setup(*args, **kwargs) == 0
         assert store.get_hostname() == "here"
         assert store.put("k", b"v") == 0
         assert store.close() == 0
     assert store.setup("here", "", 1, 1, "tcp", "", "127.0.0.1:1") < 0
+    # Two tenants must not share keys.
+    assert store.setup({**named, "tenant_id": "x"}) == -600
 
 
 def test_without_setup_and_after_close_every_call_returns_a_code(

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import settings
+from fixtures import settings
 
 import nkv
 

@@ -12,8 +12,10 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
   is not contiguous, address 0 and negative sizes are refused with -600.
 - ``put_from`` of 0 bytes and ``put_parts`` without parts store an empty value; there they return 0
   and store nothing. A value shorter than the places it is read into is read; there that is -800.
-- An upsert removes, then puts: a reader may find nothing between. ``remove_by_regex`` misses what
-  was put in the last 200 ms.
+- An upsert removes, then puts: a reader may find nothing between.
+- ``tenant_id`` other than "default" is refused with -600: give each tenant a job of its own.
+- With ``NKV_CHECKSUMS=1`` in the environment every value ends with a digest, which reads check:
+  -801 if it does not fit. What was put without one is refused in the same way.
 - Values that were put as arrays by ``NanoKVCache`` are read with their trailer.
 - ``replica_num`` above 1, pins and groups are accepted and have no effect: there is one copy, which
   the log says once. Leases are not needed: what is read cannot change under its reader, and

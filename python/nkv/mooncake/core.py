@@ -52,6 +52,10 @@ class Core:
             if byte_size(named.get(name, 0)) is None:
                 log.error("setup: %s %r is no size", name, named[name])
                 return INVALID_PARAMS
+        tenant = named.get("tenant_id")
+        if tenant not in (None, "", "default"):
+            log.error("setup: tenant %r: give each tenant a job of its own, by NKV_JOB", tenant)
+            return INVALID_PARAMS
         master = named.get("master_server_addr") or named.get("master_server_address")
         return self._attach(str(named.get("local_hostname") or ""), str(master or ""))
 
