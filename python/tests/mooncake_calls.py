@@ -1,10 +1,11 @@
 """Calls of Mooncake's store and what they return, one after another.
 
-Recorded against the real one (mooncake-transfer-engine-non-cuda 0.3.13.post1, a master beside it):
+Recorded against the real one (mooncake-transfer-engine-non-cuda 0.3.13.post1 with torch, a master
+beside it):
 
-    python mooncake_calls.py HOST:PORT recorded/mooncake-0.3.13.json
+    python mooncake_calls.py HOST:PORT recorded
 
-and replayed against nkv by test_mooncake.py.
+and replayed against nkv by test_mooncake.py and test_mooncake_parts.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 BYTES = 1 << 20
@@ -24,41 +26,91 @@ def shown(value: Any) -> Any:
     """A result as JSON."""
     if isinstance(value, bytes):
         return f"bytes {len(value)} {value[:8].hex()}"
+    if callable(getattr(value, "data_ptr", None)):
+        # A tensor's bits.
+        bits = ctypes.string_at(value.data_ptr(), value.numel() * value.element_size())
+        return f"tensor {value.dtype} {tuple(value.shape)} {bits.hex()}"
     if callable(getattr(value, "size", None)):
         return f"buffer {value.size()} {memoryview(value).tobytes()[:4].hex()}"
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
     return value
 
 
-def calls(store: Any, master: str, settle: Callable[[], None]) -> list[tuple[str, Any]]:
-    """Makes the calls; each with its name and what it returned."""
-    results: list[tuple[str, Any]] = []
+def axes_shown(parallelism: Any) -> str:
+    """Axes of a request, in short."""
+    axes = []
+    for axis in getattr(parallelism, "axes", []):
+        where = (axis.split_dim, axis.expert_id, axis.stage_id)
+        axes.append(f"{axis.kind} {axis.rank}/{axis.size} {where}")
+    return "; ".join(axes)
 
-    def call(name: str, *args: Any, **kwargs: Any) -> None:
+
+class Recorder:
+    """Makes calls of one store; notes each with its name and what it returned.
+
+    ``p`` and ``q`` are two buffers; the first begins with 100 bytes of 7.
+    """
+
+    def __init__(self, store: Any, master: str) -> None:
+        self.store, self.master = store, master
+        self.results: list[tuple[str, Any]] = []
+        self.source = (ctypes.c_ubyte * BYTES)(*([7] * 100))
+        self.target = (ctypes.c_ubyte * BYTES)()
+        self.p, self.q = ctypes.addressof(self.source), ctypes.addressof(self.target)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call; returns what it returned."""
+        found: Any = None
         try:
-            result = shown(getattr(store, name)(*args, **kwargs))
+            found = getattr(self.store, name)(*args, **kwargs)
+            result = shown(found)
         except Exception as error:
             result = f"raises {type(error).__name__}"
-        words = ", ".join([*map(described, args), *kwargs])
-        results.append((f"{len(results):02} {name}({words})", result))
+        words = ", ".join([*map(self.described, args), *kwargs])
+        self.note(f"{name}({words})", result)
+        return found
 
-    source, target = (ctypes.c_ubyte * BYTES)(*([7] * 100)), (ctypes.c_ubyte * BYTES)()
-    p, q = ctypes.addressof(source), ctypes.addressof(target)
+    def note(self, name: str, result: Any) -> None:
+        """Notes a result that no call of the store returned."""
+        self.results.append((f"{len(self.results):02} {name}", result))
 
-    def described(value: Any) -> str:
+    def described(self, value: Any) -> str:
+        """An argument, the same in every process."""
         if isinstance(value, memoryview):
             return f"memoryview({bytes(value)!r})"
         if isinstance(value, list):
-            return f"[{', '.join(map(described, value))}]"
-        if type(value) is int and value >= min(p, q):
-            return f"p+{value - p}" if p <= value < p + BYTES else f"q+{value - q}"
-        return "master" if value == master else repr(value) if value is not None else "None"
+            return f"[{', '.join(map(self.described, value))}]"
+        if callable(getattr(value, "data_ptr", None)):
+            return f"tensor({str(value.dtype).removeprefix('torch.')}, {tuple(value.shape)})"
+        if hasattr(value, "axes"):
+            return f"axes({axes_shown(value)})"
+        if hasattr(value, "mode"):
+            return f"target({value.mode}, {axes_shown(value.parallelism)})"
+        if hasattr(value, "split_dim"):
+            return f"writer({value.rank}/{value.size}, {value.split_dim})"
+        if hasattr(value, "replica_num"):
+            return "config"
+        if type(value) is int and value >= min(self.p, self.q):
+            name, start = ("p", self.p) if self.p <= value < self.p + BYTES else ("q", self.q)
+            return f"{name}+{value - start}"
+        return "master" if value == self.master else repr(value) if value is not None else "None"
 
-    sizes = (256 << 20, 64 << 20)
-    call("setup", "127.0.0.1", "P2PHANDSHAKE", *sizes, "tcp", "", master)
-    call("register_buffer", p, BYTES)
-    call("register_buffer", q, BYTES)
+    def setup(self) -> None:
+        """Attaches, and registers the buffers."""
+        sizes = (256 << 20, 64 << 20)
+        self.call("setup", "127.0.0.1", "P2PHANDSHAKE", *sizes, "tcp", "", self.master)
+        self.call("register_buffer", self.p, BYTES)
+        self.call("register_buffer", self.q, BYTES)
+
+
+def calls(store: Any, master: str, settle: Callable[[], None]) -> list[tuple[str, Any]]:
+    """Calls of objects as bytes."""
+    recorder = Recorder(store, master)
+    call, p, q = recorder.call, recorder.p, recorder.q
+    recorder.setup()
     call("register_buffer", 0, 10)
     call("put", "a", b"hello")
     call("put", "a", b"other")
@@ -78,7 +130,7 @@ def calls(store: Any, master: str, settle: Callable[[], None]) -> list[tuple[str
     call("get_size", "zz")
     call("put_from", "f", p, 1000)
     call("get_into", "f", q, 1000)
-    results.append(("read", bytes(target[:4]).hex()))
+    recorder.results.append(("read", bytes(recorder.target[:4]).hex()))
     call("get_into", "f", q, 5000)
     call("get_into", "f", q, 10)
     call("get_into", "zz", q, 10)
@@ -136,16 +188,30 @@ def calls(store: Any, master: str, settle: Callable[[], None]) -> list[tuple[str
     call("unregister_buffer", p)
     call("unregister_buffer", p)
     call("close")
-    return results
+    return recorder.results
+
+
+def main(master: str, folder: Path) -> None:
+    """Records everything."""
+    import mooncake.store as module  # noqa: PLC0415 - only to record
+    import mooncake_parts  # noqa: PLC0415 - it uses this module
+
+    def written(name: str, found: list[tuple[str, Any]]) -> None:
+        text = json.dumps(found, indent=1) + "\n"
+        (folder / f"mooncake-{name}0.3.13.json").write_text(text)
+
+    def store() -> Any:
+        return module.MooncakeDistributedStore()
+
+    written("", calls(store(), master, lambda: time.sleep(0.5)))
+    written("parts-", mooncake_parts.calls(store(), master))
+    tensor = mooncake_parts.torch_tensor
+    written("tensors-", mooncake_parts.tensor_calls(module, store(), master, tensor))
+    written("reads-", mooncake_parts.read_calls(module, store(), master, tensor))
 
 
 if __name__ == "__main__":
-    from mooncake.store import MooncakeDistributedStore
-
-    found = calls(MooncakeDistributedStore(), sys.argv[1], lambda: time.sleep(0.5))
-    with open(sys.argv[2], "w") as out:
-        json.dump(found, out, indent=1)
-        out.write("\n")
+    main(sys.argv[1], Path(sys.argv[2]))
     # The real one may crash while it ends.
     sys.stdout.flush()
     os._exit(0)

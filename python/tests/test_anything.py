@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nkv
-from nkv import _nkv
+from nkv import _nkv, mooncake
+from nkv.mooncake import tensor_bytes
 
 SCALARS = st.one_of(
     st.none(),
@@ -97,6 +98,52 @@ def test_native_calls(cache: nkv.NanoKVCache, name: str, arguments: list[Any]) -
     method = getattr(cache._c, name)
     if callable(method):
         _call(method, arguments)
+
+
+#: Mooncake's calls take addresses as they are: those get no number that could be one.
+NO_ADDRESS = st.recursive(
+    st.one_of(
+        st.none(), st.floats(), st.text(max_size=40), st.integers(max_value=0), st.just(object())
+    ),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+MOONCAKE = sorted(
+    name
+    for name in dir(mooncake.MooncakeDistributedStore)
+    if not name.startswith("_")
+    # Calls that end the test, and one that writes files.
+    and name not in {"close", "tearDownAll", "setup", "setup_dummy", "save_tensor_to_safetensor"}
+)
+
+
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(name=st.sampled_from(MOONCAKE), data=st.data())
+def test_mooncakes_calls(
+    job: tuple[nkv.NanoKVCache, str, str],
+    store: mooncake.MooncakeDistributedStore,
+    name: str,
+    data: st.DataObject,
+) -> None:
+    if store._c is None:
+        assert store.setup("", "", 0, 0, "tcp", "", job[2]) == 0
+    method = getattr(store, name)
+    addresses = any("ptr" in parameter for parameter in inspect.signature(method).parameters)
+    values = NO_ADDRESS if addresses else ANYTHING
+    _call(method, data.draw(st.lists(values, max_size=6)))
+
+
+@given(data=st.binary(max_size=400), at=st.integers(0, 303), total=st.integers(0, 500))
+def test_any_bytes_are_a_tensors_header_or_none(data: bytes, at: int, total: int) -> None:
+    good = tensor_bytes.Header(6, (4, 6), (2, 6), (tensor_bytes.Axis("tp", 1, 2, 0, 0),)).packed()
+    changed = good[:at] + data + good[at + len(data) :]
+    for header in (data, changed):
+        found = tensor_bytes.parse(header, total)
+        assert found is None or found.data_bytes + tensor_bytes.HEADER_BYTES == total
+        tensor_bytes.parse_manifest(header)
+    assert tensor_bytes.parse(good, 304 + 48) is not None
 
 
 def _private_kib() -> int:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,19 +33,6 @@ DIFFERENT = {
     "63 get_hostname()": ("127.0.0.1", "without the port of a transfer engine, which nkv has not"),
     "74 remove_all(True)": (8, "the empty values count"),
 }
-
-
-@pytest.fixture
-def store(
-    job: tuple[nkv.NanoKVCache, str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[mooncake.MooncakeDistributedStore]:
-    """A store that is not set up."""
-    cache, name, _ = job
-    cache.remove_all()
-    monkeypatch.setenv("NKV_JOB", name)
-    store = mooncake.MooncakeDistributedStore()
-    yield store
-    store.close()
 
 
 def test_answers_are_those_of_mooncake(

@@ -24,8 +24,8 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
   gives no memory.
 - ``get_into_ranges`` wants its buffers registered; ranges beyond a buffer or a value are -600, each
   alone. A put session that ends before all bytes were written is -600, and stays open; there it is
-  0, and the rest is whatever was there. One whose key another has put meanwhile is -705; there
-  that put is lost, with 0.
+  0, and the rest is whatever was there. Of two puts of one key at a time one is served, and both
+  return 0, as there.
 - Memory of GPUs: a tensor there is put by way of the host; ``get_tensor_into_cuda`` is -600.
 - A tensor that cannot be cut as a ``ReadTarget`` asks is None, as there; what its parts say of
   themselves is checked against each other first.

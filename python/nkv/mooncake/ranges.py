@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _nkv
-from .codes import INVALID_PARAMS, OBJECT_EXISTS, OK, code_of
+from .codes import INVALID_PARAMS, OK, code_of
 from .config import ReplicateConfig, log, preferred_rank
 from .core import Core
 
@@ -174,14 +174,8 @@ class Ranges(Core):
         if plan is None:
             return INVALID_PARAMS
         code = self._ended(getattr(plan[0], how))
-        if code == INVALID_PARAMS:
-            return code
-        self._writing.pop(key, None)
-        if code == OK and how == "publish":
-            found = self._try(lambda c: c.location(key))
-            # Another's put that came between stays.
-            if not isinstance(found, int) and found != plan[0].location:
-                return OBJECT_EXISTS
+        if code != INVALID_PARAMS:
+            self._writing.pop(key, None)
         return code
 
     def _ended(self, call: Any) -> int:
