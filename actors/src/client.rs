@@ -16,7 +16,7 @@ mod find;
 pub(crate) mod keys;
 mod listing;
 mod locations;
-mod log_names;
+pub(crate) mod log_names;
 mod lookup;
 mod mapped;
 pub mod peer;

@@ -81,6 +81,7 @@ class Registration:
     def close(self) -> None:
         """Ends it; the memory may be freed then."""
         self._registered = None
+        self._memory = None
 
 
 @dataclass(frozen=True)

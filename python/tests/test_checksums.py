@@ -93,3 +93,9 @@ def test_a_value_without_a_digest_is_none(
     assert store.get("plain") == b""
     room = ctypes.create_string_buffer(200)
     assert store.get_into("plain", ctypes.addressof(room), 200) == CORRUPT
+
+
+def test_a_session_of_puts_is_refused(store: mooncake.MooncakeDistributedStore) -> None:
+    assert store.batch_put_session_start(["pieces"], [100])[0] < 0
+    assert store.put("pieces", b"whole") == 0
+    assert store.get("pieces") == b"whole"

@@ -61,7 +61,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// If it cannot be registered (the limit of locked memory).
     ///
     /// # Safety
-    /// The memory must stay mapped until the result is dropped.
+    /// The memory must stay mapped until the result is dropped, and until operations on it that
+    /// began before have ended.
     unsafe fn register_range(
         &self,
         at: NonNull<u8>,

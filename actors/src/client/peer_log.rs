@@ -125,9 +125,8 @@ impl PeerLog {
         self.names.note(position, key);
     }
 
-    /// Takes over what an earlier attachment had not reported yet.
+    /// Takes over the given-up claims that an earlier attachment had not reported yet.
     pub(crate) fn inherit(&self, before: &PeerLog) {
-        self.names.put_back(before.names.take(self.layout.slots() as usize));
         before.report_given_up(|abandoned| {
             self.keep_given_up(abandoned);
             true

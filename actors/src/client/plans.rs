@@ -10,13 +10,15 @@ use crate::machine::Machine;
 use crate::message::{KeyReport, PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
-use nkv_store::device_log::OpenClaims;
+use nkv_store::device_log::{LogLayout, OpenClaims};
 use nkv_transport::gate::{Gate, InFlight};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+/// Owners whose unreported keys are kept although no attachment to them is left.
+const MOST_NAMED: usize = 256;
 /// How long a publish waits for writes of other threads.
 const SEAL_LIMIT: Duration = Duration::from_secs(1);
 
@@ -175,6 +177,8 @@ struct Inner {
     shut: bool,
     // The terms that owners obey, by incarnation, as long as there is an attachment.
     terms: BTreeMap<u64, Weak<Mutex<Term>>>,
+    // Keys that owners do not have yet, by incarnation.
+    names: BTreeMap<u64, Arc<LogNames>>,
 }
 
 impl Inner {
@@ -206,6 +210,16 @@ impl Drop for Opening<'_> {
 impl OpenPlans {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The keys that an owner does not have yet, of all attachments to it: one that breaks leaves
+    /// them to the next.
+    pub(crate) fn names(&self, incarnation: u64, layout: LogLayout) -> Arc<LogNames> {
+        let mut inner = self.lock();
+        if inner.names.len() >= MOST_NAMED && !inner.names.contains_key(&incarnation) {
+            inner.names.retain(|_, names| Arc::strong_count(names) > 1);
+        }
+        inner.names.entry(incarnation).or_insert_with(|| Arc::new(LogNames::new(layout))).clone()
     }
 
     /// The gates of a new attachment to an owner, with the open claims and the keys that the owner

@@ -24,6 +24,9 @@ use std::sync::atomic::Ordering;
 const ANSWER_LIMIT_MS: u64 = 1_000;
 /// Requests that may wait for owners of logs at a time; further ones fail with `NotReady`.
 const MAX_ASKED: usize = 4096;
+/// Of those, listings and removals by pattern: each asks every producer, and lookups must not wait
+/// for them.
+const MAX_ANNOUNCING: usize = 64;
 
 /// A request that waits for answers of the owners of logs.
 pub(super) struct Asked {
@@ -136,6 +139,11 @@ impl Master {
             reply.send(answer);
             return None;
         }
+        if question == LogQuestion::AnnounceAll && self.announcing() >= MAX_ANNOUNCING {
+            let text = format!("{MAX_ANNOUNCING} listings and removals by pattern wait already");
+            reply.send(Response::Failed(Error::not_ready(text)));
+            return None;
+        }
         if self.log_questions.len() >= MAX_ASKED {
             let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
             reply.send(Response::Failed(Error::not_ready(text)));
@@ -153,6 +161,11 @@ impl Master {
         let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, taken };
         self.log_questions.insert(number, asked);
         None
+    }
+
+    fn announcing(&self) -> usize {
+        let announces = |asked: &&Asked| asked.question == LogQuestion::AnnounceAll;
+        self.log_questions.values().filter(announces).count()
     }
 
     /// Segments where a reader found the listed object gone: their owners may have retired it.

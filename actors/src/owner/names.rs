@@ -5,6 +5,7 @@
 use super::Owner;
 use super::log::Log;
 use crate::actor::{Context, Message, On, Reply};
+use crate::client::log_names::NAMES_PER_FRAME;
 use crate::message::{KeyReport, OwnerToClient, OwnerToMaster};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -157,8 +158,14 @@ impl Owner {
         let tables = &self.durable.tables;
         // Handles of this process: their keys are taken at once.
         for gates in tables.attachments.local() {
-            let names = gates.take_names(gates.names_noted());
-            self.keys_reported(names);
+            // In pieces, since puts note their keys meanwhile; those of later puts are not asked
+            // for.
+            let mut left = gates.names_noted();
+            while left > 0 {
+                let names = gates.take_names(left.min(NAMES_PER_FRAME));
+                left = if names.is_empty() { 0 } else { left.saturating_sub(names.len()) };
+                self.keys_reported(names);
+            }
         }
         let round = self.durable.tables.name_senders.ask();
         let (asked_ns, stage) = (self.durable.clock.now_ns(), Stage::Asked);
@@ -283,7 +290,7 @@ impl On<MailboxRead> for Owner {
     fn on(&mut self, m: MailboxRead, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         let count = self.durable.tables.lock().reported_keys.put();
         for question in &mut self.name_questions.0 {
-            if question.stage == Stage::Sent && question.round <= m.0 {
+            if question.stage == Stage::Sent && question.round == m.0 {
                 question.stage = Stage::TakeIn(count);
             }
         }

@@ -15,7 +15,10 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
 - An upsert removes, then puts: a reader may find nothing between.
 - ``tenant_id`` other than "default" is refused with -600: give each tenant a job of its own.
 - With ``NKV_CHECKSUMS=1`` in the environment every value ends with a digest, which reads check:
-  -801 if it does not fit. What was put without one is refused in the same way.
+  -801 if it does not fit. What was put without one is refused in the same way, and sessions of
+  puts are -800.
+- ``register_buffer`` registers with RDMA devices, if there are any. As there, memory must stay
+  until ``unregister_buffer``.
 - Values that were put as arrays by ``NanoKVCache`` are read with their trailer.
 - ``replica_num`` above 1, pins and groups are accepted and have no effect: there is one copy, which
   the log says once. Leases are not needed: what is read cannot change under its reader, and

@@ -54,10 +54,13 @@ class MooncakeHostMemAllocator:
         self._held: dict[int, Any] = {}
 
     def alloc(self, size: int) -> int:
-        """The address of so many bytes of zeros; 0 if that is no size."""
+        """The address of so many bytes of zeros; 0 if there is no room, or that is no size."""
         if size <= 0:
             return 0
-        memory, address = pages(size)
+        try:
+            memory, address = pages(size)
+        except (OSError, OverflowError, ValueError):
+            return 0
         self._held[address] = memory
         return address
 

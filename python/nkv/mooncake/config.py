@@ -71,8 +71,18 @@ class ReplicateConfig(_Fields):
     """Wishes of a put. ``preferred_segment`` is a rank's number, or a name that is ignored."""
 
     replica_num: int
+    with_soft_pin: bool
+    soft_pin_action: SoftPinAction
+    soft_pin_ttl_ms: int | None
+    with_hard_pin: bool
     preferred_segment: str
     preferred_segments: list[str]
+    prefer_alloc_in_same_node: bool
+    group_ids: list[str] | None
+    data_type: ObjectDataType
+    nof_replica_num: int
+    dfs_replica_num: int
+    preferred_nof_segments: list[str]
 
     _defaults: ClassVar[dict[str, Any]] = {
         "replica_num": 1,

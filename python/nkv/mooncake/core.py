@@ -37,6 +37,7 @@ class Core:
         self._registered: dict[int, int] = {}
         #: What RDMA devices know of them.
         self._devices: dict[int, _nkv.Registered] = {}
+        self._uses_devices = False
         #: The addresses of registered ranges, in order.
         self._starts: list[int] = []
         self._pool: Pool | None = None
@@ -91,15 +92,18 @@ class Core:
             return code_of(error)
         sealed = os.environ.get("NKV_CHECKSUMS", "") not in ("", "0")
         self._c = cast(_nkv.Cache, Sealed(cache)) if sealed else cache
+        self._uses_devices = transport in ("auto", "rdma")
+        for start, size in self._registered.items():
+            self._register(start, size)
         self._host = host or socket.gethostname()
         return OK
 
     def close(self) -> int:
         """Detaches. What was put stays."""
-        self._devices.clear()
         if self._c is not None:
             self._c.close()
             self._c = None
+        self._devices.clear()
         return OK
 
     tearDownAll = close
@@ -122,17 +126,23 @@ class Core:
         """
         if buffer_ptr <= 0 or size <= 0:
             return INVALID_PARAMS
+        if self._registered.get(buffer_ptr) == size:
+            return OK
         if buffer_ptr not in self._registered:
             bisect.insort(self._starts, buffer_ptr)
         self._registered[buffer_ptr] = size
-        self._devices.pop(buffer_ptr, None)
-        if self._c is not None:
-            try:
-                self._devices[buffer_ptr] = self._c.register((buffer_ptr, size))
-            except (errors.Unsupported, ValueError) as error:
-                # Then transfers by RDMA, if there are any, copy.
-                log.debug("register_buffer: %s", error)
+        self._register(buffer_ptr, size)
         return OK
+
+    def _register(self, buffer_ptr: int, size: int) -> None:
+        """Registers a range with devices. Without, transfers by RDMA copy, if there are any."""
+        if self._c is None or not self._uses_devices:
+            return
+        self._devices.pop(buffer_ptr, None)
+        try:
+            self._devices[buffer_ptr] = self._c.register((buffer_ptr, size))
+        except Exception as error:
+            log.debug("register_buffer: %s", error)
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Forgets the range; -600 if it was not registered."""

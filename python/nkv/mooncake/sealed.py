@@ -26,14 +26,35 @@ class Unsealed:
         return self._size
 
 
+#: Calls that concern no value's bytes.
+_AS_THEY_ARE = {
+    "close",
+    "exists",
+    "list_keys",
+    "match_prefix",
+    "register",
+    "remove",
+    "remove_all",
+    "remove_many",
+    "remove_matching",
+    "stats",
+}
+
+
 class Sealed:
-    """A cache whose values all end with their digest; those without one are ``Corrupt``."""
+    """A cache whose values all end with their digest; those without one are ``Corrupt``.
+
+    Where a place to read into is longer than its value, the digest may lie behind the value there.
+    Of places that overlap only what was read last is right.
+    """
 
     def __init__(self, cache: _nkv.Cache) -> None:
         self._c = cache
 
     def __getattr__(self, name: str) -> Any:
-        # Keys, removal, membership: nothing of values.
+        if name not in _AS_THEY_ARE:
+            # Plans among others: who writes a value in pieces makes no digest.
+            raise errors.Unsupported(f"{name} is not there with NKV_CHECKSUMS")
         return getattr(self._c, name)
 
     def put(self, key: str, data: Any, trailer: bytes, wanted: Any) -> None:

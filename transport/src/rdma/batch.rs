@@ -4,6 +4,7 @@
 //! [I4].
 
 use super::lane::{CHAIN, Lane, Opcode, Request};
+use super::region::Registration;
 use super::staging::{BUFFER_BYTES, Lease, Staging};
 use crate::error::TransportError;
 use crate::verbs::Op;
@@ -57,11 +58,20 @@ struct Chain {
     direct: usize,
     requests: Vec<Request>,
     landings: Vec<CopyBack>,
+    // What requests use directly stays registered until they have ended.
+    held: Vec<Arc<Registration>>,
 }
 
 impl Chain {
     fn new(lease: Lease) -> Self {
-        Self { lease, used: 0, direct: 0, requests: Vec::new(), landings: Vec::new() }
+        Self {
+            lease,
+            used: 0,
+            direct: 0,
+            requests: Vec::new(),
+            landings: Vec::new(),
+            held: Vec::new(),
+        }
     }
 }
 
@@ -139,13 +149,9 @@ impl<'a> Batch<'a> {
         if self.join(offset, src) {
             return Ok(());
         }
-        if let Some(key) = self.path.known(src.as_ptr(), src.len()) {
-            return self.add_direct(
-                Opcode::Write,
-                offset,
-                (src.as_ptr().cast_mut(), src.len()),
-                key,
-            );
+        if let Some(known) = self.path.known(src.as_ptr(), src.len()) {
+            let local = (src.as_ptr().cast_mut(), src.len());
+            return self.add_direct(Opcode::Write, offset, local, &known);
         }
         while !src.is_empty() {
             let (chain, span) = self.room(offset, src.len())?;
@@ -167,7 +173,7 @@ impl<'a> Batch<'a> {
         does: Opcode,
         offset: u64,
         (local, len): (*mut u8, usize),
-        key: u32,
+        known: &Arc<Registration>,
     ) -> Result<(), TransportError> {
         let mut done = 0;
         while done < len {
@@ -175,16 +181,17 @@ impl<'a> Batch<'a> {
             let chain = self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
             let span = path.span(offset + done as u64, want)?;
             chain.direct += span.len;
+            chain.held.push(known.clone());
             // Inside `local`, by the loop's bounds.
-            self.request(does, (local.wrapping_add(done), key), span);
+            self.request(does, (local.wrapping_add(done), known.local_key()), span);
             done += span.len;
         }
         Ok(())
     }
 
     fn add_read(&mut self, mut offset: u64, mut dst: &mut [u8]) -> Result<(), TransportError> {
-        if let Some(key) = self.path.known(dst.as_ptr(), dst.len()) {
-            return self.add_direct(Opcode::Read, offset, (dst.as_mut_ptr(), dst.len()), key);
+        if let Some(known) = self.path.known(dst.as_ptr(), dst.len()) {
+            return self.add_direct(Opcode::Read, offset, (dst.as_mut_ptr(), dst.len()), &known);
         }
         while !dst.is_empty() {
             let (chain, span) = self.room(offset, dst.len())?;
@@ -329,9 +336,9 @@ struct RemoteSpan {
 }
 
 impl Path {
-    /// The key of callers' memory that the device has registered, if avoiding the copy is worth it.
-    pub(super) fn known(&self, at: *const u8, len: usize) -> Option<u32> {
-        (len >= DIRECT_FROM).then(|| self.staging.key_of(at, len)).flatten()
+    /// The registration of callers' memory, if avoiding the copy is worth it.
+    pub(super) fn known(&self, at: *const u8, len: usize) -> Option<Arc<Registration>> {
+        (len >= DIRECT_FROM).then(|| self.staging.known(at, len)).flatten()
     }
 
     /// Sends a read of a word and an empty write, to test whether either is answered.

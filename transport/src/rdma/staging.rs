@@ -69,19 +69,18 @@ pub(super) struct Staging {
     domain: Arc<Domain>,
     stock: Mutex<FreeBuffers>,
     given_back: Condvar,
-    // Callers' registered memory: start address -> (end address, key).
-    known: RwLock<BTreeMap<usize, (usize, u32)>>,
+    // Callers' registered memory: start address -> (end address, registration). Of two that begin
+    // at one address the later is used; one within a longer one hides the rest of that.
+    known: RwLock<BTreeMap<usize, (usize, Arc<Registration>)>>,
     // Something was registered once; else lookups are skipped.
     any_known: AtomicBool,
 }
 
-/// Registration of a caller's memory, until it is dropped. No operation can be in flight with it
-/// then, since operations borrow the memory.
+/// Registration of a caller's memory, until it is dropped; an operation in flight keeps it longer.
 #[derive(Debug)]
 pub(super) struct Known {
     staging: Arc<Staging>,
     begin: usize,
-    _registration: Registration,
 }
 
 impl Drop for Known {
@@ -116,20 +115,21 @@ impl Staging {
         let registration =
             unsafe { Registration::new(&self.domain, MemoryLocation::Host(base), len, None) }?;
         let begin = base.as_ptr() as usize;
-        let entry = (begin.saturating_add(len), registration.local_key());
+        let entry = (begin.saturating_add(len), Arc::new(registration));
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(begin, entry);
         self.any_known.store(true, Ordering::Release);
-        Ok(Known { staging: self.clone(), begin, _registration: registration })
+        Ok(Known { staging: self.clone(), begin })
     }
 
-    /// The key of callers' memory, if it is registered.
-    pub(super) fn key_of(&self, at: *const u8, len: usize) -> Option<u32> {
+    /// The registration of callers' memory. Who keeps it may use its key, also if the caller ends
+    /// it meanwhile.
+    pub(super) fn known(&self, at: *const u8, len: usize) -> Option<Arc<Registration>> {
         if !self.any_known.load(Ordering::Acquire) {
             return None;
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, (end, key)) = known.range(..=at as usize).next_back()?;
-        (at as usize + len <= *end).then_some(*key)
+        let (_, (end, registration)) = known.range(..=at as usize).next_back()?;
+        (at as usize + len <= *end).then(|| registration.clone())
     }
 
     /// Name of the device that uses these buffers.

@@ -155,8 +155,8 @@ impl Attaching {
 
     /// A path whose open claims, if it makes any, are kept in this table. Nobody checks its token.
     fn path(&self, claims: Option<Arc<OpenClaims>>, passed_over: Vec<String>) -> PathChoice {
-        let names = self.info.layout.device_log().map(|layout| Arc::new(LogNames::new(layout)));
         let (plans, owner) = (&self.shared.plans, self.info.incarnation);
+        let names = self.info.layout.device_log().map(|layout| plans.names(owner, layout));
         PathChoice {
             gates: plans.gates(owner, claims.clone(), names.clone()),
             names,

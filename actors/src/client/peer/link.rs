@@ -136,14 +136,14 @@ async fn send_names(gates: Arc<dyn ProducerGates>, round: u64, tx: mpsc::WeakSen
     // Those of later puts are not asked for: a flood would never end.
     let mut left = gates.names_noted();
     while left > 0 {
+        // First the place in the queue: what is taken must neither wait outside nor be lost.
+        let Ok(place) = tx.reserve().await else { return };
         let names = gates.take_names(left.min(NAMES_PER_FRAME));
         if names.is_empty() {
             break;
         }
-        left -= names.len();
-        if tx.send(Outgoing::Frame(ClientToOwner::KeysReported(names))).await.is_err() {
-            return;
-        }
+        left = left.saturating_sub(names.len());
+        place.send(Outgoing::Frame(ClientToOwner::KeysReported(names)));
     }
     let _ = tx.send(Outgoing::Frame(ClientToOwner::NamesSent(round))).await;
 }
