@@ -5,6 +5,7 @@ makes, against a node in a process of its own, by shared memory or tcp.
 """
 
 import ctypes
+import mmap
 import os
 import shutil
 import statistics
@@ -19,6 +20,7 @@ BATCH_OBJECTS = 128
 BATCH_BYTES = 256 * KIB
 BATCHES = 24
 BUFFER_BYTES = 32 * MIB
+HUGE_PAGE = 2 * MIB
 NODE = ["--heap-bytes", "6GiB", "--log-bytes", "4GiB"]
 
 
@@ -52,8 +54,11 @@ def of_node(address, transport):
     store = mooncake.MooncakeDistributedStore()
     rc = store.setup("127.0.0.1", "", 0, 0, "tcp", "", address.removeprefix("tcp://"))
     expect(rc, 0, "setup")
-    memory = ctypes.create_string_buffer(BUFFER_BYTES + 4096)
-    buffer = ctypes.addressof(memory) + -ctypes.addressof(memory) % 4096
+    # In huge pages, as the buffers of `nkv-load`.
+    memory = mmap.mmap(-1, BUFFER_BYTES + HUGE_PAGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    buffer = start + -start % HUGE_PAGE
     ctypes.memset(buffer, 1, BUFFER_BYTES)
     expect(store.register_buffer(buffer, BUFFER_BYTES), 0, "register_buffer")
 
