@@ -141,6 +141,39 @@ def test_an_open_put_session_is_seen_by_nobody_and_ends_with_the_store(
     assert store.put("left", b"value") == 0 and store.get("left") == b"value"
 
 
+class _Far:
+    """The native handle of a store on another host: it views nothing."""
+
+    def __init__(self, near: Any) -> None:
+        self._near = near
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._near, name)
+
+    def view(self, key: str) -> Any:
+        raise nkv.Unsupported(key)
+
+
+def test_objects_of_another_host_are_read_whole(store: Store, job: Job) -> None:
+    attached(store, job)
+    tensor = mooncake_parts.NumpyTensor("int32", 4, 6)
+    assert store.put("far", bytes(range(100))) == 0
+    assert store.put_tensor_with_tp("t", tensor, 0, 2, 1) == 0
+    store._c = _Far(store._c)  # type: ignore[assignment]
+    memory = (ctypes.c_ubyte * 20)()
+    at = ctypes.addressof(memory)
+    assert store.register_buffer(at, 20) == 0
+    read = store.get_into_ranges([at], [["far", "no"]], [[[0], [0]]], [[[50], [0]]], [[[10], [1]]])
+    assert read == [[[10], [-704]]] and bytes(memory[:10]) == bytes(range(50, 60))
+    assert store.batch_get_session_start(["no", "far"]) == [-704, 0]
+    ranged = store.batch_get_into_multi_buffer_ranges
+    assert ranged(["far"], [[at, at + 5]], [[5, 5]], [[90, 10]]) == [10]
+    assert bytes(memory[:10]) == bytes([*range(90, 95), *range(10, 15)])
+    requests = mooncake_parts.Requests(mooncake)
+    picture = store._picture("t", requests.target("full", requests.tp(0, 2, 1)), True)
+    assert picture is not None and drawn(picture) == bytes(range(96))
+
+
 def test_ranges_need_a_registered_buffer(store: Store, job: Job) -> None:
     attached(store, job)
     assert store.put("r", bytes(range(100))) == 0
@@ -257,3 +290,25 @@ def test_a_size_is_checked_when_it_is_set_up(store: Store, job: Job) -> None:
         assert store.setup({**named, "local_buffer_size": size}) == 0
     for size in ("50%", "much", None, float("nan"), "inf"):
         assert store.setup({**named, "global_segment_size": size}) == -600
+
+
+def test_numbers_that_no_header_holds_are_refused(store: Store, job: Job) -> None:
+    attached(store, job)
+    requests, tensor = mooncake_parts.Requests(mooncake), mooncake_parts.NumpyTensor("int8", 0, 4)
+    put = store.put_tensor_with_parallelism
+    for axes in (
+        requests.axes(("dp", 0, 1 << 31)),
+        requests.axes(("ep", 0, 1, 1 << 31)),
+        requests.axes(("pp", 0, 1, -(1 << 40))),
+        requests.tp(0, 1 << 40, 0),
+    ):
+        assert put("large", tensor, axes) == -600
+    assert put("large", tensor, None, None, requests.writer(0, 1 << 40, 0)) == -600
+    assert store.put_tensor_with_tp("large", tensor, 0, 1 << 30, 0) == -600
+    assert store.put_tensor_with_tp("empty", tensor, 0, 3, 0) == 0
+    # A manifest that promises more parts than there are.
+    manifest = tensor_bytes.Manifest(2, (1 << 40, 4), 0, 1 << 30)
+    assert store.put("many__parallelism_manifest", manifest.packed()) == 0
+    assert store.put("many__writer_manifest", manifest.packed()) == 0
+    for axes in (requests.tp(0, 2, 0), None):
+        assert store._picture("many", requests.target("full", axes), True) is None

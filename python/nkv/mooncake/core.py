@@ -187,15 +187,28 @@ class Core:
 
     def _seen(self, key: str) -> Any:
         """An object's bytes, with ``address`` and length, in place where that can be; or a code."""
+        return self._seen_many([key])[0]
 
-        def see(c: _nkv.Cache) -> Any:
+    def _seen_many(self, keys: Sequence[str]) -> list[Any]:
+        """The same for many; what lies on another host comes in one batch."""
+
+        def see(key: str) -> Any:
             try:
-                return c.view(key)
+                return self._c.view(key) if self._c is not None else INVALID_PARAMS
             except (errors.Unsupported, errors.OutOfMemory):
                 # Memory of another host, or more views than one process may have.
-                return c.get(key)
+                return None
+            except (errors.Error, ValueError) as error:
+                return code_of(error)
 
-        return self._try(see)
+        seen = [see(key) for key in keys]
+        far = [i for i, one in enumerate(seen) if one is None]
+        if far:
+            names = [keys[i] for i in far]
+            read = self._many(len(far), lambda c: c.get_many(names), lambda one: one)
+            for i, one in zip(far, read, strict=True):
+                seen[i] = one
+        return seen
 
     def _put_all(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .config import log
-from .tensor_bytes import AXIS_KINDS, MAX_AXES, Axis
+from .tensor_bytes import AXIS_KINDS, END, MAX_AXES, Axis
 
 _NUMBER = {"ep": ("eid", "expert_id"), "pp": ("sid", "stage_id")}
 
@@ -29,9 +29,9 @@ def _axis(given: Any) -> Axis:
     kind, rank, size = str(given.kind).lower(), int(given.rank), int(given.size)
     split = None if given.split_dim is None else int(given.split_dim)
     number = getattr(given, _NUMBER[kind][1]) if kind in _NUMBER else 0
-    if kind not in AXIS_KINDS or not 0 <= rank < size:
+    if kind not in AXIS_KINDS or not 0 <= rank < size < END:
         raise ValueError(f"no axis: {kind!r}, rank {rank} of {size}")
-    if (kind == "tp") != (split is not None) or number is None:
+    if (kind == "tp") != (split is not None) or number is None or abs(int(number)) >= END:
         raise ValueError(f"{kind}: tp, and nothing else, has split_dim; ep expert_id; pp stage_id")
     return Axis(kind, rank, size, split, int(number))
 
@@ -43,7 +43,7 @@ def writer_of(partition: Any) -> Axis | None:
     except (AttributeError, TypeError, ValueError) as error:
         log.error("writer_partition: %s", error)
         return None
-    valid = 0 <= rank < size and split >= 0
+    valid = 0 <= rank < size < END and split >= 0
     return Axis("tp", rank, size, split, 0) if valid else None
 
 

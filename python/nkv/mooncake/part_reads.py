@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from . import layouts, tensor_bytes
@@ -81,12 +81,14 @@ class PartReads(PartWrites):
             return None
         return tensor_bytes.parse_manifest(ctypes.string_at(seen.address, min(len(seen), 256)))
 
-    def _parts(self, keys: Sequence[str], axes: Sequence[Axis]) -> list[_Stored] | None:
+    def _parts(
+        self, key_of: Callable[[tuple[Axis, ...]], str], axes: Sequence[Axis], count: int
+    ) -> list[_Stored] | None:
         """All parts along the cut of ``axes``; None if one is missing or is none of these."""
         parts: list[_Stored] = []
-        for rank, key in enumerate(keys):
-            found = self._stored(key)
-            wanted = layouts.ordered(layouts.with_rank(axes, rank, len(keys)))
+        for rank in range(count):
+            own = layouts.with_rank(axes, rank, count)
+            found, wanted = self._stored(key_of(own)), layouts.ordered(own)
             if found is None or layouts.ordered(found.header.axes) != wanted:
                 return None
             if parts and found.header.whole != parts[0].header.whole:
@@ -111,21 +113,14 @@ class PartReads(PartWrites):
             first = self._stored(layouts.tp_key(key, 0))
             cut = None if first is None else first.header.tp()
             count = count if cut is None else cut.size
-        keys = [
-            layouts.part_key(key, layouts.with_rank(axes, rank, count)) for rank in range(count)
-        ]
-        return self._parts(keys, axes)
+        return self._parts(lambda own: layouts.part_key(key, own), axes, count)
 
     def _writers_whole(self, key: str) -> _Picture | None:
         """The whole of a tensor that writers stored in parts, or that one stored whole."""
         manifest = self._manifest(layouts.writer_manifest_key(key))
         if manifest is not None:
             axes = [Axis("tp", 0, manifest.parts, manifest.split_dim, 0)]
-            keys = [
-                layouts.writer_key(key, axes[0]._replace(rank=rank))
-                for rank in range(manifest.parts)
-            ]
-            parts = self._parts(keys, axes)
+            parts = self._parts(lambda own: layouts.writer_key(key, own[0]), axes, manifest.parts)
             if parts:
                 dim = manifest.split_dim
                 return _slab(parts, dim, 0, parts[0].header.whole[dim], ())

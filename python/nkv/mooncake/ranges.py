@@ -38,7 +38,7 @@ class Ranges(Core):
         all_src_offsets: Sequence[Sequence[_Numbers]],
         all_sizes: Sequence[Sequence[_Numbers]],
     ) -> list[list[list[int]]]:
-        """Reads ranges of objects into registered buffers.
+        """Reads ranges of objects into registered buffers. Of another host's objects all is read.
 
         For each buffer a list of keys, for each key a list of ranges: offset in the buffer, offset
         in the object, bytes. Returns for each range its bytes, or a code below 0.
@@ -47,6 +47,8 @@ class Ranges(Core):
         fits = all(len(one) == len(buffer_ptrs) for one in (all_keys, *shapes))
         if not fits:
             return [[[INVALID_PARAMS]] for _ in buffer_ptrs]
+        wanted = list(dict.fromkeys(key for keys in all_keys for key in keys))
+        seen = dict(zip(wanted, self._seen_many(wanted), strict=True))
         results = []
         for i, keys in enumerate(all_keys):
             ranges = [one[i] for one in shapes]
@@ -54,19 +56,18 @@ class Ranges(Core):
                 results.append([[INVALID_PARAMS] for _ in keys])
                 continue
             room = self._room(buffer_ptrs[i])
-            rows = zip(keys, *ranges, strict=True)
+            rows = zip([seen[key] for key in keys], *ranges, strict=True)
             results.append([self._read(buffer_ptrs[i], room, *row) for row in rows])
         return results
 
     def _read(
-        self, buffer: int, room: int, key: str, into: _Numbers, start: _Numbers, sizes: _Numbers
+        self, buffer: int, room: int, seen: Any, into: _Numbers, start: _Numbers, sizes: _Numbers
     ) -> list[int]:
         """Reads ranges of one object."""
         if not len(into) == len(start) == len(sizes):
             return [INVALID_PARAMS] * max(len(into), 1)
         if not sizes:
             return []
-        seen = self._seen(key)
         if isinstance(seen, int):
             return [seen] * len(sizes)
         done = []
@@ -82,8 +83,7 @@ class Ranges(Core):
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
         """Begins to read objects; 0 or a code for each."""
         done = []
-        for key in keys:
-            seen = self._seen(key)
+        for key, seen in zip(keys, self._seen_many(keys), strict=True):
             if not isinstance(seen, int):
                 self._reading[key] = seen
             done.append(seen if isinstance(seen, int) else OK)

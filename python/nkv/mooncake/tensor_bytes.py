@@ -20,6 +20,9 @@ from typing import NamedTuple
 HEADER_BYTES = 304
 MAX_DIMENSIONS = 8
 MAX_AXES = 4
+#: Most parts of a tensor, and the end of ranks, sizes and numbers of axes.
+MAX_PARTS = 1 << 20
+END = 1 << 31
 #: Types by number: torch's names, and bytes of an element.
 DTYPES = (
     ("float32", 4),
@@ -152,7 +155,9 @@ def part_of(whole: Header, axes: Sequence[Axis]) -> Header | None:
     if tp is None or tp.split_dim is None or whole.local != whole.whole:
         return None
     dim = tp.split_dim
-    if not 0 <= dim < len(whole.whole) or tp.size < 1 or whole.whole[dim] % tp.size:
+    if not 0 <= dim < len(whole.whole) or not 1 <= tp.size <= MAX_PARTS:
+        return None
+    if whole.whole[dim] % tp.size:
         return None
     local = list(whole.whole)
     local[dim] //= tp.size
