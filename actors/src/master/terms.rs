@@ -31,11 +31,17 @@ fn is_of_this_process(own: bool, info: &RankInfo) -> bool {
 
 impl Inner {
     /// True if a view later than the one that it keeps lacks this incarnation: an earlier master
-    /// declared it gone, and it did not learn of that.
+    /// declared it gone, and it did not learn of that. Of two masters whose terms have one number
+    /// neither is known to be the later; if this process was one of them, its answers, which it
+    /// gave without that incarnation, must stay true [I6].
     fn was_lost(&self, incarnation: u64, brought: &SeenView) -> bool {
         let lacks = |v: &&SeenView| !v.incarnations.contains(&incarnation);
         let earlier = self.past.iter().filter(|v| v.term < self.term);
-        earlier.filter(|v| v.order() > brought.order()).any(|v| lacks(&v))
+        let ours = |v: &SeenView| {
+            let (v, brought) = (v.term, brought.term);
+            v.master == self.term.master && v.number == brought.number && v.master != brought.master
+        };
+        earlier.filter(|v| v.order() > brought.order() || ours(v)).any(|v| lacks(&v))
     }
 
     /// Takes in a view of an earlier master; returns the members that it proves lost.

@@ -61,6 +61,27 @@ async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quoru
     assert!(matches!(late, Err(Refusal::Gone { rank: 1, incarnation: 101 })));
 }
 
+/// Neither of two masters knew of the other, and their terms have one number. Which of the ids is
+/// the higher is chance: it must not bring back what was removed while the rank was away.
+#[tokio::test]
+async fn i6_a_rank_of_another_master_stays_out_whichever_of_two_equal_terms_sorts_higher() {
+    for other in [9, 99] {
+        let (old, bench) = (term(1, other), Bench::new(3).await);
+        let mut first = bench.join(0, 200).await.unwrap();
+        let mut second = bench.join(1, 201).await.unwrap();
+        first.reports(Vec::new()).await;
+        second.reports(Vec::new()).await;
+        bench.a_ttl_passes(&[&first, &second]).await;
+        assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it rules, without rank 2");
+        second.hangs_up().await;
+        assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "it has no quorum now");
+        let seen = view(old, 5, &[100, 101, 102]);
+        let late = bench.join_from(2, 102, old, seen).await.err();
+        let refused = matches!(late, Some(Refusal::Gone { rank: 2, incarnation: 102 }));
+        assert!(refused, "master {other}: {late:?}");
+    }
+}
+
 /// The segment is in the master's process and began with it: no earlier master had it as a member,
 /// so none declared it gone. Objects put into its log before the others joined would be lost with
 /// it.
