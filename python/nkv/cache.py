@@ -23,6 +23,7 @@ from .layouts import (
     check_fit,
     fails,
     given,
+    listed,
     or_none,
 )
 
@@ -91,7 +92,7 @@ class NanoKVCache(AsyncCalls):
         *addresses: str,
         job: str | None = None,
         secret_file: str | os.PathLike[str] | None = None,
-        transport: Literal["auto", "shm", "tcp", "rdma"] = "auto",
+        transport: Literal["auto", "shm", "tcp", "rdma"] | None = None,
         call_timeout_ms: int = 2_000,
         device_alloc: bool = True,
     ) -> NanoKVCache:
@@ -102,16 +103,19 @@ class NanoKVCache(AsyncCalls):
                 reaches the master is used. None: ``NKV_CONNECT``, or rank 0 on this host.
             job: the cluster's; None: ``NKV_JOB``, or "nkv".
             secret_file: file with the job's secret; None: ``NKV_SECRET_FILE`` or ``NKV_SECRET``.
-            transport: how payload bytes move; "auto" is the fastest there is.
+            transport: how payload bytes move; "auto" is the fastest there is. None:
+                ``NKV_TRANSPORT``, or "auto".
             call_timeout_ms: limit of a request to the master.
             device_alloc: whether puts go into the owners' device logs, without a message.
         """
         self = cls.__new__(cls)
-        named = list(addresses) or [a for a in os.environ.get("NKV_CONNECT", "").split(",") if a]
+        given_here = addresses or (os.environ.get("NKV_CONNECT", ""),)
+        named = [one for some in given_here for one in some.split(",") if one]
+        transport = transport or os.environ.get("NKV_TRANSPORT") or "auto"  # type: ignore[assignment]
         secret = None if secret_file is None else os.fspath(secret_file)
         job = job if job is not None else os.environ.get("NKV_JOB") or "nkv"
         self._attach(
-            _nkv.Cache.connect(named, job, secret, transport, call_timeout_ms, device_alloc)
+            _nkv.Cache.connect(named, job, secret, str(transport), call_timeout_ms, device_alloc)
         )
         return self
 
@@ -213,25 +217,34 @@ class NanoKVCache(AsyncCalls):
         check_fit(key, place, total, tail)
         return dst
 
-    def get_many(self, keys: Sequence[Key], *, library: Library | None = None) -> list[Any]:
-        """The values of keys; None for each that is not there. Other errors are raised."""
+    def get_many(
+        self, keys: Iterable[Key], *, library: Library | None = None, return_errors: bool = False
+    ) -> list[Any]:
+        """The values of keys; None for each that is not there.
+
+        Other errors are raised, or, with ``return_errors``, stand in the place of their values.
+        """
         return or_none(
-            self._c.get_many(keys),
+            self._c.get_many(listed(keys)),
             lambda found: arrays.restored(found, readonly=False, library=library),
+            return_errors,
         )
 
-    def get_many_into(self, items: Iterable[tuple[Key, Any]]) -> list[int | None]:
+    def get_many_into(
+        self, items: Iterable[tuple[Key, Any]], *, return_errors: bool = False
+    ) -> list[Any]:
         """Reads objects as bytes into writable buffers: one request for each owner at most.
 
         A buffer must hold all bytes of its object: with an array's, its trailer (at most
         ``nkv.arrays.MAX_TRAILER_BYTES``), too.
 
         Returns:
-            For each the number of bytes, or None if the key is not there.
+            For each the number of bytes, or None if the key is not there. Errors as in
+            :meth:`get_many`.
         """
         pairs = [(key, arrays.source(place, dst=True)) for key, place in items]
         read = self._c.get_many_into([key for key, _ in pairs], [[given(p)] for _, p in pairs])
-        return or_none(read, int)
+        return or_none(read, int, return_errors)
 
     def get_view(self, key: Key, *, library: Library | None = None) -> Any:
         """The value in its owner's memory, without a copy; Unsupported if that is not mapped here.
@@ -261,26 +274,30 @@ class NanoKVCache(AsyncCalls):
         """Whether the key can be read."""
         return self._c.exists([key])[0]
 
-    def exists_many(self, keys: Sequence[Key]) -> list[bool]:
+    def exists_many(self, keys: Iterable[Key]) -> list[bool]:
         """Whether each key can be read."""
-        return self._c.exists(keys)
+        return self._c.exists(listed(keys))
 
-    def match_prefix(self, keys: Sequence[Key]) -> list[ObjMeta]:
+    def match_prefix(self, keys: Iterable[Key]) -> list[ObjMeta]:
         """Locations of the longest run of keys, from the first one on, that can all be read."""
-        return [ObjMeta(*found) for found in self._c.match_prefix(keys)]
+        return [ObjMeta(*found) for found in self._c.match_prefix(listed(keys))]
 
     def remove(self, key: Key) -> None:
         """Removes a key. NotFound if there is none."""
         self._c.remove(key)
 
-    def remove_many(self, keys: Sequence[Key]) -> list[bool]:
+    def remove_many(self, keys: Iterable[Key]) -> list[bool]:
         """Removes keys; for each whether it was there."""
-        done = self._c.remove_many(keys)
+        done = self._c.remove_many(listed(keys))
         _raise_first([error for error in done if not isinstance(error, NotFound)])
         return [error is None for error in done]
 
     def remove_matching(self, pattern: str) -> int:
-        """Removes the keys in which a regular expression matches; returns how many."""
+        r"""Removes the keys in which a regular expression matches; returns how many.
+
+        It matches anywhere unless it has ``^`` and ``$``. Its syntax is that of Rust's regex crate,
+        without look-around; ``(?-u:\xff)`` is a byte.
+        """
         return self._c.remove_matching(pattern)
 
     def remove_all(self) -> int:

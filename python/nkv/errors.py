@@ -76,6 +76,7 @@ _BY_KIND: dict[str, type[Error]] = {kind.__name__: kind for kind in Error.__subc
 def of_kind(kind: str, message: str, key: bytes | None, rank: int | None) -> Error:
     """The exception of an error of the native part, whose flags are arguments here."""
     text = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
+    text = text.replace("preferred_rank", "preferred_segment")
     error = _BY_KIND.get(kind, Internal)(text)
     error.key = key
     error.rank = rank

@@ -86,7 +86,10 @@ class Registration:
 
 @dataclass(frozen=True)
 class ListedKey:
-    """A key of a listing."""
+    """A key of a listing.
+
+    ``state`` is "ready", "writing" (by a plan), "removing" or "unreachable" (its rank is away).
+    """
 
     key: bytes
     bytes_total: int
@@ -99,12 +102,23 @@ def given(source: arrays.Source) -> Any:
     return source.buffer if source.buffer is not None else (source.address, source.size)
 
 
-def or_none(results: Iterable[Any], value: Callable[[Any], Any]) -> list[Any]:
+def listed(keys: Iterable[Key]) -> list[Key]:
+    """The keys of a batch; one key alone is an error, not a list of letters."""
+    if isinstance(keys, (str, bytes)):
+        raise InvalidArgument(f"keys is one key, {keys!r}: give a list of keys")
+    return list(keys)
+
+
+def or_none(
+    results: Iterable[Any], value: Callable[[Any], Any], return_errors: bool = False
+) -> list[Any]:
     """The values of a batch of reads; None for each key that is not there. Other errors raise."""
     values: list[Any] = []
     for found in results:
         if isinstance(found, NotFound):
             values.append(None)
+        elif isinstance(found, BaseException) and return_errors:
+            values.append(found)
         elif isinstance(found, BaseException):
             raise found
         else:

@@ -302,3 +302,28 @@ def test_many_threads_share_a_handle(handle: nkv.NanoKVCache, key: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert wrong == []
+
+
+def test_a_batch_takes_any_iterable_of_keys_and_not_one_key(
+    handle: nkv.NanoKVCache, key: str
+) -> None:
+    handle.put_many((f"{key}/{i}", b"x") for i in range(3))
+    names = [f"{key}/{i}" for i in range(4)]
+    assert handle.exists_many(iter(names)) == [True] * 3 + [False]
+    assert len(handle.match_prefix(iter(names))) == 3
+    assert [None if v is None else bytes(v) for v in handle.get_many(iter(names))][2:] == [
+        b"x",
+        None,
+    ]
+    for call in (handle.get_many, handle.exists_many, handle.match_prefix, handle.remove_many):
+        with pytest.raises(nkv.InvalidArgument, match="one key"):
+            call(names[0])
+
+
+def test_errors_of_a_batch_stand_in_their_places(handle: nkv.NanoKVCache, key: str) -> None:
+    handle.put_many([(key + "/a", b"1234"), (key + "/b", b"12345678")])
+    places = [(key + name, bytearray(4)) for name in ("/a", "/b", "/c")]
+    with pytest.raises(nkv.InvalidArgument):
+        handle.get_many_into(places)
+    read = handle.get_many_into(places, return_errors=True)
+    assert (read[0], type(read[1]), read[2]) == (4, nkv.InvalidArgument, None)
