@@ -111,12 +111,10 @@ class NanoKVCache(AsyncCalls):
         self = cls.__new__(cls)
         given_here = addresses or (os.environ.get("NKV_CONNECT", ""),)
         named = [one for some in given_here for one in some.split(",") if one]
-        transport = transport or os.environ.get("NKV_TRANSPORT") or "auto"  # type: ignore[assignment]
+        way = transport or os.environ.get("NKV_TRANSPORT") or "auto"
         secret = None if secret_file is None else os.fspath(secret_file)
         job = job if job is not None else os.environ.get("NKV_JOB") or "nkv"
-        self._attach(
-            _nkv.Cache.connect(named, job, secret, str(transport), call_timeout_ms, device_alloc)
-        )
+        self._attach(_nkv.Cache.connect(named, job, secret, way, call_timeout_ms, device_alloc))
         return self
 
     def _attach(self, native: _nkv.Cache) -> None:
