@@ -281,12 +281,13 @@ impl Master {
             | Request::List { .. } => "a lookup",
             _ => return request.check().err(),
         };
-        let removes = matches!(request, Request::Remove(_) | Request::RemoveMatching(_));
         request.check().err().or_else(|| match self.settled() {
             false => Some(self.early(what)),
             // Checked before any log is asked, since asking a log removes the key there: a refused
             // remove must not have removed anything.
-            true if removes => self.check_quorum().and_then(|()| self.check_all_reported()).err(),
+            true if log::removes(request) => {
+                self.check_quorum().and_then(|()| self.check_all_reported()).err()
+            }
             true => self.check_quorum().err(),
         })
     }

@@ -131,10 +131,11 @@ def own_buffer():
     return ctypes.addressof(memory) + -ctypes.addressof(memory) % page
 
 
-def measured(store, buffer):
-    assert max(SIZES) <= TOUCH_BYTES
-    ctypes.memset(buffer, 1, TOUCH_BYTES)
-    expect(store.register_buffer(buffer, TOUCH_BYTES), 0, "register_buffer")
+def calls(store, buffer, size):
+    """put, get and filled of a store with Mooncake's names, on a buffer of so many bytes."""
+    assert max(SIZES) <= size
+    ctypes.memset(buffer, 1, size)
+    expect(store.register_buffer(buffer, size), 0, "register_buffer")
 
     def put(key, size):
         expect(store.put_from(key, buffer, size), 0, "put_from")
@@ -145,6 +146,12 @@ def measured(store, buffer):
     def filled(size, data):
         ctypes.memmove(buffer, data, size)
         return lambda: ctypes.string_at(buffer, size)
+
+    return put, get, filled
+
+
+def measured(store, buffer):
+    put, get, filled = calls(store, buffer, TOUCH_BYTES)
 
     def clear():
         store.remove_all(True)

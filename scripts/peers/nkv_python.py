@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 
+import mooncake_store
 import nodes
 from measure import KIB, MIB, content, expect, measure_sizes, timed_us
 
@@ -59,19 +60,7 @@ def of_node(address, transport):
     memory.madvise(mmap.MADV_HUGEPAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     buffer = start + -start % HUGE_PAGE
-    ctypes.memset(buffer, 1, BUFFER_BYTES)
-    expect(store.register_buffer(buffer, BUFFER_BYTES), 0, "register_buffer")
-
-    def put(key, size):
-        expect(store.put_from(key, buffer, size), 0, "put_from")
-
-    def get(key, size):
-        expect(store.get_into(key, buffer, size), size, "get_into")
-
-    def filled(size, data):
-        ctypes.memmove(buffer, data, size)
-        return lambda: ctypes.string_at(buffer, size)
-
+    put, get, filled = mooncake_store.calls(store, buffer, BUFFER_BYTES)
     table = measure_sizes(put, get, filled, store.remove_all)
     table[str(BATCH_BYTES)].update(batches(store, buffer))
     store.close()

@@ -58,7 +58,8 @@ fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
     }
 }
 
-fn removes(request: &Request) -> bool {
+/// Whether it must not be confirmed while a rank may still serve one of its keys.
+pub(super) fn removes(request: &Request) -> bool {
     matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
 }
 

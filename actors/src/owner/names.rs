@@ -267,7 +267,7 @@ impl Owner {
             return;
         }
         let mut t = self.durable.tables.lock();
-        list.into_iter().for_each(|name| t.reported_keys.push(name));
+        t.reported_keys.extend(list);
         // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
         let most = self.durable.heap.layout().log_slots as usize;
         while t.reported_keys.len() > most {
