@@ -80,15 +80,15 @@ class Cache:
     def put_many_at(
         self,
         keys: Sequence[_Key],
-        addresses: Sequence[Sequence[int]],
-        sizes: Sequence[Sequence[int]],
+        addresses: Sequence[int] | Sequence[Sequence[int]],
+        sizes: Sequence[int] | Sequence[Sequence[int]],
         wanted: _Wanted,
     ) -> list[Any]: ...
     def get_many_at(
         self,
         keys: Sequence[_Key],
-        addresses: Sequence[Sequence[int]],
-        sizes: Sequence[Sequence[int]],
+        addresses: Sequence[int] | Sequence[Sequence[int]],
+        sizes: Sequence[int] | Sequence[Sequence[int]],
     ) -> list[Any]: ...
     def get_many_into(
         self, keys: Sequence[_Key], places: Sequence[Sequence[Any]]

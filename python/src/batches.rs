@@ -10,6 +10,7 @@ use crate::reports::{Location, locations, readable};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PySequence;
 
 /// Values and exceptions.
 pub(crate) type Results<'py> = Vec<Bound<'py, PyAny>>;
@@ -34,26 +35,89 @@ fn alike(keys: usize, name: &str, others: usize) -> PyResult<()> {
     }
 }
 
-fn parts_of(values: &[Vec<Bound<'_, PyAny>>], writable: bool) -> PyResult<Vec<Vec<Memory>>> {
-    values.iter().map(|parts| Memory::all(parts, writable)).collect()
+/// The values of a batch, or the places for them: the parts of each one, behind those of the last.
+struct Parts {
+    all: Vec<Memory>,
+    /// Where the parts of each end.
+    ends: Vec<usize>,
 }
 
-fn slices(parts: &mut [Memory]) -> Vec<&mut [u8]> {
-    parts.iter_mut().map(Memory::bytes_mut).collect()
-}
+impl Parts {
+    fn given(values: &[Vec<Bound<'_, PyAny>>], writable: bool) -> PyResult<Parts> {
+        let mut parts = Parts { all: Vec::with_capacity(values.len()), ends: Vec::new() };
+        for value in values {
+            for part in value {
+                parts.all.push(Memory::given(part, writable)?);
+            }
+            parts.ends.push(parts.all.len());
+        }
+        Ok(parts)
+    }
 
-/// Memory at addresses, none of which may be 0.
-fn parts_at(addresses: &[Vec<usize>], sizes: &[Vec<usize>]) -> PyResult<Vec<Vec<Memory>>> {
-    alike(addresses.len(), "sizes", sizes.len())?;
-    let parts = |(at, sizes): (&Vec<usize>, &Vec<usize>)| {
-        alike(at.len(), "sizes", sizes.len())?;
+    /// Memory at addresses, none of which may be 0.
+    fn at(addresses: Numbers, sizes: Numbers) -> PyResult<Parts> {
         let memory = |(at, size): (&usize, &usize)| match at {
             0 => Err(PyValueError::new_err("address 0")),
             at => Memory::at(*at, *size),
         };
-        at.iter().zip(sizes).map(memory).collect()
-    };
-    addresses.iter().zip(sizes).map(parts).collect()
+        match (addresses, sizes) {
+            (Numbers::One(addresses), Numbers::One(sizes)) => {
+                alike(addresses.len(), "sizes", sizes.len())?;
+                let all = addresses.iter().zip(&sizes).map(memory).collect::<PyResult<Vec<_>>>()?;
+                Ok(Parts { ends: (1..=all.len()).collect(), all })
+            }
+            (addresses, sizes) => {
+                let (addresses, sizes) = (addresses.lists(), sizes.lists());
+                alike(addresses.len(), "sizes", sizes.len())?;
+                let mut parts = Parts { all: Vec::new(), ends: Vec::new() };
+                for (addresses, sizes) in addresses.iter().zip(&sizes) {
+                    alike(addresses.len(), "sizes", sizes.len())?;
+                    for pair in addresses.iter().zip(sizes) {
+                        parts.all.push(memory(pair)?);
+                    }
+                    parts.ends.push(parts.all.len());
+                }
+                Ok(parts)
+            }
+        }
+    }
+}
+
+/// Cuts a slice at `ends`, which ascend to its end.
+fn cut<'a, T>(mut rest: &'a mut [T], ends: &'a [usize]) -> impl Iterator<Item = &'a mut [T]> {
+    let mut start = 0;
+    ends.iter().map(move |end| {
+        let (some, further) = std::mem::take(&mut rest).split_at_mut(end - start);
+        (rest, start) = (further, *end);
+        some
+    })
+}
+
+/// Addresses or sizes: one for each value, or a list for each.
+enum Numbers {
+    One(Vec<usize>),
+    Lists(Vec<Vec<usize>>),
+}
+
+impl Numbers {
+    /// The first decides which, so that an error is that of one kind.
+    fn of(given: &Bound<'_, PyAny>) -> PyResult<Numbers> {
+        let is_list = match given.try_iter()?.next() {
+            Some(first) => first?.cast::<PySequence>().is_ok(),
+            None => false,
+        };
+        match is_list {
+            true => Ok(Numbers::Lists(given.extract()?)),
+            false => Ok(Numbers::One(given.extract()?)),
+        }
+    }
+
+    fn lists(self) -> Vec<Vec<usize>> {
+        match self {
+            Numbers::One(numbers) => numbers.into_iter().map(|number| vec![number]).collect(),
+            Numbers::Lists(lists) => lists,
+        }
+    }
 }
 
 #[pymethods]
@@ -66,7 +130,7 @@ impl Cache {
         values: Vec<Vec<Bound<'py, PyAny>>>,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        self.put_all(py, &keys, &parts_of(&values, false)?, wanted)
+        self.put_all(py, &keys, &Parts::given(&values, false)?, wanted)
     }
 
     /// The same, of values at addresses: those of its parts, and their sizes.
@@ -74,11 +138,11 @@ impl Cache {
         &self,
         py: Python<'py>,
         keys: Vec<Bound<'py, PyAny>>,
-        addresses: Vec<Vec<usize>>,
-        sizes: Vec<Vec<usize>>,
+        addresses: Bound<'py, PyAny>,
+        sizes: Bound<'py, PyAny>,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        self.put_all(py, &keys, &parts_at(&addresses, &sizes)?, wanted)
+        self.put_all(py, &keys, &Parts::at(Numbers::of(&addresses)?, Numbers::of(&sizes)?)?, wanted)
     }
 
     /// Reads objects, each into a list of buffers, one after another.
@@ -88,7 +152,7 @@ impl Cache {
         keys: Vec<Bound<'py, PyAny>>,
         places: Vec<Vec<Bound<'py, PyAny>>>,
     ) -> PyResult<Results<'py>> {
-        self.get_all(py, &keys, parts_of(&places, true)?)
+        self.get_all(py, &keys, Parts::given(&places, true)?)
     }
 
     /// The same, into places at addresses: those of its parts, and their sizes.
@@ -96,10 +160,10 @@ impl Cache {
         &self,
         py: Python<'py>,
         keys: Vec<Bound<'py, PyAny>>,
-        addresses: Vec<Vec<usize>>,
-        sizes: Vec<Vec<usize>>,
+        addresses: Bound<'py, PyAny>,
+        sizes: Bound<'py, PyAny>,
     ) -> PyResult<Results<'py>> {
-        self.get_all(py, &keys, parts_at(&addresses, &sizes)?)
+        self.get_all(py, &keys, Parts::at(Numbers::of(&addresses)?, Numbers::of(&sizes)?)?)
     }
 
     /// Bytes of objects, each in a buffer of its own.
@@ -143,15 +207,16 @@ impl Cache {
         &self,
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
-        values: &[Vec<Memory>],
+        values: &Parts,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "values", values.len())?;
+        alike(keys.len(), "values", values.ends.len())?;
         let (keys, options) = (arguments::keys(keys)?, options(wanted));
         let done = self.handles.with(py, |handle| {
-            let parts: Vec<Vec<&[u8]>> =
-                values.iter().map(|parts| parts.iter().map(Memory::bytes).collect()).collect();
-            let items: Vec<_> = keys.iter().copied().zip(parts.iter().map(|p| &p[..])).collect();
+            let parts: Vec<&[u8]> = values.all.iter().map(Memory::bytes).collect();
+            let starts = std::iter::once(0).chain(values.ends.iter().copied());
+            let of_each = starts.zip(&values.ends).map(|(start, end)| &parts[start..*end]);
+            let items: Vec<_> = keys.iter().copied().zip(of_each).collect();
             Ok(handle.put_many_parts(&items, &options))
         })?;
         results(py, done, |()| None::<usize>)
@@ -161,25 +226,23 @@ impl Cache {
         &self,
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
-        mut places: Vec<Vec<Memory>>,
+        mut places: Parts,
     ) -> PyResult<Results<'py>> {
-        alike(keys.len(), "places", places.len())?;
+        alike(keys.len(), "places", places.ends.len())?;
         let keys = arguments::keys(keys)?;
-        places.iter().try_for_each(|parts| Memory::check_apart(parts))?;
-        let apart = Memory::apart(places.iter().flatten());
+        let Parts { all, ends } = &mut places;
+        let apart = Memory::apart(all.iter());
+        if !apart {
+            cut(all, ends).try_for_each(|parts| Memory::check_apart(parts))?;
+        }
         let done = self.handles.with(py, |handle| {
+            let mut parts: Vec<&mut [u8]> = all.iter_mut().map(Memory::bytes_mut).collect();
+            let of_each = keys.iter().copied().zip(cut(&mut parts, ends));
             if !apart {
                 // One after another: the last that is read into a place stays there.
-                let mut read = Vec::new();
-                for (key, parts) in keys.iter().zip(&mut places) {
-                    read.push(handle.get_into_parts(key, &mut slices(parts)));
-                }
-                return Ok(read);
+                return Ok(of_each.map(|(key, parts)| handle.get_into_parts(key, parts)).collect());
             }
-            let mut parts: Vec<Vec<&mut [u8]>> =
-                places.iter_mut().map(|parts| slices(parts)).collect();
-            let mut items: Vec<_> =
-                keys.iter().copied().zip(parts.iter_mut().map(|parts| &mut parts[..])).collect();
+            let mut items: Vec<_> = of_each.collect();
             Ok(handle.get_many_into_parts(&mut items))
         })?;
         results(py, done, |read| read)

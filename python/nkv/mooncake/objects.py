@@ -70,9 +70,8 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores the bytes at addresses."""
-        return self.batch_put_from_multi_buffers(
-            keys, [[at] for at in buffer_ptrs], [[size] for size in sizes], config
-        )
+        wanted = (preferred_rank(config), 0, False)
+        return self._many(len(keys), lambda c: c.put_many_at(keys, buffer_ptrs, sizes, wanted), _ok)
 
     def batch_put_from_multi_buffers(
         self,
@@ -160,9 +159,7 @@ class Objects(Core):
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[int]:
         """Reads values to addresses."""
-        return self.batch_get_into_multi_buffers(
-            keys, [[at] for at in buffer_ptrs], [[size] for size in sizes]
-        )
+        return self._many(len(keys), lambda c: c.get_many_at(keys, buffer_ptrs, sizes), int)
 
     def batch_get_into_multi_buffers(
         self,

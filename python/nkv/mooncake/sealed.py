@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import _nkv, errors
@@ -108,8 +108,12 @@ class Sealed:
 
 
 def _pairs(addresses: Any, sizes: Any) -> Iterator[list[tuple[int, int]]]:
+    """Of each value; addresses and sizes are numbers, or a list for each value."""
     for some, lengths in zip(addresses, sizes, strict=True):
-        yield list(zip(some, lengths, strict=True))
+        if isinstance(some, Iterable):
+            yield list(zip(some, lengths, strict=True))
+        else:
+            yield [(some, lengths)]
 
 
 def _length(parts: Sequence[Any], read: int) -> int:
