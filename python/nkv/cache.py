@@ -24,6 +24,7 @@ from .layouts import (
     fails,
     given,
     listed,
+    of_dst,
     or_none,
 )
 
@@ -211,7 +212,7 @@ class NanoKVCache(AsyncCalls):
         try:
             total = self._c.get_into(key, [given(place), tail])
         except InvalidArgument as error:
-            raise InvalidArgument(f"dst has {place.size} bytes: {error}") from None
+            raise of_dst(key, f"{place.size} bytes: {error}") from None
         check_fit(key, place, total, tail)
         return dst
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .errors import InvalidArgument, NotFound
+from .errors import Error, InvalidArgument, NotFound, of_kind
 
 Key = str | bytes
 Library = Literal["torch", "numpy", "bytes"]
@@ -145,9 +145,13 @@ def check_fit(key: Key, place: arrays.Source, total: int, tail: bytearray) -> No
         return
     if found is None or found[1] != after:
         stored = total - (found[1] if found else 0)
-        raise InvalidArgument(f"dst has {place.size} bytes, the value of {key!r} {stored}")
+        raise of_dst(key, f"{place.size} bytes, the value of {key!r} has {stored}")
     wanted = arrays.parse(place.trailer, place.size + len(place.trailer)) if place.trailer else None
     if wanted is not None and wanted[0].dtype not in (found[0].dtype, "uint8"):
-        raise InvalidArgument(
-            f"dst is of {wanted[0].dtype}, the value of {key!r} is of {found[0].dtype}"
-        )
+        raise of_dst(key, f"type {wanted[0].dtype}, the value of {key!r} {found[0].dtype}")
+
+
+def of_dst(key: Key, has: str) -> Error:
+    """The error of a place that does not fit the value of a key."""
+    name = key.encode() if isinstance(key, str) else key
+    return of_kind("InvalidArgument", f"dst has {has}", name, None)

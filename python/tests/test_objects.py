@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -327,3 +328,25 @@ def test_errors_of_a_batch_stand_in_their_places(handle: nkv.NanoKVCache, key: s
         handle.get_many_into(places)
     read = handle.get_many_into(places, return_errors=True)
     assert (read[0], type(read[1]), read[2]) == (4, nkv.InvalidArgument, None)
+
+
+def test_an_error_names_its_key_and_a_full_rank(handle: nkv.NanoKVCache) -> None:
+    handle.put("error/named", b"stored")
+    calls: list[Callable[[], object]] = [
+        lambda: handle.get("absent"),
+        lambda: handle.get_view("absent"),
+        lambda: handle.get_location("absent"),
+        lambda: handle.remove("absent"),
+        lambda: handle.commit("absent"),
+    ]
+    for call in calls:
+        with pytest.raises(nkv.NotFound) as absent:
+            call()
+        assert absent.value.key == b"absent"
+    for dst in (np.zeros(3, "u1"), np.zeros(300, "u1")):
+        with pytest.raises(nkv.InvalidArgument) as small:
+            handle.get("error/named", dst=dst)
+        assert small.value.key == b"error/named"
+    with pytest.raises(nkv.InvalidArgument, match="log") as large:
+        handle.put("large", np.zeros(1 << 30, "u1"))
+    assert (large.value.key, large.value.rank) == (b"large", 0)

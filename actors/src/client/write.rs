@@ -256,9 +256,10 @@ impl Client {
         self.check_usable()?;
         let key = Key::new(key)?;
         let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
-            Error::not_found(format!("this handle has no open plan for key {key}"))
+            let none = format!("this handle has no open plan for key {key}");
+            Error::not_found(none).about(key.as_bytes())
         })?;
-        self.publish_and_commit(&plan).await.map_err(|e| e.error)
+        self.publish_and_commit(&plan).await.map_err(|e| e.error.about(key.as_bytes()))
     }
 
     async fn open_many(

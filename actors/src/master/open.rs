@@ -182,13 +182,16 @@ impl Master {
         let Some(best) = segment_ids.first().copied() else {
             return Err(Error::internal("no segment was chosen for an object"));
         };
-        let room = self.allocators.get(&best).map_or(0, |b| b.info.layout.arena.len);
-        if open.bytes_total > room {
+        let layout = self.allocators.get(&best).map(|b| b.info.layout).unwrap_or_default();
+        if open.bytes_total > layout.arena.len {
+            let (room, log) = (layout.arena.len, layout.log.len);
             return Err(Error::invalid(format!(
-                "key {key} of {} bytes is larger than the heap of {best} ({room} bytes); raise \
+                "key {key} of {} bytes is larger than what {best} can store: it has {room} bytes \
+                 for plans, and a log of {log}, for objects of a quarter of it at most; raise \
                  --heap-bytes, or leave plans more of it by a lower --log-bytes",
                 open.bytes_total
-            )));
+            ))
+            .at_rank(best.rank));
         }
         for segment_id in segment_ids {
             if taken(self, segment_id) {

@@ -156,10 +156,9 @@ async fn an_object_goes_where_it_fits_and_is_refused_where_it_never_can() {
     assert_eq!(small.meta.at.incarnation, 100);
     let e = granted(bench.ask(opening_of(4, "huge", 9 * UNIT)).await).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::InvalidArgument);
-    assert!(
-        e.message().contains("larger than the heap of segment 1 of rank 0 (32768 bytes)"),
-        "{e}"
-    );
+    let why = "larger than what segment 1 of rank 0 can store: it has 32768 bytes for plans";
+    assert!(e.message().contains(why), "{e}");
+    assert_eq!(e.rank(), Some(0));
     waits.abort();
 }
 
