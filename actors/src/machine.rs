@@ -33,6 +33,29 @@ pub struct NewSegment {
     pub name: Option<Box<dyn Send + Sync>>,
 }
 
+impl NewSegment {
+    /// A segment that other processes do not map.
+    pub fn private(memory: Arc<dyn Memory>) -> Self {
+        Self { memory, file_name: None, name: None }
+    }
+}
+
+/// Where a segment is made.
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    /// In shared memory of this name.
+    Shared(&'a SegmentName),
+    /// In memory of this process.
+    Private,
+    /// Its payloads in the memory of a device, what precedes them in memory of this process.
+    Device {
+        /// Number of the device.
+        ordinal: u32,
+        /// Where the payloads begin.
+        payloads: u64,
+    },
+}
+
 /// Configuration of an agent.
 #[derive(Debug)]
 pub struct AgentConfig {
@@ -73,11 +96,11 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// The id of this process, for display.
     fn pid(&self) -> u32;
 
-    /// Makes a segment of `bytes` zero bytes; without a name it is private to this process. Blocks:
-    /// with `prefault` it takes up to seconds per GiB.
+    /// Makes a segment of `bytes` zero bytes. Blocks: with `prefault` it takes up to seconds per
+    /// GiB.
     fn create(
         &self,
-        name: Option<&SegmentName>,
+        place: Place<'_>,
         bytes: u64,
         prefault: bool,
     ) -> Result<NewSegment, StoreError>;
@@ -139,13 +162,18 @@ impl Machine for OsMachine {
 
     fn create(
         &self,
-        name: Option<&SegmentName>,
+        place: Place<'_>,
         bytes: u64,
         prefault: bool,
     ) -> Result<NewSegment, StoreError> {
-        let Some(name) = name else {
-            let memory = Arc::new(AnonMemory::new(bytes)?);
-            return Ok(NewSegment { memory, file_name: None, name: None });
+        let name = match place {
+            Place::Shared(name) => name,
+            Place::Private => return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?))),
+            Place::Device { .. } => {
+                return Err(StoreError::InvalidConfig(
+                    "this build has no memory of devices".to_string(),
+                ));
+            }
         };
         // Logs what it removes.
         shm::remove_stale();

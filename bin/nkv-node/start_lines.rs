@@ -89,6 +89,12 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
             "local",
             "shm (the memory is private); ",
         ),
+        MemoryChoice::Cuda(ordinal) => (
+            format!("{} of GPU {ordinal}", show_bytes(info.layout.payloads().len)),
+            "shm (cuda was chosen)",
+            "local",
+            "shm (the payloads are in a GPU); ",
+        ),
     };
     let ranks = match info.world_size {
         1 => "this one".to_string(),

@@ -113,6 +113,11 @@ impl HeapConfig {
         arena.offset + arena.len
     }
 
+    /// Where the payloads begin, log and arena: all before is control words.
+    pub fn payloads(&self) -> u64 {
+        self.regions()[RegionKind::Log as usize].offset
+    }
+
     /// The regions in order, each on its own memory pages; an absent one has length 0.
     fn regions(&self) -> [Region; REGIONS] {
         let slots = u64::from(self.slots());

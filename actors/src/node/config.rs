@@ -31,6 +31,9 @@ pub enum MemoryChoice {
     Shm,
     /// This process only; others use tcp.
     Private,
+    /// Payloads in the memory of the GPU with this number, the rest in memory of this process;
+    /// others use tcp.
+    Cuda(u32),
 }
 
 /// Settings of one rank.

@@ -11,7 +11,7 @@ use crate::attachment::Published;
 use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
-use crate::machine::{AgentConfig, DataAgent, Machine, NewSegment};
+use crate::machine::{AgentConfig, DataAgent, Machine, NewSegment, Place};
 use crate::membership::{LinkState, Membership, Siblings};
 use crate::message::{OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
@@ -328,13 +328,17 @@ fn make_memory(
     };
     wanted.validate().map_err(internal)?;
     let bytes = wanted.segment_bytes();
-    let shared = config.memory == MemoryChoice::Shm;
     let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
-    let made = machine.create(shared.then_some(&called), bytes, config.prefault);
+    let place = match config.memory {
+        MemoryChoice::Shm => Place::Shared(&called),
+        MemoryChoice::Private => Place::Private,
+        MemoryChoice::Cuda(ordinal) => Place::Device { ordinal, payloads: wanted.payloads() },
+    };
+    let made = machine.create(place, bytes, config.prefault);
     let NewSegment { memory, file_name, name } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // A node has one socket, named after its first segment.
-    let socket = shared && id == 0;
+    let socket = config.memory == MemoryChoice::Shm && id == 0;
     let socket =
         socket.then(|| SocketFile(called.socket_path(), machine.clone(), ProcessMark::here()));
     Ok(Made { heap, name, file_name, socket })
