@@ -205,9 +205,11 @@ impl From<StoreError> for Error {
             StoreError::NotEnoughMemory(_) | StoreError::ArenaFull { .. } => ErrorKind::OutOfMemory,
             StoreError::WrongState { .. } => ErrorKind::Reclaimed,
             StoreError::InUse(_) => ErrorKind::NotReady,
+            StoreError::Unsupported(_) => ErrorKind::Unsupported,
             StoreError::OutOfBounds { .. }
             | StoreError::Misaligned { .. }
             | StoreError::BadSegment(_)
+            | StoreError::Device(_)
             | StoreError::Os { .. } => ErrorKind::Internal,
         };
         Self::caused_by(kind, e)

@@ -63,6 +63,12 @@ pub enum StoreError {
         /// What was refused, and why.
         refused: String,
     },
+    /// An access that this kind of memory cannot serve, with the remedy in the text.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A call of a device's driver failed, with numbers and remedy in the text.
+    #[error("{0}")]
+    Device(String),
     /// A system call failed.
     #[error("{call} on {path}: {source}")]
     Os {
@@ -86,8 +92,11 @@ impl StoreError {
     }
 
     /// `OutOfBounds` unless `len` bytes at `offset` are inside the segment.
+    ///
+    /// # Errors
+    /// As said.
     #[inline]
-    pub(crate) fn check_bounds(
+    pub fn check_bounds(
         what: &'static str,
         offset: u64,
         len: u64,

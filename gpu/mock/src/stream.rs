@@ -1,0 +1,218 @@
+//! Streams: each is a thread that runs its operations in order, each after a delay, so that those
+//! of two streams end in any order. Bytes move when an operation runs, not when it is queued.
+
+use crate::calls::{driver_calls, give};
+use crate::state::{next_number, state};
+use crate::{Outcome, code, settings};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+type Operation = Box<dyn FnOnce() + Send>;
+
+/// Counts up, and can be waited for: operations of a stream that ran, or recordings of an event.
+#[derive(Default)]
+pub struct Counter {
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Counter {
+    fn add_one(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
+    }
+
+    fn wait_for(&self, wanted: u64) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let reached = self.changed.wait_while(count, |count| *count < wanted);
+        drop(reached.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn now(&self) -> u64 {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream: where its operations go, and how many were queued and have run.
+pub struct Stream {
+    queue: Mutex<(Sender<Operation>, u64)>,
+    ran: Arc<Counter>,
+}
+
+/// An event: how often it was recorded, and how often that has run.
+#[derive(Default)]
+pub struct Event {
+    queued: Mutex<u64>,
+    ran: Counter,
+}
+
+impl Stream {
+    fn start(number: u64) -> Result<Self, u32> {
+        let (sender, queue) = channel::<Operation>();
+        let ran = Arc::new(Counter::default());
+        let (done, mut delays) = (ran.clone(), Delays::of_stream(number));
+        let body = move || {
+            for operation in queue {
+                std::thread::sleep(delays.next_delay());
+                operation();
+                done.add_one();
+            }
+        };
+        let thread = std::thread::Builder::new().name("mock-stream".to_string());
+        thread.spawn(body).map_err(|_| code::OPERATING_SYSTEM)?;
+        Ok(Self { queue: Mutex::new((sender, 0)), ran })
+    }
+
+    /// Queues an operation.
+    pub fn push(&self, operation: impl FnOnce() + Send + 'static) -> Outcome {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.0.send(Box::new(operation)).map_err(|_| code::INVALID_HANDLE)?;
+        queue.1 += 1;
+        Ok(())
+    }
+
+    /// Returns when what is queued now has run.
+    fn synchronize(&self) {
+        let queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner).1;
+        self.ran.wait_for(queued);
+    }
+}
+
+/// Delays of one stream, a sequence of its seed.
+struct Delays {
+    word: u64,
+    longest_us: u64,
+}
+
+impl Delays {
+    fn of_stream(number: u64) -> Self {
+        let seed: u64 = settings::number("MOCK_CUDA_SEED", 1);
+        let word = (seed ^ number.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Self { word, longest_us: settings::number("MOCK_CUDA_DELAY_US", 300) }
+    }
+
+    fn next_delay(&mut self) -> Duration {
+        self.word ^= self.word << 13;
+        self.word ^= self.word >> 7;
+        self.word ^= self.word << 17;
+        Duration::from_micros(self.word % (self.longest_us + 1))
+    }
+}
+
+/// The stream of a handle. The legacy default stream, 0, is not built.
+pub fn stream(handle: u64) -> Result<Arc<Stream>, u32> {
+    state().streams.get(&handle).cloned().ok_or(code::INVALID_HANDLE)
+}
+
+fn event(handle: u64) -> Result<Arc<Event>, u32> {
+    state().events.get(&handle).cloned().ok_or(code::INVALID_HANDLE)
+}
+
+/// Queues a copy. The device's sides were checked.
+fn copy(handle: u64, into: u64, from: u64, bytes: usize) -> Outcome {
+    stream(handle)?.push(move || {
+        // SAFETY: the device's side was in a mapped range when the copy was queued, and the other
+        // is the caller's; both stay valid until the stream was waited for.
+        unsafe { (into as *mut u8).copy_from(from as *const u8, bytes) };
+    })
+}
+
+driver_calls! {
+    Context cuStreamCreate(into: *mut u64, flags: c_uint) {
+        if flags > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let number = next_number();
+        let stream = Stream::start(number)?;
+        give(into, number)?;
+        state().streams.insert(number, Arc::new(stream));
+        Ok(())
+    }
+    Context cuStreamDestroy_v2(handle: u64) {
+        // What is queued still runs, as with the real call.
+        state().streams.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+    Context cuStreamSynchronize(handle: u64) {
+        stream(handle)?.synchronize();
+        Ok(())
+    }
+    Context cuCtxSynchronize() {
+        let all: Vec<_> = state().streams.values().cloned().collect();
+        all.iter().for_each(|stream| stream.synchronize());
+        Ok(())
+    }
+    Context cuMemcpyHtoDAsync_v2(into: u64, from: *const c_void, bytes: usize, handle: u64) {
+        state().check_device(into, bytes)?;
+        copy(handle, into, from as u64, bytes)
+    }
+    Context cuMemcpyDtoHAsync_v2(into: *mut c_void, from: u64, bytes: usize, handle: u64) {
+        state().check_device(from, bytes)?;
+        copy(handle, into as u64, from, bytes)
+    }
+    Context cuMemcpyDtoDAsync_v2(into: u64, from: u64, bytes: usize, handle: u64) {
+        state().check_device(into, bytes)?;
+        state().check_device(from, bytes)?;
+        copy(handle, into, from, bytes)
+    }
+    Context cuMemcpyBatchAsync(
+        into: *const u64, from: *const u64, sizes: *const usize, count: usize,
+        _attributes: *const c_void, _indices: *const usize, _attribute_count: usize,
+        failed: *mut usize, handle: u64
+    ) {
+        // SAFETY: the caller passes three lists of `count` elements.
+        let lists = unsafe {
+            let into = std::slice::from_raw_parts(into, count);
+            let from = std::slice::from_raw_parts(from, count);
+            (into, from, std::slice::from_raw_parts(sizes, count))
+        };
+        for at in 0..count {
+            let (into, from, bytes) = (lists.0[at], lists.1[at], lists.2[at]);
+            // One side at least is the device's; the other may be pageable.
+            let checked = {
+                let state = state();
+                state.check_device(into, bytes).or_else(|_| state.check_device(from, bytes))
+            };
+            if let Err(e) = checked.and_then(|()| copy(handle, into, from, bytes)) {
+                give(failed, at)?;
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+    Context cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
+        let known = target == 0 && (scope == 100 || scope == 200);
+        if known { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+    Context cuEventCreate(into: *mut u64, _flags: c_uint) {
+        let number = next_number();
+        give(into, number)?;
+        state().events.insert(number, Arc::default());
+        Ok(())
+    }
+    Context cuEventDestroy_v2(handle: u64) {
+        state().events.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+    Context cuEventRecord(handle: u64, of: u64) {
+        let (event, stream) = (event(handle)?, stream(of)?);
+        *event.queued.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        stream.push(move || event.ran.add_one())
+    }
+    Context cuEventQuery(handle: u64) {
+        let event = event(handle)?;
+        let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        if event.ran.now() >= queued { Ok(()) } else { Err(code::NOT_READY) }
+    }
+    Context cuEventSynchronize(handle: u64) {
+        let event = event(handle)?;
+        let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        event.ran.wait_for(queued);
+        Ok(())
+    }
+    Context cuStreamWaitEvent(waiting: u64, handle: u64, _flags: c_uint) {
+        let (event, stream) = (event(handle)?, stream(waiting)?);
+        let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.push(move || event.ran.wait_for(queued))
+    }
+}

@@ -1,0 +1,132 @@
+//! What can go wrong with the driver, and what to do about it.
+
+use super::OLDEST_VERSION;
+use nkv_store::StoreError;
+
+/// The driver cannot be used, or a call of it failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// The library is not there, or is no library.
+    #[error(
+        "the CUDA driver library cannot be loaded ({why}): install the NVIDIA driver, or start \
+         the container with its GPUs, as in docker run --gpus all"
+    )]
+    NoLibrary {
+        /// What the dynamic linker reported.
+        why: String,
+    },
+    /// An old driver, or another library under its name.
+    #[error(
+        "the CUDA driver library has no {symbol}: nkv needs a driver for CUDA {} or later; \
+         nvidia-smi shows the one that is installed",
+        spelled(OLDEST_VERSION)
+    )]
+    MissingSymbol {
+        /// The first symbol that is missing.
+        symbol: &'static str,
+    },
+    /// A driver older than [`OLDEST_VERSION`].
+    #[error(
+        "the NVIDIA driver is for CUDA {}, and nkv needs one for CUDA {} or later: update it",
+        spelled(*.version),
+        spelled(OLDEST_VERSION)
+    )]
+    TooOld {
+        /// Its version.
+        version: i32,
+    },
+    /// A driver without devices.
+    #[error(
+        "the NVIDIA driver finds no GPU: compare nvidia-smi -L with CUDA_VISIBLE_DEVICES of this \
+         process, which must not be empty"
+    )]
+    NoDevice,
+    /// A device number beyond the last.
+    #[error(
+        "there is no GPU {ordinal}: this process can use {devices}, counted from 0; LOCAL_RANK \
+         must be below that, and CUDA_VISIBLE_DEVICES limits it"
+    )]
+    NoSuchDevice {
+        /// The number asked for.
+        ordinal: u32,
+        /// How many there are.
+        devices: u32,
+    },
+    /// A device that lacks what is needed.
+    #[error("GPU {ordinal} ({name}) lacks {lacks}")]
+    Lacks {
+        /// Its number.
+        ordinal: u32,
+        /// Its name.
+        name: String,
+        /// What is lacking, and the remedy.
+        lacks: String,
+    },
+    /// A device used in a child made by fork.
+    #[error(
+        "CUDA cannot be used in a process that was forked after the GPU was opened: open it in \
+         the child, or start the child by exec (Python: multiprocessing's \"spawn\")"
+    )]
+    Forked,
+    /// A request that cannot be served, with the numbers.
+    #[error("{0}")]
+    Invalid(String),
+    /// The driver returned an error.
+    #[error("{call} failed with {name} ({code}), {about}: {}", advice(*.code))]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The error's number.
+        code: u32,
+        /// The error's name.
+        name: String,
+        /// What the call was for, with the sizes.
+        about: String,
+    },
+}
+
+impl From<DriverError> for StoreError {
+    fn from(e: DriverError) -> Self {
+        Self::Device(e.to_string())
+    }
+}
+
+/// 12080 as 12.8.
+fn spelled(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// What to do about an error of the driver.
+fn advice(code: u32) -> &'static str {
+    match code {
+        1 => "nkv passed a value that this driver refuses; report it with the driver's version",
+        2 => {
+            "the GPU has too little free memory; give the segment fewer bytes or free some \
+             (nvidia-smi shows who uses it)"
+        }
+        3 | 4 => {
+            "the driver is not initialised in this process; open the GPU after a fork, not before, \
+             and not while the process exits"
+        }
+        36 => "the GPU is in a state of lost isolation; restart the process",
+        46 | 101 => "the GPU is busy or in exclusive mode; nvidia-smi -q -d COMPUTE shows it",
+        100 => {
+            "no GPU can be used; compare nvidia-smi -L with CUDA_VISIBLE_DEVICES of this process"
+        }
+        201 | 709 => "the GPU's context is gone; another library of this process reset the device",
+        304 => "the operating system refused; check the limits of open files and locked memory",
+        700..=719 => {
+            "the GPU's context is lost with all of its memory; a kernel of this process failed \
+             before: restart the process, and run it under compute-sanitizer"
+        }
+        800 | 801 => {
+            "this GPU, driver or container does not allow it; nkv doctor lists what it has"
+        }
+        802 => "the GPUs' fabric is not ready; check that nvidia-fabricmanager runs",
+        803 | 804 => {
+            "the driver library does not fit the kernel module; restart the host after an update, \
+             or use a container that fits the driver"
+        }
+        _ => "see dmesg for lines with NVRM or Xid, and restart the process",
+    }
+}

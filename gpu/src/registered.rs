@@ -1,0 +1,64 @@
+//! Host memory that kernels of a device access: a segment's control words.
+
+use crate::driver::{Device, DriverError};
+use nkv_store::memory::{HostMemory, Memory};
+use std::sync::Arc;
+
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
+const PORTABLE_AND_MAPPED: u32 = 0x1 | 0x2;
+
+/// Registration of one process's mapping of a host memory with one device; undone when dropped.
+#[derive(Debug)]
+pub struct RegisteredHost {
+    device: Arc<Device>,
+    memory: HostMemory,
+    address: u64,
+}
+
+impl RegisteredHost {
+    /// Pins what the CPU can access of `memory`, and maps it for the device.
+    ///
+    /// # Errors
+    /// If there is nothing of that kind, or the driver refuses.
+    pub fn new(device: &Arc<Device>, memory: Arc<dyn Memory>) -> Result<Self, DriverError> {
+        let memory = HostMemory::of(memory).ok_or_else(|| {
+            let why = "only host memory can be registered with a GPU, and this memory has none";
+            DriverError::Invalid(why.to_string())
+        })?;
+        let (base, len) = (memory.words().base().as_ptr(), memory.words().len());
+        let about = || format!("for {len} bytes of host memory on GPU {}", device.ordinal());
+        let current = device.enter()?;
+        // SAFETY: the range is mapped as long as `memory`, which is kept, lives.
+        let rc = unsafe {
+            (device.api().cuMemHostRegister_v2)(base.cast(), len as usize, PORTABLE_AND_MAPPED)
+        };
+        current.check("cuMemHostRegister", rc, about)?;
+        // From here on `drop` undoes the registration.
+        let mut made = Self { device: device.clone(), memory, address: 0 };
+        let into = &mut made.address;
+        // SAFETY: registered above with device mapping; the number lives until the call returns.
+        let rc = unsafe { (device.api().cuMemHostGetDevicePointer_v2)(into, base.cast(), 0) };
+        current.check("cuMemHostGetDevicePointer", rc, about)?;
+        Ok(made)
+    }
+
+    /// Address of its first byte for kernels of the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes registered.
+    pub fn bytes(&self) -> u64 {
+        self.memory.words().len()
+    }
+}
+
+impl Drop for RegisteredHost {
+    fn drop(&mut self) {
+        let Some(current) = self.device.enter_to_drop() else { return };
+        let base = self.memory.words().base().as_ptr();
+        // SAFETY: registered by `new`, once; the mapping still exists.
+        let rc = unsafe { (current.api().cuMemHostUnregister)(base.cast()) };
+        self.device.log_failure("cuMemHostUnregister", rc);
+    }
+}

@@ -1,0 +1,168 @@
+//! VRAM as a memory of the store: payloads of a segment whose control words are host memory.
+
+use super::DeviceRange;
+use super::lane::Lane;
+use crate::driver::DriverError;
+use cudarc::driver::sys::{
+    CUflushGPUDirectRDMAWritesScope_enum as Scope, CUflushGPUDirectRDMAWritesTarget_enum as Target,
+};
+use nkv_store::{Export, Memory, StoreError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Lanes kept for later copies; more are made while more threads copy.
+const KEPT_LANES: usize = 4;
+
+/// Copies to and from it are complete when they return. The CPU has no atomics there.
+#[derive(Debug)]
+pub struct VramMemory {
+    // Dropped before the range that they copy to.
+    lanes: Mutex<Vec<Lane>>,
+    dma_buf: Option<OwnedFd>,
+    /// A flush that failed: what was written may be lost, so every later access fails.
+    lost: OnceLock<String>,
+    range: Arc<dyn DeviceRange>,
+}
+
+impl VramMemory {
+    /// Memory of all bytes of the range.
+    ///
+    /// # Errors
+    /// Those of the driver, for its first stream and pinned host memory.
+    pub fn new(range: Arc<dyn DeviceRange>) -> Result<Self, DriverError> {
+        let lanes = Mutex::new(vec![Lane::new(range.device())?]);
+        let dma_buf = range.dma_buf();
+        Ok(Self { lanes, dma_buf, lost: OnceLock::new(), range })
+    }
+
+    /// The range itself, for kernels.
+    pub fn range(&self) -> &Arc<dyn DeviceRange> {
+        &self.range
+    }
+
+    /// Runs a copy of `len` bytes at `offset` on a lane of its own.
+    fn copy(
+        &self,
+        what: &'static str,
+        offset: u64,
+        len: usize,
+        copy: impl FnOnce(&Lane, u64) -> Result<(), DriverError>,
+    ) -> Result<(), StoreError> {
+        StoreError::check_bounds(what, offset, len as u64, self.len())?;
+        if let Some(why) = self.lost.get() {
+            return Err(StoreError::Device(why.clone()));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let free = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let lane = match free {
+            Some(lane) => lane,
+            None => Lane::new(self.range.device())?,
+        };
+        // After an error the lane is dropped, which waits for its stream.
+        copy(&lane, self.range.address() + offset)?;
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if lanes.len() < KEPT_LANES {
+            lanes.push(lane);
+        }
+        Ok(())
+    }
+
+    fn flush_rdma_writes(&self) -> Result<(), DriverError> {
+        let device = self.range.device();
+        let attributes = device.attributes();
+        if !attributes.needs_flush() || !attributes.host_can_flush() {
+            return Ok(());
+        }
+        let current = device.enter()?;
+        // SAFETY: flushes writes to this device, whose context is current.
+        let rc = unsafe {
+            (current.api().cuFlushGPUDirectRDMAWrites)(
+                Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+            )
+        };
+        let about = || format!("for {} bytes of VRAM", self.len());
+        current.check("cuFlushGPUDirectRDMAWrites", rc, about)
+    }
+
+    fn aligned(offset: u64) -> Result<(), StoreError> {
+        if offset.is_multiple_of(8) { Ok(()) } else { Err(StoreError::Misaligned { offset }) }
+    }
+
+    fn no_atomics(&self, what: &'static str, offset: u64) -> Result<u64, StoreError> {
+        StoreError::check_bounds(what, offset, 8, self.len())?;
+        Self::aligned(offset)?;
+        Err(StoreError::Unsupported(format!(
+            "{what} at offset {offset} of {} bytes of VRAM: the CPU has no atomics there; keep \
+             words that it changes in the segment's host memory, or change them in a kernel",
+            self.len()
+        )))
+    }
+}
+
+impl Memory for VramMemory {
+    fn len(&self) -> u64 {
+        self.range.bytes()
+    }
+
+    fn export(&self) -> Export {
+        let address = self.range.address();
+        self.dma_buf.as_ref().map_or(Export::Private, |fd| Export::DmaBuf {
+            fd: fd.as_raw_fd(),
+            offset: 0,
+            address,
+        })
+    }
+
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        let len = dst.len();
+        self.copy("read", offset, len, |lane, address| lane.read(address, dst))
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.copy("write", offset, src.len(), |lane, address| lane.write(address, src))
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        let mut word = [0; 8];
+        StoreError::check_bounds("word", offset, 8, self.len())?;
+        Self::aligned(offset)?;
+        self.copy("word", offset, 8, |lane, address| lane.read(address, &mut word))?;
+        fence(Ordering::Acquire);
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        StoreError::check_bounds("word", offset, 8, self.len())?;
+        Self::aligned(offset)?;
+        // Copies that were made before are complete, RDMA writes need not be.
+        self.flush();
+        let word = value.to_ne_bytes();
+        self.copy("word", offset, 8, |lane, address| lane.write(address, &word))
+    }
+
+    fn compare_swap(&self, offset: u64, _: u64, _: u64) -> Result<u64, StoreError> {
+        self.no_atomics("compare-and-swap", offset)
+    }
+
+    fn fetch_add(&self, offset: u64, _: u64) -> Result<u64, StoreError> {
+        self.no_atomics("fetch-and-add", offset)
+    }
+
+    /// No stream is waited for: each copy was when it was made.
+    fn flush(&self) {
+        fence(Ordering::SeqCst);
+        if let Err(e) = self.flush_rdma_writes() {
+            tracing::error!("{e}; no byte of this VRAM is read or written any more");
+            let _ = self.lost.set(e.to_string());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Tests of the driver and VRAM against a stand-in for the driver library (gpu/mock). A process
+//! loads that library once and for good, so each test starts this program again as a task with an
+//! environment of its own; without a task it runs the tests.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(unsafe_code, reason = "tasks fork, and allocate as PyTorch does")]
+
+mod conformance;
+mod failures;
+mod memory;
+mod opening;
+mod processes;
+mod start;
+mod task;
+
+use libtest_mimic::{Arguments, Trial};
+use std::process::ExitCode;
+
+/// Functions of a module as tests, each by its path.
+macro_rules! trials {
+    ($($module:ident { $($name:ident),+ $(,)? })+) => {
+        vec![$($(Trial::test(concat!(stringify!($module), "::", stringify!($name)), || {
+            $module::$name();
+            Ok(())
+        }),)+)+]
+    };
+}
+
+fn main() -> ExitCode {
+    if let Some(ended) = task::run() {
+        return ended;
+    }
+    let mut all = trials! {
+        opening {
+            no_library_is_an_error_that_says_what_to_install,
+            a_file_that_is_no_library_is_an_error,
+            each_missing_symbol_is_named,
+            a_driver_that_is_too_old_is_refused,
+            an_error_of_init_has_its_name_number_and_remedy,
+            no_device_is_an_error,
+            a_device_beyond_the_last_is_refused,
+            a_device_without_what_vram_needs_is_refused,
+            the_device_lists_what_it_can_do,
+        }
+        memory {
+            nothing_is_left_after_a_good_run,
+            the_context_of_the_caller_is_current_again,
+            memory_is_exported_as_a_dma_buf_where_the_device_can,
+            more_than_there_is_and_nothing_at_all_are_refused,
+            a_tensor_of_this_process_needs_no_mapping,
+            memory_that_the_older_calls_do_not_export_is_refused,
+            registered_host_memory_has_an_address_for_kernels,
+            rdma_writes_are_flushed_where_they_are_not_ordered,
+            threads_copy_at_the_same_time,
+            i4_payload_in_vram_is_visible_before_the_control_word,
+        }
+        failures {
+            each_call_that_fails_is_a_clear_error_and_nothing_is_left,
+            a_flush_that_fails_stops_every_later_access,
+        }
+        processes {
+            two_processes_see_each_others_bytes,
+            memory_outlives_its_owner_that_was_killed,
+            a_tensor_of_another_process_is_mapped,
+            a_forked_child_gets_an_error_and_gives_nothing_back,
+        }
+        conformance {
+            vram_and_host_memory_answer_alike,
+            copies_larger_than_a_piece_are_whole,
+        }
+    };
+    let arguments = Arguments::from_args();
+    all.sort_by(|a, b| a.name().cmp(b.name()));
+    libtest_mimic::run(&arguments, all).exit_code()
+}
