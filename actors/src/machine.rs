@@ -2,6 +2,8 @@
 //! plane's agent, and connections to agents. [`OsMachine`] is the real one; a simulation provides
 //! its own. It moves no payload and knows neither keys nor plans.
 
+mod device;
+
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::threads::sleep_shortly;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
@@ -105,6 +107,14 @@ pub trait Machine: Send + Sync + fmt::Debug {
         prefault: bool,
     ) -> Result<NewSegment, StoreError>;
 
+    /// What the GPU with this number is, if a segment's payloads can be placed there.
+    ///
+    /// # Errors
+    /// Why not, and what to do about it.
+    fn device(&self, ordinal: u32) -> Result<String, StoreError> {
+        Err(StoreError::Device(format!("this machine has no GPU {ordinal}")))
+    }
+
     /// Attaches to a segment of another process of this host.
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError>;
 
@@ -169,10 +179,8 @@ impl Machine for OsMachine {
         let name = match place {
             Place::Shared(name) => name,
             Place::Private => return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?))),
-            Place::Device { .. } => {
-                return Err(StoreError::InvalidConfig(
-                    "this build has no memory of devices".to_string(),
-                ));
+            Place::Device { ordinal, payloads } => {
+                return device::create(ordinal, payloads, bytes);
             }
         };
         // Logs what it removes.
@@ -183,6 +191,10 @@ impl Machine for OsMachine {
         let memory = shm::attach(named.file_name(), false)?;
         let file_name = Some(named.file_name().to_string());
         Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })
+    }
+
+    fn device(&self, ordinal: u32) -> Result<String, StoreError> {
+        device::describe(ordinal)
     }
 
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {

@@ -69,7 +69,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         cleanup.set(node.files());
         // Before the ready line: its reader may send a request at once.
         readiness.set(Phase::Running(node.clone()));
-        start_lines::joined(&settings, &node, http);
+        start_lines::joined(&node, http);
         start_lines::print_ready(&settings, node.info(), http);
         keep_port(&mut settings, node.info());
         let outcome = serve(&node, &settings, (&readiness, &cleanup), &mut signals).await;

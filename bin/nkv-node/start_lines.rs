@@ -55,7 +55,7 @@ fn pages_shown(node: &NodeConfig, segment: &str) -> String {
 
 /// Logs the lines after joining: every address, what was found here, and why other choices were not
 /// taken.
-pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
+pub(crate) fn joined(node: &Node, http: Option<SocketAddr>) {
     let (info, trusted) = (node.info(), node.credentials().shown());
     tracing::info!(
         control = %info.control,
@@ -65,33 +65,33 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
         who_may_connect = %trusted,
         "joined"
     );
-    for (name, text) in found(&settings.node, info) {
+    for (name, text) in found(node.config(), info) {
         tracing::debug!("{name}: {text}");
     }
 }
 
 fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     let (memory, other, transports, unused) = match node.memory {
-        MemoryChoice::Shm => (
+        MemoryChoice::Shm | MemoryChoice::Auto(_) => (
             format!(
                 "shm, /dev/shm/{} of {}, {}",
                 info.memory.name().unwrap_or_default(),
                 show_bytes(info.layout.segment_bytes),
                 pages_shown(node, info.memory.name().unwrap_or_default())
             ),
-            "private (shm was chosen)",
+            "cuda, private (dram was chosen)",
             "local, shm",
             "",
         ),
         MemoryChoice::Private => (
             format!("private, {}", show_bytes(info.layout.segment_bytes)),
-            "shm (private was chosen)",
+            "dram, cuda (private was chosen)",
             "local",
             "shm (the memory is private); ",
         ),
         MemoryChoice::Cuda(ordinal) => (
             format!("{} of GPU {ordinal}", show_bytes(info.layout.payloads().len)),
-            "shm (cuda was chosen)",
+            "dram, private (cuda was chosen)",
             "local",
             "shm (the payloads are in a GPU); ",
         ),
@@ -114,7 +114,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     [
         ("ranks", ranks),
         ("memory", memory),
-        ("memory not chosen", format!("{other}; vram (not in this build)")),
+        ("memory not chosen", other.to_string()),
         ("transports", format!("{transports}, {by_devices}tcp")),
         ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),

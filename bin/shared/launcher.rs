@@ -59,6 +59,8 @@ pub struct Launcher {
     pub rank: u32,
     /// Ranks in all.
     pub world_size: u32,
+    /// This process's number among the ranks of its host, if the launcher sets it.
+    pub local_rank: Option<u32>,
     /// Ranks on this host, if the launcher sets it.
     pub local_world_size: Option<u32>,
     /// Host of rank 0, if the launcher sets it.
@@ -177,8 +179,13 @@ fn facts(
             (one_host.then_some(world_size), Some(hosts.first))
         }
     };
+    let local_rank = match family {
+        Family::Torchrun => optional_number(env, "LOCAL_RANK")?,
+        Family::OpenMpi => optional_number(env, "OMPI_COMM_WORLD_LOCAL_RANK")?,
+        Family::Slurm => optional_number(env, "SLURM_LOCALID")?,
+    };
     let one_host = world_size == 1 || local_world_size == Some(world_size);
-    Ok(Launcher { family, rank, world_size, local_world_size, master_host, one_host })
+    Ok(Launcher { family, rank, world_size, local_rank, local_world_size, master_host, one_host })
 }
 
 fn number(env: &Env, name: &'static str) -> Result<u32, LauncherError> {

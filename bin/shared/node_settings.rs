@@ -41,9 +41,14 @@ pub struct SettingFlags {
     /// memory there is, shared by the ranks of this host, at most 1GiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub heap_bytes: Option<String>,
-    /// Shared memory, or memory of this process only [default: shm]
-    #[arg(long, value_name = "shm|private", allow_hyphen_values = true)]
+    /// Where payloads lie: shared memory of this host (also called shm), a GPU, a GPU if there is
+    /// one that can be used, or memory of this process alone [default: dram]
+    #[arg(long, value_name = "dram|cuda|auto|private", allow_hyphen_values = true)]
     pub memory: Option<String>,
+    /// Number of that GPU among those that this process can use [default: the rank on this host, as
+    /// torchrun, Open MPI or Slurm number it, or 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub gpu: Option<String>,
     /// Touch every page at start, so that memory is refused then or never [default: true]
     #[arg(long, overrides_with = "no_prefault")]
     pub prefault: bool,

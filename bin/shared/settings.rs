@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use values::{Devices, boolean, either, http_address, job_name, number, watermarks};
+use values::{Devices, boolean, http_address, job_name, number, one_of, watermarks};
 
 pub use resolve::Line;
 
@@ -119,7 +119,7 @@ pub fn resolve(given: &Given, env: &Env, machine: Machine) -> Result<Settings, S
     let http = SocketAddr::new(loopback_like(node.listen), 0);
     let http = r.take_unless("http", "off", http_address, Some(http))?;
     node.heap_bytes = heap_bytes(&mut r, &node, launcher, machine)?;
-    heap_use(&mut r, &mut node)?;
+    heap_use(&mut r, &mut node, launcher)?;
     limits(&mut r, &mut node)?;
     node.secret = secret(&mut r, env)?;
     if node.listen.is_loopback() && launcher.is_some_and(|l| !l.one_host) {
@@ -140,7 +140,7 @@ pub fn resolve(given: &Given, env: &Env, machine: Machine) -> Result<Settings, S
         rejoins: r.take("rejoins", number, DEFAULT_REJOINS)?,
         threads: threads(&mut r, machine)?,
         log: r.take("log", |text| Ok(text.to_string()), DEFAULT_LOG.to_string())?,
-        log_format: match r.take("log_format", either("text", "json"), "text")? {
+        log_format: match r.take("log_format", one_of(["text", "json"]), "text")? {
             "json" => LogFormat::Json,
             _ => LogFormat::Text,
         },
@@ -237,8 +237,18 @@ fn master_host(
     r.take_or("master_addr", values::host, host, &source)
 }
 
-fn heap_use(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
-    node.memory = match r.take("memory", either("shm", "private"), "shm")? {
+fn heap_use(
+    r: &mut Resolver,
+    node: &mut NodeConfig,
+    launcher: Option<&Launcher>,
+) -> Result<(), String> {
+    let from = launcher.map_or("default".to_string(), |l| l.family.to_string());
+    let local_rank = launcher.and_then(|l| l.local_rank).unwrap_or(0);
+    let gpu = r.take_or("gpu", number, local_rank, &from)?;
+    let memories = one_of(["dram", "shm", "cuda", "auto", "private"]);
+    node.memory = match r.take("memory", memories, "dram")? {
+        "cuda" => MemoryChoice::Cuda(gpu),
+        "auto" => MemoryChoice::Auto(gpu),
         "private" => MemoryChoice::Private,
         _ => MemoryChoice::Shm,
     };

@@ -34,6 +34,8 @@ pub enum MemoryChoice {
     /// Payloads in the memory of the GPU with this number, the rest in memory of this process;
     /// others use tcp.
     Cuda(u32),
+    /// That GPU if it can be used, else `Shm`: decided at start, and logged.
+    Auto(u32),
 }
 
 /// Settings of one rank.

@@ -323,14 +323,14 @@ fn make_memory(
     };
     let internal = |e: StoreError| match e {
         StoreError::NotEnoughMemory(text) => StartError::HeapTooLarge(text),
-        StoreError::InvalidConfig(text) => StartError::Config(text),
+        StoreError::InvalidConfig(text) | StoreError::Device(text) => StartError::Config(text),
         other => StartError::Internal(other.to_string()),
     };
     wanted.validate().map_err(internal)?;
     let bytes = wanted.segment_bytes();
     let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
     let place = match config.memory {
-        MemoryChoice::Shm => Place::Shared(&called),
+        MemoryChoice::Shm | MemoryChoice::Auto(_) => Place::Shared(&called),
         MemoryChoice::Private => Place::Private,
         MemoryChoice::Cuda(ordinal) => Place::Device { ordinal, payloads: wanted.payloads() },
     };

@@ -45,14 +45,13 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     Ok(text.to_string())
 }
 
-/// One of two names.
-pub(super) fn either(
-    one: &'static str,
-    other: &'static str,
+/// One of some names.
+pub(super) fn one_of<const N: usize>(
+    names: [&'static str; N],
 ) -> impl Fn(&str) -> Result<&'static str, String> {
     move |text| {
-        let named = [one, other].into_iter().find(|name| *name == text);
-        named.ok_or_else(|| format!("{one} or {other} is expected"))
+        let named = names.into_iter().find(|name| *name == text);
+        named.ok_or_else(|| format!("{} is expected", names.join(" or ")))
     }
 }
 

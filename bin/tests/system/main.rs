@@ -7,6 +7,7 @@ mod cli;
 mod cluster_process;
 mod drain;
 mod fork;
+mod gpu;
 mod launcher;
 mod load;
 mod lost_ack;

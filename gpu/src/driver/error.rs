@@ -43,8 +43,8 @@ pub enum DriverError {
     NoDevice,
     /// A device number beyond the last.
     #[error(
-        "there is no GPU {ordinal}: this process can use {devices}, counted from 0; LOCAL_RANK \
-         must be below that, and CUDA_VISIBLE_DEVICES limits it"
+        "there is no GPU {ordinal}: this process can use {devices}, counted from 0; --gpu, \
+         which is LOCAL_RANK by default, must be below that, and CUDA_VISIBLE_DEVICES limits it"
     )]
     NoSuchDevice {
         /// The number asked for.

@@ -1,31 +1,12 @@
 //! Starts this program as a task, with the library that it is to load.
 
+use crate::stand_in::library;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// Environment variable with the task's name.
 pub const TASK: &str = "NKV_GPU_TEST_TASK";
-
-/// The stand-in as a file. Cargo builds no library for the tests of another package, so it is
-/// built here, beside what cargo built before, which takes no time if nothing has changed.
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = std::env::current_exe().unwrap();
-        // TARGET/debug/deps/driver-0123
-        let target = program.ancestors().nth(3).unwrap().join("mock-cuda");
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--locked", "--quiet", "-p", "nkv-mock-cuda", "--target-dir"]);
-        command.arg(&target).current_dir(env!("CARGO_MANIFEST_DIR"));
-        let made = command.output().unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        target.join("debug/libnkv_mock_cuda.so")
-    })
-}
 
 /// A task, its environment, and a folder for its library and files.
 pub struct Start {
@@ -77,7 +58,7 @@ impl Start {
     pub fn task(name: &str) -> Self {
         let start = Self::without_library(name);
         for file in ["libcuda.so", "libcuda.so.1"] {
-            std::fs::copy(built(), start.folder.path().join(file)).unwrap();
+            std::fs::copy(library(), start.folder.path().join(file)).unwrap();
         }
         start
     }
@@ -110,7 +91,7 @@ impl Start {
     /// With a library that lacks a symbol: its name is changed in the file.
     pub fn without_symbol(self, symbol: &str) -> Self {
         let name = format!("\0{symbol}\0").into_bytes();
-        let mut bytes = std::fs::read(built()).unwrap();
+        let mut bytes = std::fs::read(library()).unwrap();
         let found: Vec<usize> =
             (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(&name)).collect();
         assert!(!found.is_empty(), "{symbol} is no symbol of the library");

@@ -1,0 +1,112 @@
+//! `nkv-node --memory cuda` and `auto`, with a stand-in for the driver library and without one.
+
+#[path = "../../../gpu/tests/stand_in.rs"]
+mod stand_in;
+
+use crate::cluster_process::{ProcessCluster, new_job, node_command, run_to_end};
+use nkv::{PutOptions, TransportChoice};
+use nkv_pace::HANGS;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A folder where the linker finds the stand-in.
+fn with_driver() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::copy(stand_in::library(), folder.path().join(file)).unwrap();
+    }
+    folder
+}
+
+/// The node looks for libraries in this folder first.
+fn finds(folder: &Path) -> impl Fn(&mut Command) + use<> {
+    let folder = folder.to_path_buf();
+    move |command| {
+        command.env("LD_LIBRARY_PATH", &folder);
+    }
+}
+
+/// Values go in by tcp and by the ranks' own handles, into both ranks.
+fn serves(cluster: &ProcessCluster) {
+    let client = cluster.connect_by(0, TransportChoice::Auto);
+    for (number, bytes) in [1, 4_096, 70_000, 3 << 20].into_iter().enumerate() {
+        for rank in 0..2 {
+            let (key, value) = (format!("vram/{rank}/{number}"), vec![number as u8 + 1; bytes]);
+            let there = PutOptions::default().preferred_rank(rank);
+            client.put(key.as_bytes(), &value, &there).unwrap();
+            assert!(client.get(key.as_bytes()).unwrap() == value, "{key}");
+            assert_eq!(client.get_location(key.as_bytes()).unwrap().rank, rank);
+        }
+    }
+    assert_eq!(client.remove_all().unwrap(), 8);
+}
+
+#[test]
+fn payloads_lie_in_vram_with_memory_cuda_and_with_auto() {
+    let folder = with_driver();
+    for memory in ["cuda", "auto"] {
+        let finds = finds(folder.path());
+        let mut cluster = ProcessCluster::start(2, move |command| {
+            finds(command);
+            command.args([
+                "--memory",
+                memory,
+                "--heap-bytes",
+                "32MiB",
+                "--log-bytes",
+                "auto",
+                "--log",
+                "nkv_node=debug",
+            ]);
+        });
+        serves(&cluster);
+        assert_eq!(cluster.left_in_shm(), Vec::<String>::new(), "{memory}: no payload in DRAM");
+        let said = cluster.node(1).stderr();
+        assert!(said.contains("memory: 32 MiB of GPU 0"), "{memory}: {said}");
+        for rank in [1, 0] {
+            cluster.term(rank);
+            assert_eq!(cluster.wait_exit(rank, HANGS).code, 0, "{memory}");
+        }
+    }
+}
+
+#[test]
+fn auto_serves_dram_and_says_why_where_there_is_no_driver() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let finds = finds(nowhere.path());
+    let cluster = ProcessCluster::start(2, move |command| {
+        finds(command);
+        command.args(["--memory", "auto", "--heap-bytes", "32MiB"]);
+    });
+    serves(&cluster);
+    let said = cluster.node(0).stderr();
+    assert!(said.contains("payloads lie in DRAM"), "{said}");
+    assert!(said.contains("install the NVIDIA driver"), "{said}");
+}
+
+#[test]
+fn cuda_without_a_driver_is_one_sentence_that_says_what_to_install() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let mut command = node_command(&new_job());
+    finds(nowhere.path())(&mut command);
+    command.args(["--memory", "cuda"]);
+    let ended = run_to_end(command, HANGS);
+    assert_ne!(ended.code, 0);
+    let sentence = ended.sentence();
+    assert!(sentence.contains("CUDA driver library cannot be loaded"), "{sentence}");
+    assert!(sentence.contains("install the NVIDIA driver"), "{sentence}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
+    let folder = with_driver();
+    let mut command = node_command(&new_job());
+    finds(folder.path())(&mut command);
+    command.args(["--memory", "cuda", "--gpu", "7"]);
+    let ended = run_to_end(command, HANGS);
+    assert_ne!(ended.code, 0);
+    let sentence = ended.sentence();
+    assert!(sentence.contains("there is no GPU 7: this process can use 1"), "{sentence}");
+    assert!(sentence.contains("--gpu"), "{sentence}");
+}
