@@ -1,5 +1,7 @@
 //! `nkv doctor`: what this host offers for nkv, and whether it works. It connects to no cluster.
 
+mod gpu;
+
 use crate::cli_error::CliError;
 use crate::output;
 use nkv_programs::exit;
@@ -16,6 +18,7 @@ struct Findings {
     /// `None`: no limit.
     locked_memory_limit_bytes: Option<u64>,
     rdma: Rdma,
+    gpus: gpu::Gpus,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -54,17 +57,21 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Inspects the host, tries each wanted device, and prints the results. Status 1 if a device does
-/// not work, or none is there although one is wanted.
+/// Inspects the host, tries each wanted device, and prints the results. Status 1 if an RDMA
+/// device or a GPU does not work, or no RDMA device is there although one is wanted.
 pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
         rdma: rdma(wanted).unwrap_or_else(|why| Rdma { none: Some(why), ..Rdma::default() }),
+        gpus: gpu::found(),
     };
     output::show(json, &findings, || text(&findings))?;
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
-    let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
+    let gpu_fails = findings.gpus.devices.iter().any(|gpu| gpu.failed.is_some());
+    let broken = gpu_fails
+        || findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some())
+        || asked_for;
     Ok(if broken { exit::ABSENT } else { exit::DONE })
 }
 
@@ -138,6 +145,7 @@ fn text(f: &Findings) -> String {
             ),
         });
     }
+    lines.extend(gpu::lines(&f.gpus));
     lines.join("\n") + "\n"
 }
 
@@ -146,13 +154,15 @@ mod tests {
     use super::{Findings, LoopBack, Rdma, text};
 
     fn findings(rdma: Rdma) -> Findings {
-        Findings { shm_free_bytes: 1 << 30, locked_memory_limit_bytes: Some(8 << 20), rdma }
+        let gpus = super::gpu::Gpus { none: Some("no driver".to_string()), ..Default::default() };
+        Findings { shm_free_bytes: 1 << 30, locked_memory_limit_bytes: Some(8 << 20), rdma, gpus }
     }
 
     #[test]
     fn missing_parts_are_shown_with_the_remedy() {
         let none = Rdma { none: Some("no library".to_string()), ..Rdma::default() };
         let printed = text(&findings(none));
+        assert!(printed.contains("none: no driver"), "{printed}");
         assert!(printed.contains("none: no library") && printed.contains("ulimit -l"), "{printed}");
         let failed = Some("no way".to_string());
         let through = "rxe0".to_string();

@@ -122,7 +122,8 @@ pub(crate) struct Flags {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// What this host has for nkv, RDMA devices above all, and whether it works; asks no cluster
+    /// What this host has for nkv, RDMA devices and GPUs above all, and whether it works; asks no
+    /// cluster
     Doctor,
     /// The members: state, addresses, heap, objects
     ///

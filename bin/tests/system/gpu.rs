@@ -3,7 +3,7 @@
 #[path = "../../../gpu/tests/stand_in.rs"]
 mod stand_in;
 
-use crate::cluster_process::{ProcessCluster, new_job, node_command, run_to_end};
+use crate::cluster_process::{ProcessCluster, clean_command, new_job, node_command, run_to_end};
 use nkv::{PutOptions, TransportChoice};
 use nkv_pace::HANGS;
 use std::path::Path;
@@ -109,4 +109,16 @@ fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let sentence = ended.sentence();
     assert!(sentence.contains("there is no GPU 7: this process can use 1"), "{sentence}");
     assert!(sentence.contains("--gpu"), "{sentence}");
+}
+
+#[test]
+fn the_doctor_copies_to_each_gpu_and_back_or_says_why_there_is_none() {
+    let (folder, nowhere) = (with_driver(), tempfile::tempdir().unwrap());
+    for (folder, expected) in [(&folder, "copies             work"), (&nowhere, "none: the CUDA")] {
+        let mut command = clean_command(env!("CARGO_BIN_EXE_nkv"));
+        finds(folder.path())(&mut command);
+        command.arg("doctor");
+        let ended = run_to_end(command, HANGS);
+        assert!(ended.stdout.contains(expected), "{expected}: {}{}", ended.stdout, ended.stderr);
+    }
 }
