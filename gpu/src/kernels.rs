@@ -1,0 +1,1 @@
+//! The kernels' PTX, and the descriptors from which they copy.

@@ -1,0 +1,3 @@
+//! Objects in GPU memory: the kernels that write, publish and read them, and their launches.
+
+pub mod kernels;
