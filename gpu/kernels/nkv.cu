@@ -83,8 +83,7 @@ static __device__ __forceinline__ void copy(u64 to, u64 from, u64 size) {
     dst[k + 3 * s] = d;
   }
   for (; k < n; k += s) dst[k] = src[k];
-  u64 tail = n * 16 + threadIdx.x;
-  if (tail < size) {
+  for (u64 tail = n * 16 + threadIdx.x; tail < size; tail += s) {
     global<unsigned char>(to)[tail] = global<const unsigned char>(from)[tail];
   }
 }
