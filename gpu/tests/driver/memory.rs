@@ -59,6 +59,12 @@ pub fn nothing_is_left_after_a_good_run() {
     Start::task("everything").run().good();
 }
 
+pub fn memory_is_unmapped_before_its_addresses_and_its_handle_are_given_back() {
+    let mut calls = Start::task("flush").run().good().calls;
+    calls.retain(|call| ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"].contains(&&**call));
+    assert_eq!(calls, ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"]);
+}
+
 fn contexts() -> Done {
     let (device, current) = (task::device()?, std::ptr::dangling_mut::<u8>());
     let (mine, mut now) = ((current as usize + 0x1fff) as sys::CUcontext, std::ptr::null_mut());
