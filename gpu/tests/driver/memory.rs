@@ -153,8 +153,8 @@ fn own_tensor() -> Done {
     assert!(memory.write(4096, b"x").is_err());
     drop(memory);
     // A process of another container that has the same number is not this one.
-    let stranger = TensorHandle { process: handle.process ^ 1, ..handle };
-    let refused = ForeignVram::open(&device, &stranger).unwrap_err().to_string();
+    let elsewhere = TensorHandle { process: handle.process ^ 1, ..handle };
+    let refused = ForeignVram::open(&device, &elsewhere).unwrap_err().to_string();
     assert!(refused.contains("cuIpcOpenMemHandle failed"), "{refused}");
     Ok(())
 }

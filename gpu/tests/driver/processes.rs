@@ -145,7 +145,8 @@ fn forked() -> Done {
     let device = task::device()?;
     let memory = task::vram(&device, BYTES)?;
     memory.write(0, &pattern(4, LEN))?;
-    // SAFETY: the child allocates, calls what is tested and ends, without this thread's destructors.
+    // SAFETY: this process has no other thread but the stand-in's streams; the child calls what is
+    // tested and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let before = calls_made();
