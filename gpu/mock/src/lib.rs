@@ -16,6 +16,7 @@ mod calls;
 mod context;
 mod host;
 mod ipc;
+mod kernels;
 mod memory;
 mod settings;
 mod state;
@@ -27,13 +28,17 @@ mod code {
     pub const OUT_OF_MEMORY: u32 = 2;
     pub const NOT_INITIALIZED: u32 = 3;
     pub const INVALID_DEVICE: u32 = 101;
+    pub const INVALID_IMAGE: u32 = 200;
     pub const INVALID_CONTEXT: u32 = 201;
+    pub const INVALID_PTX: u32 = 218;
     pub const OPERATING_SYSTEM: u32 = 304;
     pub const INVALID_HANDLE: u32 = 400;
+    pub const NOT_FOUND: u32 = 500;
     pub const NOT_READY: u32 = 600;
     pub const CONTEXT_IS_DESTROYED: u32 = 709;
     pub const ALREADY_REGISTERED: u32 = 712;
     pub const NOT_REGISTERED: u32 = 713;
+    pub const LAUNCH_FAILED: u32 = 719;
     pub const NOT_SUPPORTED: u32 = 801;
 }
 

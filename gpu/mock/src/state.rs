@@ -1,5 +1,6 @@
 //! What exists: each handle, range, stream and registration, until it is given back.
 
+use crate::kernels::Function;
 use crate::stream::{Event, Stream};
 use crate::{Outcome, code};
 use std::collections::{BTreeMap, HashMap};
@@ -39,6 +40,9 @@ pub struct State {
     pub registered: BTreeMap<u64, usize>,
     pub streams: HashMap<u64, Arc<Stream>>,
     pub events: HashMap<u64, Arc<Event>>,
+    pub modules: HashMap<u64, Arc<nkv_ptx::Module>>,
+    /// Of loaded modules.
+    pub functions: HashMap<u64, Function>,
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
@@ -91,7 +95,7 @@ impl State {
     }
 
     /// What is left, by kind.
-    fn live(&self) -> [(&'static str, usize); 10] {
+    fn live(&self) -> [(&'static str, usize); 11] {
         let kinds = |wanted: fn(&Kind) -> bool| {
             self.ranges.values().filter(|range| wanted(&range.kind)).count()
         };
@@ -106,6 +110,7 @@ impl State {
             ("registered", self.registered.len()),
             ("streams", self.streams.len()),
             ("events", self.events.len()),
+            ("modules", self.modules.len()),
         ]
     }
 }

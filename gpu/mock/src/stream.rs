@@ -5,11 +5,12 @@ use crate::calls::{driver_calls, give};
 use crate::state::{next_number, state};
 use crate::{Outcome, code, settings};
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-type Operation = Box<dyn FnOnce() + Send>;
+type Operation = Box<dyn FnOnce() -> Outcome + Send>;
 
 /// Counts up, and can be waited for: operations of a stream that ran, or recordings of an event.
 #[derive(Default)]
@@ -39,6 +40,8 @@ impl Counter {
 pub struct Stream {
     queue: Mutex<(Sender<Operation>, u64)>,
     ran: Arc<Counter>,
+    /// Error of the first operation that failed; 0: none did.
+    failed: Arc<AtomicU32>,
 }
 
 /// An event: how often it was recorded, and how often that has run.
@@ -53,20 +56,32 @@ impl Stream {
         let (sender, queue) = channel::<Operation>();
         let ran = Arc::new(Counter::default());
         let (done, mut delays) = (ran.clone(), Delays::of_stream(number));
+        let failed = Arc::new(AtomicU32::new(0));
+        let first = failed.clone();
         let body = move || {
             for operation in queue {
                 std::thread::sleep(delays.next_delay());
-                operation();
+                if let Err(e) = operation() {
+                    let _ = first.compare_exchange(0, e, Ordering::SeqCst, Ordering::SeqCst);
+                }
                 done.add_one();
             }
         };
         let thread = std::thread::Builder::new().name("mock-stream".to_string());
         thread.spawn(body).map_err(|_| code::OPERATING_SYSTEM)?;
-        Ok(Self { queue: Mutex::new((sender, 0)), ran })
+        Ok(Self { queue: Mutex::new((sender, 0)), ran, failed })
     }
 
     /// Queues an operation.
     pub fn push(&self, operation: impl FnOnce() + Send + 'static) -> Outcome {
+        self.push_fallible(|| {
+            operation();
+            Ok(())
+        })
+    }
+
+    /// Queues an operation whose error the next synchronisation returns, and each after it.
+    pub fn push_fallible(&self, operation: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.0.send(Box::new(operation)).map_err(|_| code::INVALID_HANDLE)?;
         queue.1 += 1;
@@ -74,9 +89,13 @@ impl Stream {
     }
 
     /// Returns when what is queued now has run.
-    fn synchronize(&self) {
+    fn synchronize(&self) -> Outcome {
         let queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner).1;
         self.ran.wait_for(queued);
+        match self.failed.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            e => Err(e),
+        }
     }
 }
 
@@ -101,8 +120,13 @@ impl Delays {
     }
 }
 
-/// The stream of a handle. The legacy default stream, 0, is not built.
+/// The stream of a handle. The legacy default stream, 0, is a stream like others here: it waits for
+/// none of them, nor they for it.
 pub fn stream(handle: u64) -> Result<Arc<Stream>, u32> {
+    static DEFAULT: OnceLock<Result<Arc<Stream>, u32>> = OnceLock::new();
+    if handle == 0 {
+        return DEFAULT.get_or_init(|| Stream::start(0).map(Arc::new)).clone();
+    }
     state().streams.get(&handle).cloned().ok_or(code::INVALID_HANDLE)
 }
 
@@ -135,13 +159,11 @@ driver_calls! {
         state().streams.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
     }
     Context cuStreamSynchronize(handle: u64) {
-        stream(handle)?.synchronize();
-        Ok(())
+        stream(handle)?.synchronize()
     }
     Context cuCtxSynchronize() {
         let all: Vec<_> = state().streams.values().cloned().collect();
-        all.iter().for_each(|stream| stream.synchronize());
-        Ok(())
+        all.iter().chain([&stream(0)?]).try_for_each(|stream| stream.synchronize())
     }
     Context cuMemcpyHtoDAsync_v2(into: u64, from: *const c_void, bytes: usize, handle: u64) {
         state().check_device(into, bytes)?;
@@ -161,6 +183,9 @@ driver_calls! {
         _attributes: *const c_void, _indices: *const usize, _attribute_count: usize,
         failed: *mut usize, handle: u64
     ) {
+        if handle == 0 {
+            return Err(code::INVALID_VALUE);
+        }
         // SAFETY: the caller passes three lists of `count` elements.
         let lists = unsafe {
             let into = std::slice::from_raw_parts(into, count);

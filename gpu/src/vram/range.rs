@@ -125,7 +125,7 @@ impl Mapped {
     pub fn new(range: Reserved, allocation: &Allocation) -> Result<Self, DriverError> {
         let current = range.device.enter()?;
         let (address, bytes, handle) = (range.address, range.bytes, allocation.handle);
-        // SAFETY: the range is reserved and of the allocation's length, and nothing is mapped there.
+        // SAFETY: reserved, of the allocation's length, and nothing is mapped there.
         let rc = unsafe { (current.api().cuMemMap)(address, bytes as usize, 0, handle, 0) };
         let about =
             || format!("for {bytes} bytes at {address:#x} of GPU {}", range.device.ordinal());

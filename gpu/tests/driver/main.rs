@@ -6,6 +6,7 @@
 
 mod conformance;
 mod failures;
+mod launches;
 mod memory;
 mod opening;
 mod processes;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         }
         memory {
             nothing_is_left_after_a_good_run,
+            memory_is_unmapped_before_its_addresses_and_its_handle_are_given_back,
             the_context_of_the_caller_is_current_again,
             memory_is_exported_as_a_dma_buf_where_the_device_can,
             more_than_there_is_and_nothing_at_all_are_refused,
@@ -58,6 +60,10 @@ fn main() -> ExitCode {
         failures {
             each_call_that_fails_is_a_clear_error_and_nothing_is_left,
             a_flush_that_fails_stops_every_later_access,
+        }
+        launches {
+            i4_a_kernel_reads_what_a_kernel_of_another_process_published,
+            a_launch_that_fails_is_an_error_of_its_stream,
         }
         processes {
             two_processes_see_each_others_bytes,

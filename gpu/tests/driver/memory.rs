@@ -59,6 +59,12 @@ pub fn nothing_is_left_after_a_good_run() {
     Start::task("everything").run().good();
 }
 
+pub fn memory_is_unmapped_before_its_addresses_and_its_handle_are_given_back() {
+    let mut calls = Start::task("flush").run().good().calls;
+    calls.retain(|call| ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"].contains(&&**call));
+    assert_eq!(calls, ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"]);
+}
+
 fn contexts() -> Done {
     let (device, current) = (task::device()?, std::ptr::dangling_mut::<u8>());
     let (mine, mut now) = ((current as usize + 0x1fff) as sys::CUcontext, std::ptr::null_mut());
@@ -147,8 +153,8 @@ fn own_tensor() -> Done {
     assert!(memory.write(4096, b"x").is_err());
     drop(memory);
     // A process of another container that has the same number is not this one.
-    let stranger = TensorHandle { process: handle.process ^ 1, ..handle };
-    let refused = ForeignVram::open(&device, &stranger).unwrap_err().to_string();
+    let elsewhere = TensorHandle { process: handle.process ^ 1, ..handle };
+    let refused = ForeignVram::open(&device, &elsewhere).unwrap_err().to_string();
     assert!(refused.contains("cuIpcOpenMemHandle failed"), "{refused}");
     Ok(())
 }

@@ -1,15 +1,10 @@
 //! VRAM between processes of one host.
 
 use crate::start::Start;
-use crate::task::{self, Done, Tasks, Tensor, other, pattern, peek};
+use crate::task::{self, Done, Tasks, Tensor, other, pattern, peek, receive, send};
 use nkv_gpu::vram::{DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
 use nkv_store::Memory;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
@@ -31,28 +26,6 @@ pub fn tasks() -> Tasks {
     ]
 }
 
-fn send(socket: &UnixStream, fd: &OwnedFd) -> std::io::Result<()> {
-    let fds = [fd.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    sendmsg(socket, &[IoSlice::new(b"f")], &mut control, SendFlags::empty())?;
-    Ok(())
-}
-
-fn receive(socket: &UnixStream) -> std::io::Result<OwnedFd> {
-    let (mut byte, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut byte)];
-    recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut fds = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let fd = fds.next().and_then(|mut fds| fds.next());
-    fd.ok_or_else(|| std::io::Error::other("no descriptor came"))
-}
-
 /// Allocates, writes, passes the memory on over its standard input, a socket, and waits there for
 /// what the other process has written.
 fn owner() -> Done {
@@ -69,7 +42,7 @@ fn owner() -> Done {
 }
 
 /// An owner in its own process, and what it passed on, mapped here.
-fn mapped_from_owner() -> Result<(Child, UnixStream, Arc<Vram>), Box<dyn std::error::Error>> {
+fn mapped_from_owner() -> Result<(Child, UnixStream, Arc<Vram>), task::Error> {
     let (here, there) = UnixStream::pair()?;
     let owner = other("owner").stdin(Stdio::from(OwnedFd::from(there))).spawn()?;
     let fd = receive(&here)?;
@@ -172,7 +145,8 @@ fn forked() -> Done {
     let device = task::device()?;
     let memory = task::vram(&device, BYTES)?;
     memory.write(0, &pattern(4, LEN))?;
-    // SAFETY: the child allocates, calls what is tested and ends, without this thread's destructors.
+    // SAFETY: this process has no other thread but the stand-in's streams; the child calls what is
+    // tested and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let before = calls_made();

@@ -1,15 +1,25 @@
 //! What this program does as a task, and what tasks share.
 
 use crate::start::TASK;
-use crate::{conformance, failures, memory, opening, processes};
+use crate::{conformance, failures, launches, memory, opening, processes};
 use cudarc::driver::sys;
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 /// The end of a task: an error's text goes to the error stream.
-pub type Done = Result<(), Box<dyn std::error::Error>>;
+pub type Done = Result<(), Error>;
+/// Any error.
+pub type Error = Box<dyn std::error::Error>;
 
 /// Runs the task that the environment names.
 pub fn run() -> Option<ExitCode> {
@@ -18,6 +28,7 @@ pub fn run() -> Option<ExitCode> {
         opening::tasks(),
         memory::tasks(),
         failures::tasks(),
+        launches::tasks(),
         processes::tasks(),
         conformance::tasks(),
     ];
@@ -95,4 +106,28 @@ pub fn peek(range: &dyn DeviceRange, offset: u64, bytes: usize) -> Vec<u8> {
     let from = (range.address() + offset) as *const u8;
     // SAFETY: mapped by the stand-in, and written by nobody unordered but where a test asks for it.
     (0..bytes).map(|at| unsafe { from.add(at).read_volatile() }).collect()
+}
+
+/// Passes a descriptor on.
+pub fn send(socket: &UnixStream, fd: &OwnedFd) -> std::io::Result<()> {
+    let fds = [fd.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(socket, &[IoSlice::new(b"f")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// Takes one that was passed.
+pub fn receive(socket: &UnixStream) -> std::io::Result<OwnedFd> {
+    let (mut byte, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut byte)];
+    recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fd = fds.next().and_then(|mut fds| fds.next());
+    fd.ok_or_else(|| std::io::Error::other("no descriptor came"))
 }

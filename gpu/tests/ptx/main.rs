@@ -1,0 +1,10 @@
+//! The kernels' PTX: its text, and what it does to memory in the weak order that PTX permits. No
+//! GPU is needed.
+#![expect(unsafe_code, reason = "kernels are run over this test's memory")]
+
+mod heap;
+mod log;
+mod mutants;
+mod processes;
+mod text;
+mod weak_memory;
