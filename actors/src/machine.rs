@@ -4,6 +4,7 @@
 
 mod device;
 
+use nkv_store::segment_layout::SegmentLayout;
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::threads::sleep_shortly;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
@@ -33,12 +34,26 @@ pub struct NewSegment {
     pub file_name: Option<String>,
     /// Removes the name when it is dropped.
     pub name: Option<Box<dyn Send + Sync>>,
+    /// Its payloads, if they are in a device that other processes can map.
+    pub payload: Option<Arc<dyn DevicePayload>>,
+}
+
+/// Payloads in a device.
+pub trait DevicePayload: Send + Sync + fmt::Debug {
+    /// The device's id, the same in every process.
+    fn uuid(&self) -> [u8; 16];
+
+    /// A descriptor by which a process of this host maps them.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn descriptor(&self) -> Result<OwnedFd, StoreError>;
 }
 
 impl NewSegment {
     /// A segment that other processes do not map.
     pub fn private(memory: Arc<dyn Memory>) -> Self {
-        Self { memory, file_name: None, name: None }
+        Self { memory, file_name: None, name: None, payload: None }
     }
 }
 
@@ -49,8 +64,10 @@ pub enum Place<'a> {
     Shared(&'a SegmentName),
     /// In memory of this process.
     Private,
-    /// Its payloads in the memory of a device, what precedes them in memory of this process.
+    /// Its payloads in the memory of a device, what precedes them in shared memory.
     Device {
+        /// The name of that.
+        name: &'a SegmentName,
         /// Number of the device.
         ordinal: u32,
         /// Where the payloads begin.
@@ -124,6 +141,20 @@ pub trait Machine: Send + Sync + fmt::Debug {
         Err(StoreError::BadSegment(format!("this machine maps {file_name} by its name alone")))
     }
 
+    /// Adds the payloads of a segment, which are in the GPU with this id, to what precedes them.
+    ///
+    /// # Errors
+    /// If this process cannot use that GPU, or the sizes do not fit.
+    fn with_payload(
+        &self,
+        _control: Arc<dyn Memory>,
+        _uuid: [u8; 16],
+        _fd: OwnedFd,
+        _layout: &SegmentLayout,
+    ) -> Result<Arc<dyn Memory>, StoreError> {
+        Err(StoreError::Device("this machine has no GPU".to_string()))
+    }
+
     /// Touches every page of a segment that this process is attached to, in the background. Only
     /// saves page faults later.
     fn prefault(&self, file_name: &str);
@@ -179,8 +210,9 @@ impl Machine for OsMachine {
         let name = match place {
             Place::Shared(name) => name,
             Place::Private => return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?))),
-            Place::Device { ordinal, payloads } => {
-                return device::create(ordinal, payloads, bytes);
+            Place::Device { name, ordinal, payloads } => {
+                let control = self.create(Place::Shared(name), payloads, prefault)?;
+                return device::create(control, ordinal, bytes - payloads);
             }
         };
         // Logs what it removes.
@@ -190,7 +222,7 @@ impl Machine for OsMachine {
         // still using it.
         let memory = shm::attach(named.file_name(), false)?;
         let file_name = Some(named.file_name().to_string());
-        Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })
+        Ok(NewSegment { memory, file_name, name: Some(Box::new(named)), payload: None })
     }
 
     fn device(&self, ordinal: u32) -> Result<String, StoreError> {
@@ -203,6 +235,16 @@ impl Machine for OsMachine {
 
     fn adopt(&self, file_name: &str, fd: OwnedFd) -> Result<Arc<dyn Memory>, StoreError> {
         Ok(shm::adopt(file_name, fd)?)
+    }
+
+    fn with_payload(
+        &self,
+        control: Arc<dyn Memory>,
+        uuid: [u8; 16],
+        fd: OwnedFd,
+        layout: &SegmentLayout,
+    ) -> Result<Arc<dyn Memory>, StoreError> {
+        device::attach(control, uuid, fd, layout)
     }
 
     fn prefault(&self, file_name: &str) {

@@ -20,19 +20,17 @@ pub use unauthenticated::UnauthenticatedPeers;
 
 use crate::actor::ActorAddr;
 use crate::master::{Join, Master, Members};
-use crate::message::{
-    ExportedMemory, Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Term, Welcome,
-};
+use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Term, Welcome};
 use crate::race::race;
-use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
+use nkv_store::{KeyHasher, StoreError};
 use nkv_transport::wire::auth::{AuthError, Guard};
 use nkv_transport::wire::{
     Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
 };
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -183,7 +181,17 @@ impl Server {
                 race(served, closed).await
             }
             Purpose::Descriptor { incarnation } => match self.registry.get(incarnation) {
-                Some(endpoint) => pass_segment(stream, &endpoint.memory).await,
+                Some(endpoint) => {
+                    pass(stream, endpoint.memory.name().and_then(nkv_store::shm::descriptor)).await
+                }
+                None => refuse(&mut stream, self.no_door(incarnation)).await,
+            },
+            Purpose::Payload { incarnation } => match self.registry.get(incarnation) {
+                Some(endpoint) => {
+                    let exported = endpoint.payload.map(|payload| payload.descriptor());
+                    let failed = |e: &StoreError| tracing::warn!(error = %e, "payloads not passed");
+                    pass(stream, exported.and_then(|fd| fd.inspect_err(failed).ok())).await
+                }
                 None => refuse(&mut stream, self.no_door(incarnation)).await,
             },
             Purpose::Segments(command) => {
@@ -220,10 +228,9 @@ impl Server {
 }
 
 /// Passes a segment's descriptor to a client on this host.
-async fn pass_segment(mut stream: BoxStream, memory: &ExportedMemory) -> Result<(), WireError> {
-    let named = memory.name().filter(|_| stream.is_unix());
-    let Some(fd) = named.and_then(nkv_store::shm::descriptor) else {
-        let why = "only segments in named shared memory are passed on, over a unix socket";
+async fn pass(mut stream: BoxStream, fd: Option<OwnedFd>) -> Result<(), WireError> {
+    let Some(fd) = fd.filter(|_| stream.is_unix()) else {
+        let why = "only shared memory and payloads in a GPU are passed on, over a unix socket";
         return refuse(&mut stream, Refusal::NotHere(why.to_string())).await;
     };
     write_frame(&mut stream, &mut Vec::new(), 0, &Welcome::Descriptor).await?;

@@ -92,7 +92,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         MemoryChoice::Cuda(ordinal) => (
             format!("{} of GPU {ordinal}", show_bytes(info.layout.payloads().len)),
             "dram, private (cuda was chosen)",
-            "local",
+            "local, cuda_ipc",
             "shm (the payloads are in a GPU); ",
         ),
     };
@@ -111,12 +111,16 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         None if node.fabric.is_none() => "rdma (rdma_devices none), ",
         None => "rdma (reason in the log above), ",
     };
+    let no_gpu = match node.memory {
+        MemoryChoice::Cuda(_) => "",
+        _ => "cuda_ipc (the payloads are in no GPU)",
+    };
     [
         ("ranks", ranks),
         ("memory", memory),
         ("memory not chosen", other.to_string()),
         ("transports", format!("{transports}, {by_devices}tcp")),
-        ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
+        ("transports not chosen", format!("{unused}{rdma}{no_gpu}")),
         ("incarnation", format!("{:016x}", info.incarnation)),
     ]
 }

@@ -142,7 +142,7 @@ impl Machine for SimMachine {
             Box::new(Name { machines, called }) as Box<dyn Send + Sync>
         });
         shared.fresh.push(memory.clone());
-        Ok(NewSegment { memory, file_name, name })
+        Ok(NewSegment { memory, file_name, name, payload: None })
     }
 
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {

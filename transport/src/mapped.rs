@@ -58,7 +58,9 @@ impl MappedVerbs {
     /// Over a named segment of another process, mapped here; `alive` is marked dead by the code
     /// that watches that process (pidfd, socket close).
     pub fn shm(memory: Arc<dyn Memory>, alive: Alive) -> Self {
-        Self { kind: Kind::Shm, ..Self::local(memory, alive) }
+        // Payloads that the CPU cannot access were mapped apart.
+        let kind = if memory.host_len() == memory.len() { Kind::Shm } else { Kind::CudaIpc };
+        Self { kind, ..Self::local(memory, alive) }
     }
 
     /// The same, with large reads and writes of a batch done by several threads.

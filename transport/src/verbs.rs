@@ -64,6 +64,10 @@ pub enum Kind {
     Tcp,
     /// Queue pairs of RDMA devices.
     Rdma,
+    /// Named shared memory of this host for control words, and payloads in a GPU that this process
+    /// has mapped, too.
+    #[serde(rename = "cuda_ipc")]
+    CudaIpc,
 }
 
 impl fmt::Display for Kind {
@@ -73,6 +77,7 @@ impl fmt::Display for Kind {
             Kind::Shm => "shm",
             Kind::Tcp => "tcp",
             Kind::Rdma => "rdma",
+            Kind::CudaIpc => "cuda_ipc",
         })
     }
 }
@@ -321,8 +326,9 @@ mod tests {
 
     #[test]
     fn a_kind_is_written_by_its_name() {
-        let names = [Kind::Local, Kind::Shm, Kind::Tcp, Kind::Rdma].map(|kind| kind.to_string());
-        assert_eq!(names, ["local", "shm", "tcp", "rdma"]);
+        let kinds = [Kind::Local, Kind::Shm, Kind::Tcp, Kind::Rdma, Kind::CudaIpc];
+        let names = kinds.map(|kind| kind.to_string());
+        assert_eq!(names, ["local", "shm", "tcp", "rdma", "cuda_ipc"]);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Segments whose payloads lie in a GPU of this machine.
 
-use super::NewSegment;
+use super::{DevicePayload, NewSegment};
 use nkv_gpu::driver::{Device, Driver};
-use nkv_gpu::vram::{Vram, VramMemory};
+use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
 use nkv_store::memory::SplitMemory;
-use nkv_store::{AnonMemory, StoreError};
+use nkv_store::segment_layout::SegmentLayout;
+use nkv_store::{Memory, StoreError};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// What a GPU is, if it can be used.
@@ -13,13 +15,50 @@ pub(super) fn describe(ordinal: u32) -> Result<String, StoreError> {
     Ok(format!("GPU {ordinal}, {}", device.attributes()))
 }
 
-/// A segment of `bytes`: those from `payloads` on in VRAM.
-pub(super) fn create(ordinal: u32, payloads: u64, bytes: u64) -> Result<NewSegment, StoreError> {
+/// A segment of `control`, followed by as many bytes of VRAM.
+pub(super) fn create(
+    control: NewSegment,
+    ordinal: u32,
+    payload_bytes: u64,
+) -> Result<NewSegment, StoreError> {
     let device = Device::new(Driver::open()?, ordinal)?;
-    let control = Arc::new(AnonMemory::new(payloads)?);
-    let vram = Vram::allocate(&device, bytes.saturating_sub(payloads))?;
-    let payload = Arc::new(VramMemory::new(Arc::new(vram))?);
+    let vram = Arc::new(Vram::allocate(&device, payload_bytes)?);
+    let memory = split(control.memory, &vram)?;
+    Ok(NewSegment { memory, payload: Some(vram), ..control })
+}
+
+/// The same segment in another process.
+pub(super) fn attach(
+    control: Arc<dyn Memory>,
+    uuid: [u8; 16],
+    fd: OwnedFd,
+    layout: &SegmentLayout,
+) -> Result<Arc<dyn Memory>, StoreError> {
+    let payloads = layout.payloads();
+    if control.len() != payloads.offset {
+        return Err(StoreError::BadSegment(format!(
+            "its control words have {} bytes in place of {}",
+            control.len(),
+            payloads.offset
+        )));
+    }
+    let device = Device::of_uuid(&Driver::open()?, uuid)?;
+    split(control, &Arc::new(Vram::import(&device, fd, payloads.len)?))
+}
+
+fn split(control: Arc<dyn Memory>, vram: &Arc<Vram>) -> Result<Arc<dyn Memory>, StoreError> {
+    let payload = Arc::new(VramMemory::new(vram.clone())?);
     let memory = SplitMemory::new(control, payload);
     let memory = memory.ok_or_else(|| StoreError::BadSegment("no control words".to_string()))?;
-    Ok(NewSegment::private(Arc::new(memory)))
+    Ok(Arc::new(memory))
+}
+
+impl DevicePayload for Vram {
+    fn uuid(&self) -> [u8; 16] {
+        self.device().attributes().uuid
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, StoreError> {
+        Ok(self.export_fd()?)
+    }
 }

@@ -59,6 +59,11 @@ pub enum Purpose {
         /// The segment's incarnation.
         incarnation: u64,
     },
+    /// The same for a segment's payloads in a GPU.
+    Payload {
+        /// The segment's incarnation.
+        incarnation: u64,
+    },
 }
 
 /// How a client reaches an owner's memory.

@@ -73,6 +73,14 @@ pub enum ExportedMemory {
         /// File name, without a folder.
         name: String,
     },
+    /// What precedes the payloads is shared memory, likewise. The payloads are in a GPU, and are
+    /// mapped by another descriptor that the node passes.
+    Device {
+        /// File name, without a folder.
+        name: String,
+        /// The GPU's id, the same in every process.
+        uuid: [u8; 16],
+    },
 }
 
 impl ExportedMemory {
@@ -80,7 +88,7 @@ impl ExportedMemory {
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Private => None,
-            Self::Shared { name } => Some(name),
+            Self::Shared { name } | Self::Device { name, .. } => Some(name),
         }
     }
 }

@@ -31,8 +31,8 @@ pub enum MemoryChoice {
     Shm,
     /// This process only; others use tcp.
     Private,
-    /// Payloads in the memory of the GPU with this number, the rest in memory of this process;
-    /// others use tcp.
+    /// Payloads in the memory of the GPU with this number, the rest in named shared memory:
+    /// processes of this host that can use that GPU reach both directly, others use tcp.
     Cuda(u32),
     /// That GPU if it can be used, else `Shm`: decided at start, and logged.
     Auto(u32),

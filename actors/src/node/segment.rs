@@ -11,9 +11,9 @@ use crate::attachment::Published;
 use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
-use crate::machine::{AgentConfig, DataAgent, Machine, NewSegment, Place};
+use crate::machine::{AgentConfig, DataAgent, DevicePayload, Machine, NewSegment, Place};
 use crate::membership::{LinkState, Membership, Siblings};
-use crate::message::{OwnerToMaster, RankInfo, SegmentId, Settings, Term};
+use crate::message::{ExportedMemory, OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{HeapObserver, Owner, OwnerDurable};
 use crate::server::{LocalSegment, RegisteredSegment, SegmentRegistry};
@@ -194,7 +194,7 @@ impl UnjoinedSegment {
             data: Some(self.agent.local_addr().to_string()),
             fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
-            memory: self.made.file_name.clone().into(),
+            memory: self.made.exported.clone(),
             layout: *self.made.heap.layout(),
             key_fingerprint: common.hasher.fingerprint(),
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
@@ -205,9 +205,10 @@ impl UnjoinedSegment {
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.roles.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
-        let (id, memory_name) = (info.incarnation, info.memory.clone());
+        let id = info.incarnation;
+        let mapped = (info.memory.clone(), self.made.payload.clone());
         let registered =
-            common.registry.register(id, owner.clone(), tables.clone(), exported, memory_name);
+            common.registry.register(id, owner.clone(), tables.clone(), exported, mapped);
         let (alive, memory) = (Alive::new(), self.made.heap.memory().clone());
         let local = Arc::new(LocalSegment { memory, alive: alive.clone(), owner, tables });
         let published = common.env.owners.publish(info.incarnation, local);
@@ -296,7 +297,8 @@ impl SegmentHandle {
 /// A segment's memory, with its names.
 pub(super) struct Made {
     heap: Heap,
-    file_name: Option<String>,
+    exported: ExportedMemory,
+    payload: Option<Arc<dyn DevicePayload>>,
     pub socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
 }
@@ -332,16 +334,23 @@ fn make_memory(
     let place = match config.memory {
         MemoryChoice::Shm | MemoryChoice::Auto(_) => Place::Shared(&called),
         MemoryChoice::Private => Place::Private,
-        MemoryChoice::Cuda(ordinal) => Place::Device { ordinal, payloads: wanted.payloads() },
+        MemoryChoice::Cuda(ordinal) => {
+            Place::Device { name: &called, ordinal, payloads: wanted.payloads() }
+        }
     };
     let made = machine.create(place, bytes, config.prefault);
-    let NewSegment { memory, file_name, name } = made.map_err(internal)?;
+    let NewSegment { memory, file_name, name, payload } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // A node has one socket, named after its first segment.
-    let socket = config.memory == MemoryChoice::Shm && id == 0;
+    let socket = config.memory != MemoryChoice::Private && id == 0;
     let socket =
         socket.then(|| SocketFile(called.socket_path(), machine.clone(), ProcessMark::here()));
-    Ok(Made { heap, name, file_name, socket })
+    let exported = match (file_name, &payload) {
+        (Some(name), Some(payload)) => ExportedMemory::Device { name, uuid: payload.uuid() },
+        (Some(name), None) => ExportedMemory::Shared { name },
+        (None, _) => ExportedMemory::Private,
+    };
+    Ok(Made { heap, name, exported, payload, socket })
 }
 
 /// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if

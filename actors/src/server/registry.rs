@@ -2,6 +2,7 @@
 //! serves no requests itself.
 
 use crate::actor::ActorAddr;
+use crate::machine::DevicePayload;
 use crate::message::ExportedMemory;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
@@ -19,6 +20,8 @@ pub(crate) struct SegmentEndpoint {
     pub exported: Option<Arc<dyn Exported>>,
     /// How processes of this host map it.
     pub memory: ExportedMemory,
+    /// Its payloads, if they are in a device.
+    pub payload: Option<Arc<dyn DevicePayload>>,
     // Closed with the segment. Not a `watch`, which wakes its waiters in no fixed order.
     closed: mpsc::Sender<()>,
 }
@@ -49,11 +52,13 @@ impl SegmentRegistry {
         owner: ActorAddr<Owner>,
         tables: Arc<OwnerTables>,
         exported: Option<Arc<dyn Exported>>,
-        memory: ExportedMemory,
+        (memory, payload): (ExportedMemory, Option<Arc<dyn DevicePayload>>),
     ) -> RegisteredSegment {
         let (closed, here) = mpsc::channel(1);
-        self.lock()
-            .insert(incarnation, SegmentEndpoint { owner, tables, exported, memory, closed });
+        self.lock().insert(
+            incarnation,
+            SegmentEndpoint { owner, tables, exported, memory, payload, closed },
+        );
         RegisteredSegment { registry: self.clone(), incarnation, _here: here }
     }
 

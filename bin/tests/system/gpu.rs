@@ -3,7 +3,9 @@
 #[path = "../../../gpu/tests/stand_in.rs"]
 mod stand_in;
 
-use crate::cluster_process::{ProcessCluster, clean_command, new_job, node_command, run_to_end};
+use crate::cluster_process::{
+    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end,
+};
 use nkv::{PutOptions, TransportChoice};
 use nkv_pace::HANGS;
 use std::path::Path;
@@ -61,7 +63,6 @@ fn payloads_lie_in_vram_with_memory_cuda_and_with_auto() {
             ]);
         });
         serves(&cluster);
-        assert_eq!(cluster.left_in_shm(), Vec::<String>::new(), "{memory}: no payload in DRAM");
         let said = cluster.node(1).stderr();
         assert!(said.contains("memory: 32 MiB of GPU 0"), "{memory}: {said}");
         for rank in [1, 0] {
@@ -69,6 +70,32 @@ fn payloads_lie_in_vram_with_memory_cuda_and_with_auto() {
             assert_eq!(cluster.wait_exit(rank, HANGS).code, 0, "{memory}");
         }
     }
+}
+
+/// A run of `nkv-load` by memory that it maps; it compares every byte.
+fn load(cluster: &ProcessCluster, libraries: &Path) -> Ended {
+    let mut command = clean_command(env!("CARGO_BIN_EXE_nkv-load"));
+    finds(libraries)(&mut command);
+    command.args(["--job", cluster.job(), "--transport", "shm", "--duration", "1"]);
+    command.args(["--size", "96KiB", "--connect", &cluster.address(0).to_string()]);
+    run_to_end(command, HANGS)
+}
+
+#[test]
+fn processes_of_one_host_map_vram_of_both_ranks_where_they_have_the_driver() {
+    let (folder, nowhere) = (with_driver(), tempfile::tempdir().unwrap());
+    let finds = finds(folder.path());
+    let cluster = ProcessCluster::start(2, move |command| {
+        finds(command);
+        command.args(["--memory", "cuda", "--heap-bytes", "64MiB", "--log-bytes", "auto"]);
+    });
+    let ended = load(&cluster, folder.path());
+    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
+    let refused = load(&cluster, nowhere.path());
+    assert_ne!(refused.code, 0, "{}", refused.stdout);
+    assert!(refused.stderr.contains("install the NVIDIA driver"), "{}", refused.stderr);
+    // The attachments that failed are gone: puts go on, and what is removed comes back.
+    serves(&cluster);
 }
 
 #[test]

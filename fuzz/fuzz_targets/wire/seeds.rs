@@ -183,6 +183,7 @@ fn first_frames(seeds: &mut Seeds) {
             hello(Purpose::Segments(SegmentCommand::Evict { until_per_mille: 500 })),
             hello(Purpose::Segments(SegmentCommand::Report)),
             hello(Purpose::Descriptor { incarnation }),
+            hello(Purpose::Payload { incarnation }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Map }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Agent }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Fabric(offer()) }),

@@ -102,6 +102,9 @@ driver_calls! {
         unsafe { name.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
         Ok(())
     }
+    Init cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
+        give(uuid, [device as u8 + 1; 16])
+    }
     Init cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { give(bytes, MEMORY) }
     Init cuDeviceGetAttribute(value: *mut c_int, number: c_uint, _device: c_int) {
         give(value, attribute(number))

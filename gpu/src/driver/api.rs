@@ -9,7 +9,7 @@ use sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUflushGPUDirectRDMAWritesScope,
     CUflushGPUDirectRDMAWritesTarget, CUipcMemHandle, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUresult, CUstream,
+    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUresult, CUstream, CUuuid,
 };
 
 /// `CUDA_SUCCESS`.
@@ -51,6 +51,7 @@ table! {
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut CUdevice, c_int);
     cuDeviceGetName(*mut c_char, c_int, CUdevice);
+    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
     cuDeviceTotalMem_v2(*mut usize, CUdevice);
     cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);

@@ -2,7 +2,7 @@
 //! other users of CUDA's runtime.
 
 use super::{Api, Driver, DriverError};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use nkv_store::fork::ProcessMark;
 use std::ffi::CStr;
 use std::fmt;
@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub struct Attributes {
     /// Its name.
     pub name: String,
+    /// Its id, the same in every process.
+    pub uuid: [u8; 16],
     /// Bytes of VRAM.
     pub memory: u64,
     /// Major and minor number of its compute capability.
@@ -51,11 +53,14 @@ impl Attributes {
     fn query(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Self, DriverError> {
         let api = driver.api();
         let (mut name, mut memory) = ([0_u8; 256], 0);
+        let mut uuid = CUuuid { bytes: [0; 16] };
         let about = || format!("for GPU {ordinal}");
         // SAFETY: the buffers live until the calls return, and the name's length is passed.
         unsafe {
             let rc = (api.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, device);
             driver.check("cuDeviceGetName", rc, about)?;
+            let rc = (api.cuDeviceGetUuid_v2)(&mut uuid, device);
+            driver.check("cuDeviceGetUuid", rc, about)?;
             let rc = (api.cuDeviceTotalMem_v2)(&mut memory, device);
             driver.check("cuDeviceTotalMem", rc, about)?;
         }
@@ -72,6 +77,7 @@ impl Attributes {
         use Attribute::*;
         Ok(Self {
             name,
+            uuid: uuid.bytes.map(|byte| byte as u8),
             memory: memory as u64,
             capability: (
                 number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -164,6 +170,20 @@ impl Device {
         driver.check("cuDevicePrimaryCtxRetain", rc, about)?;
         let opened_in = ProcessMark::here();
         Ok(Arc::new(Self { driver, ordinal, handle, context, attributes, opened_in }))
+    }
+
+    /// Opens the GPU with this id.
+    ///
+    /// # Errors
+    /// If this process cannot use it.
+    pub fn of_uuid(driver: &Arc<Driver>, uuid: [u8; 16]) -> Result<Arc<Self>, DriverError> {
+        for ordinal in 0..driver.devices() {
+            let device = Self::new(driver.clone(), ordinal)?;
+            if device.attributes.uuid == uuid {
+                return Ok(device);
+            }
+        }
+        Err(DriverError::OtherDevice { uuid, devices: driver.devices() })
     }
 
     /// Its number in this process.

@@ -52,6 +52,17 @@ pub enum DriverError {
         /// How many there are.
         devices: u32,
     },
+    /// A device that other processes use.
+    #[error(
+        "this process cannot use GPU {}, only {devices} others: CUDA_VISIBLE_DEVICES may hide it",
+        uuid_shown(uuid)
+    )]
+    OtherDevice {
+        /// Its id.
+        uuid: [u8; 16],
+        /// How many it can use.
+        devices: u32,
+    },
     /// A device that lacks what is needed.
     #[error("GPU {ordinal} ({name}) lacks {lacks}")]
     Lacks {
@@ -89,6 +100,13 @@ impl From<DriverError> for StoreError {
     fn from(e: DriverError) -> Self {
         Self::Device(e.to_string())
     }
+}
+
+/// As nvidia-smi -L shows it.
+fn uuid_shown(uuid: &[u8; 16]) -> String {
+    let hex = |part: &[u8]| part.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex);
+    format!("GPU-{}", parts.join("-"))
 }
 
 /// 12080 as 12.8.

@@ -9,19 +9,22 @@ use super::{ATTACH_LIMIT, AttachmentUse, LINK_FRAMES, Link, Peer, TransportChoic
 use crate::attachment::ProducerGates;
 use crate::control_hello::hello;
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{AttachBy, ClientToOwner, Purpose, RankInfo, Refusal, Welcome};
+use crate::message::{
+    AttachBy, ClientToOwner, ExportedMemory, Purpose, RankInfo, Refusal, Welcome,
+};
 use nkv_store::device_log::{Landing, Line, OpenClaims};
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
-use nkv_store::{KeyHasher, Memory, Stripes};
+use nkv_store::{KeyHasher, Stripes};
 use nkv_transport::Alive;
 use nkv_transport::fabric::Answer;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::{Address, BoxStream, take_descriptor, write_frame};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -267,9 +270,18 @@ impl Attaching {
         let memory = match machine.attach(segment) {
             Err(error) if by_unix => {
                 tracing::debug!(%error, "asking for a segment's descriptor");
-                self.passed(segment, address).await?
+                let purpose = Purpose::Descriptor { incarnation: self.info.incarnation };
+                machine.adopt(segment, self.passed(purpose, address).await?)?
             }
             attached => attached?,
+        };
+        let memory = match self.info.memory {
+            ExportedMemory::Device { uuid, .. } => {
+                let purpose = Purpose::Payload { incarnation: self.info.incarnation };
+                let fd = self.passed(purpose, address).await?;
+                machine.with_payload(memory, uuid, fd, &self.info.layout)?
+            }
+            _ => memory,
         };
         let heap = Heap::open(memory)?;
         if heap.identity().incarnation != self.info.incarnation {
@@ -284,10 +296,9 @@ impl Attaching {
         Ok(heap)
     }
 
-    /// Maps the segment by the descriptor that its owner passes: its name may not resolve here, as
-    /// in another pid namespace, or may be removed.
-    async fn passed(&self, segment: &str, address: &Address) -> Result<Arc<dyn Memory>> {
-        let purpose = Purpose::Descriptor { incarnation: self.info.incarnation };
+    /// The descriptor that its owner passes: of a segment whose name may not resolve here, as in
+    /// another pid namespace, or may be removed, or of payloads.
+    async fn passed(&self, purpose: Purpose, address: &Address) -> Result<OwnedFd> {
         let (stream, welcome) = self.ask(address, purpose).await?;
         if welcome != Welcome::Descriptor {
             return Err(self.odd(address, &welcome));
@@ -297,7 +308,7 @@ impl Attaching {
         let (fd, _) = taken.map_err(|why| {
             Error::disconnected(format!("rank {} passed no memory: {why}", self.info.rank))
         })?;
-        Ok(self.shared.env.machine.adopt(segment, fd)?)
+        Ok(fd)
     }
 
     async fn tcp(&self, passed_over: Vec<String>) -> Result<Arc<Peer>> {

@@ -28,7 +28,8 @@ async fn closes_after(frames_before: usize) {
     let mut bench = Bench::new().await;
     let registry = SegmentRegistry::default();
     let (owner, tables) = (bench.owner.clone(), bench.tables.clone());
-    let _here = registry.register(bench.incarnation, owner, tables, None, ExportedMemory::Private);
+    let _here =
+        registry.register(bench.incarnation, owner, tables, None, (ExportedMemory::Private, None));
     let endpoint = registry.get(bench.incarnation).unwrap();
     let (client, server) = tokio::io::duplex(1 << 16);
     let (mut client, server): (BoxStream, BoxStream) = (Box::new(client), Box::new(server));
