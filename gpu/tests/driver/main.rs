@@ -10,6 +10,7 @@ mod launches;
 mod memory;
 mod opening;
 mod processes;
+mod stand_in;
 mod start;
 mod task;
 
@@ -68,6 +69,12 @@ fn main() -> ExitCode {
             memory_outlives_its_owner_that_was_killed,
             a_tensor_of_another_process_is_mapped,
             a_forked_child_gets_an_error_and_gives_nothing_back,
+        }
+        stand_in {
+            a_copy_is_executed_after_its_call_returned,
+            copies_of_two_streams_end_in_any_order,
+            a_stream_waits_for_an_event_of_another,
+            a_batch_of_copies_is_executed_in_its_stream,
         }
         conformance {
             vram_and_host_memory_answer_alike,
