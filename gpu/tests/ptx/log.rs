@@ -52,9 +52,9 @@ struct Poller {
     skips: u64,
 }
 
-/// How often the rare paths were taken.
+/// How often the less common paths were taken.
 #[derive(Debug, Default)]
-pub struct Rare {
+pub struct Counts {
     pub skips: u64,
     pub abandoned: u64,
     /// Launches for objects that an earlier launch did not store.
@@ -246,7 +246,7 @@ impl Poller {
 }
 
 /// Lets the writers put all their objects. The error says what was wrong.
-pub fn run(case: &Case<'_>) -> Result<Rare, String> {
+pub fn run(case: &Case<'_>) -> Result<Counts, String> {
     let log = Log::new();
     let kernel = case.module.kernel(LOG_PUT).ok_or("no such kernel")?;
     let mut writers: Vec<Writer> = (0..WRITERS).map(|i| Writer::new(&log.layout, i)).collect();
@@ -289,5 +289,5 @@ pub fn run(case: &Case<'_>) -> Result<Rare, String> {
         return Err("a claim that nobody settled".to_owned());
     }
     let launches = writers.iter().map(|writer| writer.launches as u64 - 1).sum();
-    Ok(Rare { skips: poller.skips, abandoned: abandoned.len() as u64, again: launches })
+    Ok(Counts { skips: poller.skips, abandoned: abandoned.len() as u64, again: launches })
 }

@@ -138,8 +138,8 @@ fn impossible_caches_are_refused() {
     let strides = KvStrides::contiguous(layout, &dims).unwrap();
     let empty = KvDims { heads: 0, ..dims };
     assert_eq!(KvShape::new(layout, empty, strides), Err(LayoutError::Empty));
-    let far = KvStrides { page: u64::MAX / 2, ..strides };
-    assert_eq!(KvShape::new(layout, dims, far), Err(LayoutError::Overflow));
+    let huge = KvStrides { page: u64::MAX / 2, ..strides };
+    assert_eq!(KvShape::new(layout, dims, huge), Err(LayoutError::Overflow));
     let shape = shape(layout, dims);
     let make = |object, cache, pages: &[u32]| Descriptors::gather(object, cache, &shape, pages);
     assert_eq!(make(0, 0, &[4]), Err(LayoutError::NoSuchPage { page: 4, pages: 4 }));
