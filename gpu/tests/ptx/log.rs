@@ -14,6 +14,8 @@ const UNITS: u64 = 8;
 const LOG_BYTES: u64 = UNIT * UNITS;
 /// Segment offset of the payload.
 const OFFSET: u64 = 0x10_0000;
+/// Words behind the payload, which nobody may change.
+const GUARD: u64 = 2 * UNIT / 8;
 const WRITERS: usize = 3;
 /// Objects of each writer in one launch: of one and of two units, so that claims cross the end.
 const SIZES: [u64; 3] = [715, UNIT + 144, 400];
@@ -74,7 +76,7 @@ impl Log {
         Log {
             control: [AtomicU64::new(LOG_BYTES), AtomicU64::new(0)],
             headers,
-            payload: words(LOG_BYTES / 8 + 2),
+            payload: words(LOG_BYTES / 8 + 2 + GUARD),
             layout: LogLayout::new(OFFSET, LOG_BYTES, UNIT, 4096).unwrap(),
         }
     }
@@ -284,6 +286,10 @@ pub fn run(case: &Case<'_>) -> Result<Counts, String> {
     }
     if poller.accepted.len() != WRITERS * SIZES.len() {
         return Err(format!("{} objects were accepted", poller.accepted.len()));
+    }
+    let mut guard = log.payload.iter().enumerate().skip((LOG_BYTES / 8 + 2) as usize);
+    if guard.any(|(i, word)| word.load(SeqCst) != !(i as u64)) {
+        return Err("a write behind the log".to_owned());
     }
     if poller.frontier != log.control[1].load(SeqCst) {
         return Err("a claim that nobody settled".to_owned());
