@@ -1,7 +1,7 @@
 //! `nkv-node --memory cuda` and `auto`, with a stand-in for the driver library and without one.
 
-#[path = "../../../gpu/tests/stand_in.rs"]
-mod stand_in;
+#[path = "../../../gpu/tests/mock_library.rs"]
+mod mock_library;
 
 use crate::cluster_process::{
     Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end,
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 fn with_driver() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["libcuda.so", "libcuda.so.1"] {
-        std::fs::copy(stand_in::library(), folder.path().join(file)).unwrap();
+        std::fs::copy(mock_library::library(), folder.path().join(file)).unwrap();
     }
     folder
 }

@@ -2,8 +2,9 @@
 //! schedule, so one thread of the processor can interleave several launches reproducibly.
 
 use crate::instr::{Address, Op, Src};
-use crate::memory::{Memory, Rng, Stale, read};
+use crate::memory::{Memory, Stale};
 use crate::module::Kernel;
+use crate::rng::Rng;
 use crate::thread::{Thread, compare, compute};
 
 /// Most threads of one launch.
@@ -151,8 +152,8 @@ impl<'k> Execution<'k> {
         self.stats
     }
 
-    /// Lets one thread execute some instructions. False when all threads have ended, after which
-    /// every store is visible.
+    /// Lets one thread execute some instructions; when all have ended, lets one store become
+    /// visible. False when every store is.
     ///
     /// # Safety
     ///
@@ -160,8 +161,7 @@ impl<'k> Execution<'k> {
     pub unsafe fn step(&mut self) -> Result<bool, ExecError> {
         let Some(thread) = self.pick() else {
             // SAFETY: by this function's contract.
-            unsafe { self.memory.finish() };
-            return Ok(false);
+            return Ok(unsafe { self.memory.drain_end(&mut self.rng) });
         };
         for _ in 0..=self.rng.below(BURST) {
             if self.stats.instructions >= self.launch.max_instructions {
@@ -171,7 +171,7 @@ impl<'k> Execution<'k> {
             // SAFETY: by this function's contract.
             unsafe {
                 if self.rng.below(1000) < self.launch.drain as usize {
-                    self.memory.drain_one(&mut self.rng);
+                    self.memory.drain_one(thread, &mut self.rng);
                 }
                 self.instruction(thread)?;
             }
@@ -182,7 +182,8 @@ impl<'k> Execution<'k> {
         Ok(true)
     }
 
-    /// A random thread that can run. Blocks whose threads all wait or have ended pass their barrier.
+    /// A random thread that can run. A block whose threads all wait or have ended passes its
+    /// barrier.
     fn pick(&mut self) -> Option<usize> {
         loop {
             while !self.live.is_empty() {

@@ -1,12 +1,19 @@
-//! The memory of one launch. A weak store waits in its thread's buffer and leaves it at a random
-//! time, in any order between addresses. A barrier of a block merges the buffers of its threads, a
-//! release of scope gpu moves them into a buffer of the device, and one of scope sys into memory;
-//! what other blocks released reaches memory with the release of a thread that acquired it. A weak
-//! load may return what the memory was before the launch, until its thread acquired at scope sys.
-//! Strong accesses and atomic instructions go to memory itself.
+//! The memory of one launch. A weak or relaxed store waits in its thread's buffer and leaves it at
+//! a random time, in any order between addresses. A barrier of a block merges the buffers of its
+//! threads, a release of scope gpu moves them into a buffer of the device, and one of scope sys
+//! into memory. What other blocks released reaches memory with the release of a thread that
+//! acquired it from the word by which it was released.
+//!
+//! A weak load may return what the memory was before the launch, until its thread acquired, at
+//! scope sys, a word that has changed since. A strong load of the same memory at scope gpu may
+//! return what an earlier strong load returned. All other strong accesses go to memory itself, in
+//! the order of the program: a load or a store that a GPU executes early is not modelled.
 
+use crate::buffer::{Buffer, Pending, read, write};
 use crate::instr::{AtomicOp, Order, Scope};
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
+use crate::rng::Rng;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 /// What a range of memory contained before the launch. Weak loads of it may return this.
 #[derive(Debug, Clone)]
@@ -27,117 +34,17 @@ impl Stale {
     }
 }
 
-/// xorshift64: the same seed schedules the same way on every machine.
-#[derive(Debug)]
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    pub fn new(seed: u64) -> Rng {
-        // Neighbouring seeds would begin alike, and 0 would stay 0.
-        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        for _ in 0..8 {
-            rng.next();
-        }
-        rng
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Pending {
-    at: u64,
-    value: u64,
-    width: u8,
-    /// When it entered the device's buffer.
-    entered: u64,
-}
-
-impl Pending {
-    fn overlaps(&self, at: u64, width: u8) -> bool {
-        self.at < at + u64::from(width) && at < self.at + u64::from(self.width)
-    }
-}
-
-/// Stores not yet visible, oldest first, and a range that contains their addresses.
-#[derive(Debug, Default)]
-struct Buffer {
-    stores: Vec<Pending>,
-    low: u64,
-    high: u64,
-}
-
-impl Buffer {
-    fn push(&mut self, store: Pending) {
-        if self.stores.is_empty() {
-            (self.low, self.high) = (u64::MAX, 0);
-        }
-        self.low = self.low.min(store.at);
-        self.high = self.high.max(store.at + u64::from(store.width));
-        self.stores.push(store);
-    }
-
-    fn append(&mut self, from: &mut Buffer) {
-        from.stores.drain(..).for_each(|store| self.push(store));
-    }
-
-    fn touches(&self, at: u64, width: u8) -> bool {
-        !self.stores.is_empty() && at < self.high && self.low < at + u64::from(width)
-    }
-
-    fn latest(&self, at: u64, width: u8) -> Option<Pending> {
-        if !self.touches(at, width) {
-            return None;
-        }
-        self.stores.iter().rev().find(|store| store.overlaps(at, width)).copied()
-    }
-
-    /// Makes the stores visible that overlap, oldest first.
-    ///
-    /// # Safety
-    ///
-    /// The addresses are valid for writes.
-    unsafe fn settle(&mut self, at: u64, width: u8) {
-        if !self.touches(at, width) {
-            return;
-        }
-        self.stores.retain(|store| {
-            let now = store.overlaps(at, width);
-            if now {
-                // SAFETY: by this function's contract.
-                unsafe { write(store.at, store.value, store.width) };
-            }
-            !now
-        });
-    }
-
-    /// # Safety
-    ///
-    /// The addresses are valid for writes.
-    unsafe fn flush(&mut self) {
-        for store in self.stores.drain(..) {
-            // SAFETY: by this function's contract.
-            unsafe { write(store.at, store.value, store.width) };
-        }
-    }
-}
-
-/// What one thread's acquires have shown it.
+/// What one thread knows. Numbers are those of the device's buffer, see [`Pending::entered`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
-    /// Acquired at scope sys: no weak load is stale.
+    /// No weak load is stale.
     fresh: bool,
-    /// Stores of other blocks that were released before its last acquire.
+    /// Stores of other blocks that it acquired.
     device: u64,
+    /// What an acquiring fence would add: fresh, device.
+    observed: (bool, u64),
+    /// What its relaxed stores release since its last fence.
+    fenced: u64,
 }
 
 #[derive(Debug)]
@@ -150,6 +57,10 @@ pub(crate) struct Memory {
     bulk: Vec<[Buffer; 2]>,
     seen: Vec<Seen>,
     entered: u64,
+    /// What was released by each word.
+    released: HashMap<u64, u64>,
+    /// Words of others as strong loads returned them; loads of scope gpu may find them again.
+    cached: HashMap<u64, u64>,
     stale: Option<Stale>,
     pub shared: Vec<Vec<u8>>,
 }
@@ -165,6 +76,8 @@ impl Memory {
             bulk: (0..grid * block).map(|_| Default::default()).collect(),
             seen: vec![Seen::default(); grid * block],
             entered: 0,
+            released: HashMap::new(),
+            cached: HashMap::new(),
             stale,
             shared: vec![vec![0; shared]; grid],
         }
@@ -193,7 +106,7 @@ impl Memory {
             }
             // Of another width: visible now, which is always permitted.
             // SAFETY: by this function's contract.
-            unsafe { self.settle(thread, at, width) };
+            unsafe { self.drain(thread, at, width) };
         }
         if let (false, false, Some(stale)) = (order.strong, self.seen[thread].fresh, &self.stale)
             && let Some(old) = stale.read(at, width)
@@ -201,10 +114,18 @@ impl Memory {
         {
             return old;
         }
+        let theirs = self.stale.as_ref().is_some_and(|stale| stale.read(at, width).is_some());
+        let cached = self.cached.get(&at).filter(|_| order.strong && order.scope < Scope::Sys);
+        if let Some(value) = cached.filter(|_| rng.next().is_multiple_of(2)) {
+            return *value;
+        }
         // SAFETY: by this function's contract.
         let value = unsafe { read(at, width) };
-        if order.acquire {
-            self.acquire(thread, order.scope);
+        if order.strong && theirs {
+            self.cached.insert(at, value);
+        }
+        if order.strong {
+            self.observe(thread, (at, width), value, order);
         }
         value
     }
@@ -213,18 +134,17 @@ impl Memory {
     ///
     /// `width` bytes at `at` are valid for writes, and every buffered address.
     pub unsafe fn store(&mut self, thread: usize, at: u64, value: u64, width: u8, order: Order) {
-        if !order.strong {
-            self.threads[thread].push(Pending { at, value, width, entered: 0 });
+        if !order.release {
+            self.threads[thread].push(Pending { at, value, width, entered: 0, block: 0 });
             return;
         }
         // SAFETY: by this function's contract.
         unsafe {
-            if order.release {
-                self.release(thread, order.scope);
-            }
-            self.settle(thread, at, width);
+            self.release(thread, order.scope);
+            self.drain(thread, at, width);
             write(at, value, width);
         }
+        self.released.insert(at, self.entered);
     }
 
     /// Returns the old value.
@@ -244,7 +164,7 @@ impl Memory {
             if order.release {
                 self.release(thread, order.scope);
             }
-            self.settle(thread, at, width);
+            self.drain(thread, at, width);
             if width == 4 {
                 let word = &*(at as *const AtomicU32);
                 let (a, b) = (a as u32, b as u32);
@@ -266,9 +186,10 @@ impl Memory {
                 }
             }
         };
-        if order.acquire {
-            self.acquire(thread, order.scope);
-        }
+        self.observe(thread, (at, width), old, order);
+        let by = if order.release { self.entered } else { self.seen[thread].fenced };
+        let released = self.released.entry(at).or_default();
+        *released = by.max(*released);
         old
     }
 
@@ -278,15 +199,26 @@ impl Memory {
     pub unsafe fn fence(&mut self, thread: usize, order: Order) {
         // SAFETY: by this function's contract.
         unsafe { self.release(thread, order.scope) };
-        self.acquire(thread, order.scope);
+        let entered = self.entered;
+        let seen = &mut self.seen[thread];
+        if order.scope >= Scope::Gpu {
+            seen.device = seen.device.max(seen.observed.1);
+            seen.fenced = entered;
+        }
+        seen.fresh |= order.scope == Scope::Sys && seen.observed.0;
     }
 
-    fn acquire(&mut self, thread: usize, scope: Scope) {
+    /// A strong read returned `value`.
+    fn observe(&mut self, thread: usize, (at, width): (u64, u8), value: u64, order: Order) {
+        let old = self.stale.as_ref().and_then(|stale| stale.read(at, width));
+        let news = old.is_some_and(|old| old != value);
+        let released = self.released.get(&at).copied().unwrap_or_default();
         let seen = &mut self.seen[thread];
-        if scope >= Scope::Gpu {
-            seen.device = self.entered;
+        seen.observed = (seen.observed.0 || news, seen.observed.1.max(released));
+        if order.acquire && order.scope >= Scope::Gpu {
+            seen.device = seen.device.max(released);
         }
-        seen.fresh |= scope == Scope::Sys;
+        seen.fresh |= order.acquire && order.scope == Scope::Sys && news;
     }
 
     unsafe fn release(&mut self, thread: usize, scope: Scope) {
@@ -297,13 +229,15 @@ impl Memory {
             Scope::Cta => self.blocks[block].append(&mut own),
             Scope::Gpu => {
                 self.entered += 1;
-                own.stores.iter_mut().for_each(|store| store.entered = self.entered);
+                for store in &mut own.stores {
+                    (store.entered, store.block) = (self.entered, block);
+                }
                 self.device.append(&mut own);
             }
             Scope::Sys => {
                 let acquired = self.seen[thread].device;
                 self.device.stores.retain(|store| {
-                    let known = store.entered <= acquired;
+                    let known = store.entered <= acquired || store.block == block;
                     if known {
                         // SAFETY: by the caller's contract.
                         unsafe { write(store.at, store.value, store.width) };
@@ -325,12 +259,14 @@ impl Memory {
             all.fresh |= self.seen[thread].fresh;
             all.device = all.device.max(self.seen[thread].device);
         }
-        self.seen[threads].fill(all);
+        for seen in &mut self.seen[threads] {
+            (seen.fresh, seen.device) = (all.fresh, all.device);
+        }
     }
 
     /// A store of the bulk copy engine, which only a wait and then a proxy fence order.
     pub fn bulk_store(&mut self, thread: usize, at: u64, value: u64, width: u8) {
-        self.bulk[thread][0].push(Pending { at, value, width, entered: 0 });
+        self.bulk[thread][0].push(Pending { at, value, width, entered: 0, block: 0 });
     }
 
     pub fn bulk_wait(&mut self, thread: usize) {
@@ -342,13 +278,15 @@ impl Memory {
         self.threads[thread].append(&mut self.bulk[thread][1]);
     }
 
-    /// One buffered store of some thread becomes visible, after older ones to its address.
+    /// One buffered store of `current` or of some thread becomes visible, after older ones to its
+    /// address.
     ///
     /// # Safety
     ///
     /// Every buffered address is valid for writes.
-    pub unsafe fn drain_one(&mut self, rng: &mut Rng) {
-        let thread = rng.below(self.threads.len());
+    pub unsafe fn drain_one(&mut self, current: usize, rng: &mut Rng) {
+        let other = rng.below(self.threads.len());
+        let thread = if rng.below(2) == 0 { current } else { other };
         let block = self.block(thread);
         let buffer = match rng.below(8) {
             0 => &self.blocks[block],
@@ -362,60 +300,58 @@ impl Memory {
         }
         let Pending { at, width, .. } = buffer.stores[rng.below(buffer.stores.len())];
         // SAFETY: by this function's contract.
-        unsafe { self.settle(thread, at, width) };
+        unsafe { self.drain(thread, at, width) };
     }
 
     /// What the thread knows of these bytes becomes visible, oldest first.
-    unsafe fn settle(&mut self, thread: usize, at: u64, width: u8) {
+    unsafe fn drain(&mut self, thread: usize, at: u64, width: u8) {
         let block = self.block(thread);
         // SAFETY: by the caller's contract.
         unsafe {
-            self.device.settle(at, width);
-            self.blocks[block].settle(at, width);
-            self.threads[thread].settle(at, width);
-            self.bulk[thread].iter_mut().rev().for_each(|buffer| buffer.settle(at, width));
+            self.device.drain(at, width);
+            self.blocks[block].drain(at, width);
+            self.threads[thread].drain(at, width);
+            self.bulk[thread].iter_mut().rev().for_each(|buffer| buffer.drain(at, width));
         }
     }
 
-    /// The end of the launch: everything is visible.
+    /// After the last instruction: one more store becomes visible, in no order between addresses.
+    /// False if there is none.
     ///
     /// # Safety
     ///
     /// Every buffered address is valid for writes.
-    pub unsafe fn finish(&mut self) {
-        // SAFETY: by this function's contract.
-        unsafe {
-            self.device.flush();
-            self.blocks.iter_mut().for_each(|buffer| buffer.flush());
-            self.threads.iter_mut().for_each(|buffer| buffer.flush());
-            self.bulk.iter_mut().flatten().rev().for_each(|buffer| buffer.flush());
+    pub unsafe fn drain_end(&mut self, rng: &mut Rng) -> bool {
+        for thread in 0..self.threads.len() {
+            let mut own = std::mem::take(&mut self.threads[thread]);
+            let [mut posted, mut waited] = std::mem::take(&mut self.bulk[thread]);
+            let block = self.block(thread);
+            for buffer in [&mut waited, &mut posted] {
+                self.blocks[block].append(buffer);
+            }
+            self.blocks[block].append(&mut own);
         }
-    }
-}
-
-/// # Safety
-///
-/// `width` bytes at `at` are valid for reads and aligned.
-pub(crate) unsafe fn read(at: u64, width: u8) -> u64 {
-    // SAFETY: by this function's contract; other processes access the bytes with atomics too.
-    unsafe {
-        match width {
-            1 => u64::from((*(at as *const AtomicU8)).load(SeqCst)),
-            2 => u64::from((*(at as *const AtomicU16)).load(SeqCst)),
-            4 => u64::from((*(at as *const AtomicU32)).load(SeqCst)),
-            _ => (*(at as *const AtomicU64)).load(SeqCst),
+        let count = |buffer: &Buffer| buffer.stores.len();
+        let total = count(&self.device) + self.blocks.iter().map(count).sum::<usize>();
+        if total == 0 {
+            return false;
         }
-    }
-}
-
-unsafe fn write(at: u64, value: u64, width: u8) {
-    // SAFETY: by the caller's contract the bytes are valid for writes and aligned.
-    unsafe {
-        match width {
-            1 => (*(at as *const AtomicU8)).store(value as u8, SeqCst),
-            2 => (*(at as *const AtomicU16)).store(value as u16, SeqCst),
-            4 => (*(at as *const AtomicU32)).store(value as u32, SeqCst),
-            _ => (*(at as *const AtomicU64)).store(value, SeqCst),
+        let mut pick = rng.below(total);
+        let mut at = None;
+        for buffer in self.blocks.iter().chain([&self.device]) {
+            if pick < buffer.stores.len() {
+                at = Some((buffer.stores[pick].at, buffer.stores[pick].width));
+                break;
+            }
+            pick -= buffer.stores.len();
         }
+        if let Some((at, width)) = at {
+            // SAFETY: by this function's contract.
+            unsafe {
+                self.device.drain(at, width);
+                self.blocks.iter_mut().for_each(|buffer| buffer.drain(at, width));
+            }
+        }
+        true
     }
 }

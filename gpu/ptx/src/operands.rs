@@ -5,15 +5,15 @@ use crate::module::Param;
 use crate::parse::ParseError;
 use std::collections::HashMap;
 
-/// What names stand for in one kernel.
-pub(crate) struct Names<'a> {
+/// What symbols stand for in one kernel.
+pub(crate) struct Symbols<'a> {
     pub params: &'a [Param],
     pub shared: &'a HashMap<String, u64>,
     pub labels: &'a HashMap<String, usize>,
     pub registers: HashMap<String, u32>,
 }
 
-impl Names<'_> {
+impl Symbols<'_> {
     pub fn register(&mut self, name: &str) -> u32 {
         let next = self.registers.len() as u32;
         *self.registers.entry(name.to_owned()).or_insert(next)
@@ -120,7 +120,7 @@ fn operands(text: &str) -> Vec<String> {
 }
 
 /// Decodes the instruction `text`, without its predicate.
-pub(crate) fn decode(text: &str, names: &mut Names<'_>) -> Result<Op, ParseError> {
+pub(crate) fn decode(text: &str, symbols: &mut Symbols<'_>) -> Result<Op, ParseError> {
     let (opcode, rest) = text.split_once(' ').unwrap_or((text, ""));
     let mut suffixes = opcode.split('.');
     let name = suffixes.next().unwrap_or_default();
@@ -129,18 +129,20 @@ pub(crate) fn decode(text: &str, names: &mut Names<'_>) -> Result<Op, ParseError
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     if name == "bra" {
         let label = args.first().copied().unwrap_or_default();
-        let at = names.labels.get(label).ok_or_else(|| ParseError::Label(label.to_owned()))?;
+        let at = symbols.labels.get(label).ok_or_else(|| ParseError::Label(label.to_owned()))?;
         return Ok(Op::Branch(*at));
     }
     let found = match name {
-        "ld" | "st" | "atom" | "red" | "fence" | "membar" => memory(name, &suffixes, &args, names),
-        "mbarrier" | "cp" => bulk(name, &suffixes, &args, names),
-        _ => plain(name, &suffixes, &args, names),
+        "ld" | "st" | "atom" | "red" | "fence" | "membar" => {
+            memory(name, &suffixes, &args, symbols)
+        }
+        "mbarrier" | "cp" => bulk(name, &suffixes, &args, symbols),
+        _ => plain(name, &suffixes, &args, symbols),
     };
     found.ok_or_else(|| ParseError::Unknown(text.to_owned()))
 }
 
-fn memory(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -> Option<Op> {
+fn memory(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_>) -> Option<Op> {
     if name == "fence" && suffixes.contains(&"proxy") {
         return Some(Op::ProxyFence);
     }
@@ -153,18 +155,18 @@ fn memory(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -
     match name {
         "ld" if suffixes.contains(&"param") => {
             let inside = args.get(1)?.strip_prefix('[')?.strip_suffix(']')?;
-            let index = names.params.iter().position(|p| p.name == inside)?;
-            Some(Op::Param { dst: names.destination(args[0])?, index })
+            let index = symbols.params.iter().position(|p| p.name == inside)?;
+            Some(Op::Param { dst: symbols.destination(args[0])?, index })
         }
         "ld" => {
-            let dst = Names::members(args.first()?).into_iter().map(|r| names.destination(r));
+            let dst = Symbols::members(args.first()?).into_iter().map(|r| symbols.destination(r));
             let dst = dst.collect::<Option<Vec<_>>>()?;
-            Some(Op::Load { dst, at: names.address(args.get(1)?)?, ty, order, shared })
+            Some(Op::Load { dst, at: symbols.address(args.get(1)?)?, ty, order, shared })
         }
         "st" => {
-            let src = Names::members(args.get(1)?).into_iter().map(|r| names.source(r));
+            let src = Symbols::members(args.get(1)?).into_iter().map(|r| symbols.source(r));
             let src = src.collect::<Option<Vec<_>>>()?;
-            Some(Op::Store { src, at: names.address(args[0])?, ty, order, shared })
+            Some(Op::Store { src, at: symbols.address(args[0])?, ty, order, shared })
         }
         _ => {
             let op = if suffixes.contains(&"add") {
@@ -178,30 +180,30 @@ fn memory(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -
             };
             let first = usize::from(name == "atom");
             let dst = match name {
-                "atom" => Some(names.destination(args.first()?)?),
+                "atom" => Some(symbols.destination(args.first()?)?),
                 _ => None,
             };
-            let at = names.address(args.get(first)?)?;
-            let a = names.source(args.get(first + 1)?)?;
-            let b = args.get(first + 2).map_or(Some(Src::Imm(0)), |b| names.source(b))?;
+            let at = symbols.address(args.get(first)?)?;
+            let a = symbols.source(args.get(first + 1)?)?;
+            let b = args.get(first + 2).map_or(Some(Src::Imm(0)), |b| symbols.source(b))?;
             Some(Op::Atomic { dst, at, ty, order: Order { strong: true, ..order }, op, a, b })
         }
     }
 }
 
-fn bulk(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -> Option<Op> {
+fn bulk(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_>) -> Option<Op> {
     let has = |s: &str| suffixes.contains(&s);
-    let mut at = |i: usize| args.get(i).and_then(|t| names.address(t)).map(|a: Address| a.base);
+    let mut at = |i: usize| args.get(i).and_then(|t| symbols.address(t)).map(|a: Address| a.base);
     if name == "mbarrier" && has("init") {
         return Some(Op::BarrierInit { at: at(0)? });
     }
     if name == "mbarrier" && has("expect_tx") {
-        return Some(Op::BarrierExpect { at: at(1)?, bytes: names.source(args.get(2)?)? });
+        return Some(Op::BarrierExpect { at: at(1)?, bytes: symbols.source(args.get(2)?)? });
     }
     if name == "mbarrier" && has("try_wait") {
         let at = at(1)?;
-        let dst = names.destination(args.first()?)?;
-        return Some(Op::BarrierTry { dst, at, parity: names.source(args.get(2)?)? });
+        let dst = symbols.destination(args.first()?)?;
+        return Some(Op::BarrierTry { dst, at, parity: symbols.source(args.get(2)?)? });
     }
     if !(has("async") && has("bulk")) {
         return None;
@@ -215,34 +217,34 @@ fn bulk(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -> 
     }
     let (to, from) = (at(0)?, at(1)?);
     let barrier = at(3);
-    let bytes = names.source(args.get(2)?)?;
+    let bytes = symbols.source(args.get(2)?)?;
     match barrier {
         Some(barrier) => Some(Op::BulkToShared { to, from, bytes, barrier }),
         None => Some(Op::BulkToGlobal { to, from, bytes }),
     }
 }
 
-fn plain(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) -> Option<Op> {
+fn plain(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_>) -> Option<Op> {
     match name {
         "ret" | "exit" => return Some(Op::Exit),
         "bar" | "barrier" => return (suffixes == ["sync"]).then_some(Op::Barrier),
         "nanosleep" => return Some(Op::Nothing),
         _ => {}
     }
-    let dst = names.destination(args.first()?)?;
+    let dst = symbols.destination(args.first()?)?;
     let last = *suffixes.last()?;
-    let a = names.source(args.get(1)?)?;
+    let a = symbols.source(args.get(1)?)?;
     if matches!(name, "mov" | "cvta") {
         return Some(Op::Move { dst, src: a });
     }
     let ty = if last == "pred" { Type { width: 8, signed: false } } else { type_of(last)? };
-    let b = args.get(2).map_or(Some(Src::Imm(0)), |b| names.source(b))?;
+    let b = args.get(2).map_or(Some(Src::Imm(0)), |b| symbols.source(b))?;
     if name == "cvt" {
         let to = type_of(suffixes.get(suffixes.len().checked_sub(2)?)?)?;
         return Some(Op::Convert { dst, src: a, to, from: ty });
     }
     if name == "selp" {
-        return Some(Op::Select { dst, a, b, condition: names.source(args.get(3)?)? });
+        return Some(Op::Select { dst, a, b, condition: symbols.source(args.get(3)?)? });
     }
     if name == "setp" {
         let compare = match *suffixes.first()? {
@@ -256,7 +258,7 @@ fn plain(name: &str, suffixes: &[&str], args: &[&str], names: &mut Names<'_>) ->
         };
         return (suffixes.len() == 2).then_some(Op::Compare { dst, compare, ty, a, b });
     }
-    let add = args.get(3).map_or(Some(Src::Imm(0)), |c| names.source(c))?;
+    let add = args.get(3).map_or(Some(Src::Imm(0)), |c| symbols.source(c))?;
     let math = arithmetic(name, suffixes)?;
     // Negation of a predicate is of its truth, not of its bits.
     if last == "pred" && math == Math::Not {

@@ -2,7 +2,7 @@
 
 use crate::instr::{Instr, Op};
 use crate::module::{Kernel, Module, Param};
-use crate::operands::{Names, decode, type_of};
+use crate::operands::{Symbols, decode, type_of};
 use std::collections::{BTreeMap, HashMap};
 
 /// Why a text is not a module that can be run.
@@ -73,7 +73,7 @@ fn between(text: &str, open: char, close: char) -> Option<(&str, &str)> {
     None
 }
 
-/// Names of `.extern .shared` arrays, whose size the launch gives.
+/// Symbols of `.extern .shared` arrays, whose size the launch gives.
 fn external_shared(text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| line.trim_start().starts_with(".extern .shared"));
     let names =
@@ -107,15 +107,15 @@ fn kernel(params: &str, body: &str, external: &[String]) -> Result<Kernel, Parse
             None => count += 1,
         }
     }
-    let mut names =
-        Names { params: &params, shared: &shared, labels: &labels, registers: HashMap::new() };
+    let mut symbols =
+        Symbols { params: &params, shared: &shared, labels: &labels, registers: HashMap::new() };
     let mut code = Vec::new();
     for text in statements.iter().filter(|text| !text.starts_with('.') && !text.ends_with(':')) {
-        code.push(statement(text, &mut names)?);
+        code.push(statement(text, &mut symbols)?);
     }
     // A body that ends without `ret` ends there.
     code.push(Instr { guard: None, op: Op::Exit, text: "ret".to_owned() });
-    let registers = names.registers.len();
+    let registers = symbols.registers.len();
     Ok(Kernel { params, code, registers, shared_bytes })
 }
 
@@ -163,14 +163,14 @@ fn variable(text: &str) -> Result<(String, u64), ParseError> {
     }
 }
 
-fn statement(text: &str, names: &mut Names<'_>) -> Result<Instr, ParseError> {
+fn statement(text: &str, symbols: &mut Symbols<'_>) -> Result<Instr, ParseError> {
     let (mut guard, mut rest) = (None, text);
     if let Some(after) = text.strip_prefix('@') {
         let unknown = || ParseError::Unknown(text.to_owned());
         let (predicate, instruction) = after.split_once(' ').ok_or_else(unknown)?;
         guard =
-            Some((names.register(predicate.trim_start_matches('!')), predicate.starts_with('!')));
+            Some((symbols.register(predicate.trim_start_matches('!')), predicate.starts_with('!')));
         rest = instruction;
     }
-    Ok(Instr { guard, op: decode(rest, names)?, text: text.to_owned() })
+    Ok(Instr { guard, op: decode(rest, symbols)?, text: text.to_owned() })
 }

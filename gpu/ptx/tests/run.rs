@@ -1,6 +1,5 @@
 //! What the interpreter runs, and what it refuses.
 #![expect(unsafe_code, reason = "kernels are run over this test's memory")]
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use nkv_ptx::{ExecError, Execution, Launch, Module, ParseError, run};
 

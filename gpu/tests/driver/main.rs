@@ -8,9 +8,10 @@ mod conformance;
 mod failures;
 mod launches;
 mod memory;
+#[path = "../mock_library.rs"]
+mod mock_library;
 mod opening;
 mod processes;
-#[path = "../stand_in.rs"]
 mod stand_in;
 mod start;
 mod task;
@@ -70,6 +71,12 @@ fn main() -> ExitCode {
             memory_outlives_its_owner_that_was_killed,
             a_tensor_of_another_process_is_mapped,
             a_forked_child_gets_an_error_and_gives_nothing_back,
+        }
+        stand_in {
+            a_copy_is_executed_after_its_call_returned,
+            copies_of_two_streams_end_in_any_order,
+            a_stream_waits_for_an_event_of_another,
+            a_batch_of_copies_is_executed_in_its_stream,
         }
         conformance {
             vram_and_host_memory_answer_alike,

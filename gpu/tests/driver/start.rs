@@ -1,6 +1,6 @@
 //! Starts this program as a task, with the library that it is to load.
 
-use crate::stand_in::library;
+use crate::mock_library::library;
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! What this program does as a task, and what tasks share.
 
 use crate::start::TASK;
-use crate::{conformance, failures, launches, memory, opening, processes};
+use crate::{conformance, failures, launches, memory, opening, processes, stand_in};
 use cudarc::driver::sys;
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
@@ -30,6 +30,7 @@ pub fn run() -> Option<ExitCode> {
         failures::tasks(),
         launches::tasks(),
         processes::tasks(),
+        stand_in::tasks(),
         conformance::tasks(),
     ];
     let (_, body) = all.iter().copied().flatten().find(|(known, _)| *known == name).unwrap();

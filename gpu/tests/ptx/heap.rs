@@ -128,7 +128,8 @@ impl Heap {
     }
 }
 
-/// Runs both kernels, interleaved by the seed. What the reader found; the error says what was wrong.
+/// Runs both kernels, interleaved by the seed. Returns what the reader found; the error says what
+/// was wrong.
 pub fn run(case: &Case<'_>) -> Result<ScatterResult, String> {
     let bulk = case.gather == nkv_gpu::kernels::GATHER_BULK;
     let heap = Heap::new(if bulk { &BULK_SIZES } else { &SIZES }, case.seed);

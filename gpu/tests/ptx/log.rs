@@ -14,6 +14,8 @@ const UNITS: u64 = 8;
 const LOG_BYTES: u64 = UNIT * UNITS;
 /// Segment offset of the payload.
 const OFFSET: u64 = 0x10_0000;
+/// Words behind the payload, which nobody may change.
+const GUARD: u64 = 2 * UNIT / 8;
 const WRITERS: usize = 3;
 /// Objects of each writer in one launch: of one and of two units, so that claims cross the end.
 const SIZES: [u64; 3] = [715, UNIT + 144, 400];
@@ -52,9 +54,9 @@ struct Poller {
     skips: u64,
 }
 
-/// How often the rare paths were taken.
+/// How often the less common paths were taken.
 #[derive(Debug, Default)]
-pub struct Rare {
+pub struct Counts {
     pub skips: u64,
     pub abandoned: u64,
     /// Launches for objects that an earlier launch did not store.
@@ -74,7 +76,7 @@ impl Log {
         Log {
             control: [AtomicU64::new(LOG_BYTES), AtomicU64::new(0)],
             headers,
-            payload: words(LOG_BYTES / 8 + 2),
+            payload: words(LOG_BYTES / 8 + 2 + GUARD),
             layout: LogLayout::new(OFFSET, LOG_BYTES, UNIT, 4096).unwrap(),
         }
     }
@@ -246,7 +248,7 @@ impl Poller {
 }
 
 /// Lets the writers put all their objects. The error says what was wrong.
-pub fn run(case: &Case<'_>) -> Result<Rare, String> {
+pub fn run(case: &Case<'_>) -> Result<Counts, String> {
     let log = Log::new();
     let kernel = case.module.kernel(LOG_PUT).ok_or("no such kernel")?;
     let mut writers: Vec<Writer> = (0..WRITERS).map(|i| Writer::new(&log.layout, i)).collect();
@@ -285,9 +287,13 @@ pub fn run(case: &Case<'_>) -> Result<Rare, String> {
     if poller.accepted.len() != WRITERS * SIZES.len() {
         return Err(format!("{} objects were accepted", poller.accepted.len()));
     }
+    let mut guard = log.payload.iter().enumerate().skip((LOG_BYTES / 8 + 2) as usize);
+    if guard.any(|(i, word)| word.load(SeqCst) != !(i as u64)) {
+        return Err("a write behind the log".to_owned());
+    }
     if poller.frontier != log.control[1].load(SeqCst) {
         return Err("a claim that nobody settled".to_owned());
     }
     let launches = writers.iter().map(|writer| writer.launches as u64 - 1).sum();
-    Ok(Rare { skips: poller.skips, abandoned: abandoned.len() as u64, again: launches })
+    Ok(Counts { skips: poller.skips, abandoned: abandoned.len() as u64, again: launches })
 }

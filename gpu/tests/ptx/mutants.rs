@@ -1,1 +1,302 @@
-//! To come.
+//! Every instruction that orders memory, dropped or weakened. The runs in weak memory kill a mutant
+//! or it is in the table of survivors with the reason. The check of the text kills each one.
+
+use crate::heap::{self, Event};
+use crate::log;
+use crate::text;
+use nkv_gpu::kernels::{GATHER_BULK, GATHER_PUBLISH, LOG_PUT, PTX_SM80, PTX_SM90, WAIT_SCATTER};
+use nkv_ptx::Module;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// Runs of each kind that a mutant must survive to count as a survivor.
+const SEEDS: u64 = 60;
+
+/// A changed text.
+struct Mutant {
+    kernel: &'static str,
+    /// Opcode, its number among the kernel's ordering instructions, and the change.
+    name: String,
+    text: String,
+}
+
+fn changes(line: &str) -> Vec<(&'static str, String)> {
+    let replace = |from: &str, to: &str| line.replacen(from, to, 1);
+    let mut all = Vec::new();
+    if ["bar.sync", "fence", "cp.async.bulk.wait_group"].iter().any(|s| line.starts_with(s)) {
+        all.push(("dropped", String::new()));
+    }
+    if line.contains(".acq_rel.") && line.starts_with("atom") {
+        all.push(("acquire", replace(".acq_rel.", ".acquire.")));
+        all.push(("release", replace(".acq_rel.", ".release.")));
+        all.push(("relaxed", replace(".acq_rel.", ".relaxed.")));
+    }
+    for order in [".acquire.", ".release."] {
+        if line.contains(order) {
+            all.push(("relaxed", replace(order, ".relaxed.")));
+        }
+    }
+    if line.contains(".relaxed.sys") && !line.starts_with("atom") {
+        all.push(("weak", replace(".relaxed.sys", "")));
+    }
+    if line.contains(".sys") {
+        all.push(("gpu", replace(".sys", ".gpu")));
+    }
+    if line.contains(".gpu") {
+        all.push(("cta", replace(".gpu", ".cta")));
+    }
+    all
+}
+
+fn mutants(text: &str, kernels: impl Fn(&str) -> bool) -> Vec<Mutant> {
+    let mut all = Vec::new();
+    for (kernel, _) in text::kernels(text).iter().filter(|(kernel, _)| kernels(kernel)) {
+        let lines = text::lines(text, kernel);
+        let ordering = lines.iter().filter_map(|(n, line)| Some((n, line, text::ordering(line)?)));
+        for (i, (number, line, opcode)) in ordering.enumerate() {
+            for (change, new) in changes(line) {
+                let changed = text.lines().enumerate();
+                let changed =
+                    changed.map(|(n, line)| if n == *number { new.as_str() } else { line });
+                let opcode = opcode.split('.').take(2).collect::<Vec<_>>().join(".");
+                let opcode = opcode.split_whitespace().next().unwrap_or_default().to_owned();
+                all.push(Mutant {
+                    kernel,
+                    name: format!("{i} {opcode} {change}"),
+                    text: changed.collect::<Vec<_>>().join("\n"),
+                });
+            }
+        }
+    }
+    all
+}
+
+/// Whether the runs find it.
+fn killed(mutant: &Mutant, original: &Module) -> bool {
+    let Ok(module) = Module::parse(&mutant.text) else {
+        panic!("{} {} cannot be run", mutant.kernel, mutant.name);
+    };
+    (1..=SEEDS).any(|seed| {
+        let heap = |writer, reader, gather, event| {
+            heap::run(&heap::Case { writer, gather, reader, event, seed }).is_err()
+        };
+        match mutant.kernel {
+            WAIT_SCATTER => {
+                let retire = Event::Retire(seed * 5);
+                heap(original, &module, GATHER_PUBLISH, Event::Nothing)
+                    || heap(original, &module, GATHER_PUBLISH, retire)
+                    || heap(original, &module, GATHER_PUBLISH, Event::OtherKey)
+            }
+            GATHER_PUBLISH | GATHER_BULK => heap(&module, original, mutant.kernel, Event::Nothing),
+            LOG_PUT => log::run(&log::Case { module: &module, seed, spins: 1 << 20 }).is_err(),
+            other => panic!("no runs for {other}"),
+        }
+    })
+}
+
+/// Mutants that the runs do not kill.
+struct Survivors {
+    kernel: &'static str,
+    /// Numbers of ordering instructions in the kernel.
+    at: RangeInclusive<usize>,
+    /// Opcode and change.
+    what: &'static [&'static str],
+    /// The mutant is correct, at least on hardware; else only the check of the text holds it.
+    legal: bool,
+    why: &'static str,
+}
+
+const CHECKED: &str = "the value decides whether to publish; nothing is read after it";
+const FIELDS: &str = "aligned words that the release behind them makes visible";
+const OWNER_WORD: &str = "processors write the words, so scope sys; the owner word, which is read \
+                          again at that scope, changes before them";
+
+const SURVIVORS: &[Survivors] = &[
+    Survivors {
+        kernel: GATHER_PUBLISH,
+        at: 2..=2,
+        what: &["ld.acquire relaxed"],
+        legal: true,
+        why: CHECKED,
+    },
+    Survivors {
+        kernel: GATHER_PUBLISH,
+        at: 2..=2,
+        what: &["ld.acquire gpu"],
+        legal: false,
+        why: "processors write the word, so scope sys; in the runs nobody does meanwhile",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 1..=5,
+        what: &["ld.acquire relaxed"],
+        legal: true,
+        why: "the acquire of the publish word is before them, and a barrier before the copy",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 1..=5,
+        what: &["ld.acquire gpu"],
+        legal: false,
+        why: "processors write the words, so scope sys; all are read again after the copy",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 8..=8,
+        what: &["atom.acq_rel acquire", "atom.acq_rel release", "atom.acq_rel relaxed"],
+        legal: true,
+        why: "barriers end the loads of each block before it counts, and the fence follows",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 8..=8,
+        what: &["atom.acq_rel cta"],
+        legal: false,
+        why: "several blocks count, so scope gpu; atomic instructions of the runs are always whole",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 9..=9,
+        what: &["fence.acq_rel dropped", "fence.acq_rel gpu"],
+        legal: false,
+        why: "the counter orders the same at scope gpu only; the runs execute no load early",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 10..=15,
+        what: &["ld.acquire relaxed"],
+        legal: true,
+        why: "the fence is before them, and nothing is read after them",
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 10..=10,
+        what: &["ld.acquire gpu"],
+        legal: false,
+        why: OWNER_WORD,
+    },
+    Survivors {
+        kernel: WAIT_SCATTER,
+        at: 12..=15,
+        what: &["ld.acquire gpu"],
+        legal: false,
+        why: OWNER_WORD,
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 0..=0,
+        what: &["ld.acquire relaxed", "ld.acquire gpu"],
+        legal: false,
+        why: "stores must come after the owner cleared LIVE; the runs execute no store early",
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 1..=1,
+        what: &["ld.relaxed weak", "ld.relaxed gpu"],
+        legal: true,
+        why: "a hint: the fetch-and-add returns the position",
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 2..=2,
+        what: &["atom.relaxed gpu"],
+        legal: true,
+        why: "the word lies in the memory of this GPU; sys, since PTX's gpu means one program",
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 3..=3,
+        what: &["ld.acquire relaxed", "ld.acquire gpu"],
+        legal: false,
+        why: "stores must come after the owner cleared LIVE; the runs execute no store early",
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 4..=8,
+        what: &["st.relaxed weak", "st.relaxed gpu"],
+        legal: true,
+        why: FIELDS,
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 10..=14,
+        what: &["st.relaxed weak", "st.relaxed gpu"],
+        legal: true,
+        why: FIELDS,
+    },
+    Survivors {
+        kernel: LOG_PUT,
+        at: 15..=15,
+        what: &["st.relaxed weak", "st.relaxed gpu"],
+        legal: true,
+        why: "WRITING is a hint, and READY of the same thread follows",
+    },
+    Survivors {
+        kernel: GATHER_BULK,
+        at: 3..=3,
+        what: &["fence.proxy dropped"],
+        legal: false,
+        why: "the runs' engine sees an mbarrier as soon as it is initialised",
+    },
+    Survivors {
+        kernel: GATHER_BULK,
+        at: 4..=4,
+        what: &["cp.async dropped"],
+        legal: false,
+        why: "the runs' engine reads shared memory at once",
+    },
+    Survivors {
+        kernel: GATHER_BULK,
+        at: 13..=13,
+        what: &["ld.acquire relaxed"],
+        legal: true,
+        why: CHECKED,
+    },
+    Survivors {
+        kernel: GATHER_BULK,
+        at: 13..=13,
+        what: &["ld.acquire gpu"],
+        legal: false,
+        why: "processors write the word, so scope sys; in the runs nobody does meanwhile",
+    },
+];
+
+/// {(kernel, mutant): whether it is legal}.
+fn listed() -> BTreeMap<(&'static str, String), bool> {
+    let mut all = BTreeMap::new();
+    for Survivors { kernel, at, what, legal, why } in SURVIVORS {
+        assert!(!why.is_empty());
+        for at in at.clone() {
+            for what in *what {
+                let twice = all.insert((*kernel, format!("{at} {what}")), *legal);
+                assert!(twice.is_none(), "{kernel} {at} {what} is listed twice");
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn weaker_kernels_are_found_out() {
+    let original = Module::parse(PTX_SM90).unwrap();
+    let mut all = mutants(PTX_SM80, |_| true);
+    all.extend(mutants(PTX_SM90, |kernel| kernel == GATHER_BULK));
+    let mut wrong = Vec::new();
+    let mut listed = listed();
+    let legal = listed.values().filter(|legal| **legal).count();
+    let (mut dead, total) = (0, all.len());
+    for mutant in &all {
+        if text::check(&mutant.text).is_ok() {
+            wrong.push(format!("{} {}: the text is accepted", mutant.kernel, mutant.name));
+        }
+        let killed = killed(mutant, &original);
+        dead += usize::from(killed);
+        if killed == listed.remove(&(mutant.kernel, mutant.name.clone())).is_some() {
+            let what = if killed { "is listed but dies" } else { "survives" };
+            wrong.push(format!("{} {}: {what}", mutant.kernel, mutant.name));
+        }
+    }
+    wrong.extend(listed.keys().map(|(kernel, name)| format!("{kernel} {name}: no such mutant")));
+    println!("{total} mutants: {dead} killed by runs in weak memory, {legal} legal");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -69,16 +69,16 @@ fn a_writer_whose_epoch_is_over_publishes_nothing() {
 
 #[test]
 fn i13_claims_of_three_kernels_are_settled_and_whole() {
-    let mut all = log::Rare::default();
+    let mut all = log::Counts::default();
     for module in &modules() {
         for seed in 1..=SEEDS {
             // Few spins: some claims are abandoned.
             let spins = if seed.is_multiple_of(3) { 2 } else { 1 << 20 };
             match log::run(&log::Case { module, seed, spins }) {
-                Ok(rare) => {
-                    all.skips += rare.skips;
-                    all.abandoned += rare.abandoned;
-                    all.again += rare.again;
+                Ok(counts) => {
+                    all.skips += counts.skips;
+                    all.abandoned += counts.abandoned;
+                    all.again += counts.again;
                 }
                 Err(error) => panic!("seed {seed}: {error}"),
             }

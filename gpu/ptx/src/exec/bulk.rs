@@ -1,7 +1,8 @@
 //! The bulk copy engine of sm_90. Copies into shared memory happen at once and report to their
 //! mbarrier; copies out of it are stores that a wait and a proxy fence must order.
 
-use super::{BARRIER_BYTES, ExecError, Execution, read};
+use super::{BARRIER_BYTES, ExecError, Execution};
+use crate::buffer::read;
 use crate::instr::{Op, Src};
 
 /// An mbarrier for one arrival: the phase in its lowest bit, whether the arrival has come, and the

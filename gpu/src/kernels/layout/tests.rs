@@ -70,11 +70,15 @@ proptest! {
     fn descriptors_are_the_map_of_elements(
         dims in dims(),
         which in 0usize..5,
+        of in 0usize..5,
         picks in prop::collection::vec(any::<u32>(), 0..6),
     ) {
         let layout = LAYOUTS[which];
         let pages: Vec<u32> = picks.iter().map(|pick| pick % dims.pages).collect();
-        let shape = shape(layout, dims);
+        // Strides of another layout: the order of an object's bytes does not depend on them.
+        let cached = LAYOUTS[of];
+        let strides = KvStrides::contiguous(cached, &dims).unwrap();
+        let shape = KvShape::new(layout, dims, strides).unwrap();
         let (object, cache) = (1 << 40, 1 << 41);
         let made = Descriptors::gather(object, cache, &shape, &pages).unwrap();
         // Each 16 bytes of the object, in order, and where they come from.
@@ -85,7 +89,7 @@ proptest! {
         let mut want = Vec::new();
         for page in &pages {
             for element in order(layout, &dims, u64::from(*page)) {
-                let from = cache + naive(layout, &dims, element);
+                let from = cache + naive(cached, &dims, element);
                 for i in 0..u64::from(dims.head_bytes) / 16 {
                     want.push((object + want.len() as u64 * 16, from + i * 16));
                 }
@@ -138,8 +142,8 @@ fn impossible_caches_are_refused() {
     let strides = KvStrides::contiguous(layout, &dims).unwrap();
     let empty = KvDims { heads: 0, ..dims };
     assert_eq!(KvShape::new(layout, empty, strides), Err(LayoutError::Empty));
-    let far = KvStrides { page: u64::MAX / 2, ..strides };
-    assert_eq!(KvShape::new(layout, dims, far), Err(LayoutError::Overflow));
+    let huge = KvStrides { page: u64::MAX / 2, ..strides };
+    assert_eq!(KvShape::new(layout, dims, huge), Err(LayoutError::Overflow));
     let shape = shape(layout, dims);
     let make = |object, cache, pages: &[u32]| Descriptors::gather(object, cache, &shape, pages);
     assert_eq!(make(0, 0, &[4]), Err(LayoutError::NoSuchPage { page: 4, pages: 4 }));
