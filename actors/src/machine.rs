@@ -59,7 +59,7 @@ impl NewSegment {
 
 /// Where a segment is made.
 #[derive(Debug, Clone, Copy)]
-pub enum Place<'a> {
+pub enum SegmentKind<'a> {
     /// In shared memory of this name.
     Shared(&'a SegmentName),
     /// In memory of this process.
@@ -119,7 +119,7 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// GiB.
     fn create(
         &self,
-        place: Place<'_>,
+        kind: SegmentKind<'_>,
         bytes: u64,
         prefault: bool,
     ) -> Result<NewSegment, StoreError>;
@@ -203,15 +203,17 @@ impl Machine for OsMachine {
 
     fn create(
         &self,
-        place: Place<'_>,
+        kind: SegmentKind<'_>,
         bytes: u64,
         prefault: bool,
     ) -> Result<NewSegment, StoreError> {
-        let name = match place {
-            Place::Shared(name) => name,
-            Place::Private => return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?))),
-            Place::Device { name, ordinal, payloads } => {
-                let control = self.create(Place::Shared(name), payloads, prefault)?;
+        let name = match kind {
+            SegmentKind::Shared(name) => name,
+            SegmentKind::Private => {
+                return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?)));
+            }
+            SegmentKind::Device { name, ordinal, payloads } => {
+                let control = self.create(SegmentKind::Shared(name), payloads, prefault)?;
                 return device::create(control, ordinal, bytes - payloads);
             }
         };

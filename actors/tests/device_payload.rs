@@ -7,7 +7,7 @@ mod embedding;
 use embedding::log::{logged, with_log};
 use embedding::{bytes, eventually, on};
 use nkv_actors::machine::{
-    AgentConfig, Connected, DataAgent, Machine, NewSegment, OsMachine, Place,
+    AgentConfig, Connected, DataAgent, Machine, NewSegment, OsMachine, SegmentKind,
 };
 use nkv_actors::{
     Client, ClientConfig, Environment, ErrorKind, MemoryChoice, Node, NodeConfig, TransportChoice,
@@ -39,12 +39,12 @@ struct WithDevice(OsMachine);
 impl Machine for WithDevice {
     fn create(
         &self,
-        place: Place<'_>,
+        kind: SegmentKind<'_>,
         bytes: u64,
         prefault: bool,
     ) -> Result<NewSegment, StoreError> {
-        let Place::Device { payloads, .. } = place else {
-            return self.0.create(place, bytes, prefault);
+        let SegmentKind::Device { payloads, .. } = kind else {
+            return self.0.create(kind, bytes, prefault);
         };
         let control = Arc::new(AnonMemory::new(payloads)?);
         let device = Arc::new(Device(AnonMemory::new(bytes - payloads)?));
@@ -108,8 +108,8 @@ async fn objects_go_in_and_out_by_log_and_by_plan_here_and_over_tcp() {
     let (log, plan) = (logged(0), on(0).device_alloc(false));
     for size in [1, 4_096, 70_001, 900_000] {
         for (h, puts) in handles.iter().enumerate() {
-            for (way, options) in [("log", &log), ("plan", &plan)] {
-                let (key, value) = (format!("{way}/{h}/{size}"), bytes(size, h as u8));
+            for (path, options) in [("log", &log), ("plan", &plan)] {
+                let (key, value) = (format!("{path}/{h}/{size}"), bytes(size, h as u8));
                 puts.put(key.as_bytes(), &value, options).await.unwrap();
                 for gets in &handles {
                     assert_eq!(gets.get(key.as_bytes()).await.unwrap(), value, "{key}");

@@ -11,7 +11,7 @@ use crate::oracle::Watch;
 use crate::process::Pid;
 use crate::stack;
 use nkv::Credentials;
-use nkv_actors::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment, Place};
+use nkv_actors::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment, SegmentKind};
 use nkv_store::{Heap, Memory, SegmentName, StoreError, Stripes};
 use nkv_transport::wire::BoxFuture;
 use nkv_transport::{TransportError, Verbs};
@@ -126,8 +126,8 @@ impl Machine for SimMachine {
         self.pid
     }
 
-    fn create(&self, place: Place<'_>, bytes: u64, _: bool) -> Result<NewSegment, StoreError> {
-        let name = if let Place::Shared(name) = place { Some(name) } else { None };
+    fn create(&self, kind: SegmentKind<'_>, bytes: u64, _: bool) -> Result<NewSegment, StoreError> {
+        let name = if let SegmentKind::Shared(name) = kind { Some(name) } else { None };
         let file_name = name.map(SegmentName::file_name);
         let called = (self.host, file_name.clone().unwrap_or_default());
         let watch = Arc::new(Watch::new(self.machines.ledger.clone()));

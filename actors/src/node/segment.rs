@@ -11,7 +11,7 @@ use crate::attachment::Published;
 use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
-use crate::machine::{AgentConfig, DataAgent, DevicePayload, Machine, NewSegment, Place};
+use crate::machine::{AgentConfig, DataAgent, DevicePayload, Machine, NewSegment, SegmentKind};
 use crate::membership::{LinkState, Membership, Siblings};
 use crate::message::{ExportedMemory, OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
@@ -331,14 +331,14 @@ fn make_memory(
     wanted.validate().map_err(internal)?;
     let bytes = wanted.segment_bytes();
     let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
-    let place = match config.memory {
-        MemoryChoice::Shm | MemoryChoice::Auto(_) => Place::Shared(&called),
-        MemoryChoice::Private => Place::Private,
+    let kind = match config.memory {
+        MemoryChoice::Shm | MemoryChoice::Auto(_) => SegmentKind::Shared(&called),
+        MemoryChoice::Private => SegmentKind::Private,
         MemoryChoice::Cuda(ordinal) => {
-            Place::Device { name: &called, ordinal, payloads: wanted.payloads() }
+            SegmentKind::Device { name: &called, ordinal, payloads: wanted.payloads() }
         }
     };
-    let made = machine.create(place, bytes, config.prefault);
+    let made = machine.create(kind, bytes, config.prefault);
     let NewSegment { memory, file_name, name, payload } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // A node has one socket, named after its first segment.

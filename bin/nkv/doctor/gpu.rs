@@ -3,9 +3,9 @@
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::vram::{Vram, VramMemory};
 use nkv_store::Memory;
+use nkv_store::clock::{BootClock, Clock};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Bytes copied there and back.
 const BYTES: usize = 64 << 20;
@@ -69,13 +69,13 @@ fn rates(device: &Arc<Device>) -> Result<(f64, f64), String> {
     let mut back = vec![0; BYTES];
     let (mut write, mut read) = (0.0, 0.0);
     for _ in 0..2 {
-        let start = Instant::now();
+        let start = BootClock.now_ns();
         memory.write(0, &source).map_err(|e| e.to_string())?;
         memory.flush();
-        write = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
-        let start = Instant::now();
+        write = BYTES as f64 / (BootClock.now_ns() - start).max(1) as f64;
+        let start = BootClock.now_ns();
         memory.read(0, &mut back).map_err(|e| e.to_string())?;
-        read = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
+        read = BYTES as f64 / (BootClock.now_ns() - start).max(1) as f64;
     }
     if back == source { Ok((write, read)) } else { Err("other bytes came back".to_string()) }
 }

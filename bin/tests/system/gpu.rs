@@ -63,8 +63,8 @@ fn payloads_lie_in_vram_with_memory_cuda_and_with_auto() {
             ]);
         });
         serves(&cluster);
-        let said = cluster.node(1).stderr();
-        assert!(said.contains("memory: 32 MiB of GPU 0"), "{memory}: {said}");
+        let log = cluster.node(1).stderr();
+        assert!(log.contains("memory: 32 MiB of GPU 0"), "{memory}: {log}");
         for rank in [1, 0] {
             cluster.term(rank);
             assert_eq!(cluster.wait_exit(rank, HANGS).code, 0, "{memory}");
@@ -107,9 +107,9 @@ fn auto_serves_dram_and_says_why_where_there_is_no_driver() {
         command.args(["--memory", "auto", "--heap-bytes", "32MiB"]);
     });
     serves(&cluster);
-    let said = cluster.node(0).stderr();
-    assert!(said.contains("payloads lie in DRAM"), "{said}");
-    assert!(said.contains("install the NVIDIA driver"), "{said}");
+    let log = cluster.node(0).stderr();
+    assert!(log.contains("payloads lie in DRAM"), "{log}");
+    assert!(log.contains("install the NVIDIA driver"), "{log}");
 }
 
 #[test]
