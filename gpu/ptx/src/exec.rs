@@ -6,6 +6,7 @@ use crate::memory::{Memory, Stale};
 use crate::module::Kernel;
 use crate::rng::Rng;
 use crate::thread::{Thread, compare, compute};
+use std::collections::VecDeque;
 
 /// Most threads of one launch.
 const MAX_THREADS: u32 = 1 << 16;
@@ -100,6 +101,8 @@ pub struct Execution<'k> {
     threads: Vec<Thread>,
     live: Vec<usize>,
     memory: Memory,
+    /// Bulk copies of each thread.
+    unread: Vec<VecDeque<bulk::Unread>>,
     rng: Rng,
     stats: Stats,
 }
@@ -141,6 +144,7 @@ impl<'k> Execution<'k> {
             threads: (0..count).map(thread).collect(),
             live: (0..count as usize).collect(),
             memory: Memory::new(grid as usize, block as usize, shared, launch.stale.clone()),
+            unread: (0..count).map(|_| VecDeque::new()).collect(),
             rng: Rng::new(launch.seed),
             stats: Stats::default(),
             launch: launch.clone(),
@@ -160,6 +164,7 @@ impl<'k> Execution<'k> {
     /// As for [`run`].
     pub unsafe fn step(&mut self) -> Result<bool, ExecError> {
         let Some(thread) = self.pick() else {
+            (0..self.unread.len()).for_each(|thread| self.bulk_read(thread, 0));
             // SAFETY: by this function's contract.
             return Ok(unsafe { self.memory.drain_end(&mut self.rng) });
         };
@@ -168,6 +173,9 @@ impl<'k> Execution<'k> {
                 return Err(ExecError::TooLong(self.launch.max_instructions));
             }
             self.stats.instructions += 1;
+            if !self.unread[thread].is_empty() && self.rng.below(100) == 0 {
+                self.bulk_read(thread, self.unread[thread].len() - 1);
+            }
             // SAFETY: by this function's contract.
             unsafe {
                 if self.rng.below(1000) < self.launch.drain as usize {

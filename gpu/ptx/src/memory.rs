@@ -55,6 +55,10 @@ pub(crate) struct Memory {
     device: Buffer,
     /// Bulk stores of each thread: not waited for, and waited for but not fenced.
     bulk: Vec<[Buffer; 2]>,
+    /// Whether each thread has made a fence of the proxy.
+    pub fenced: Vec<bool>,
+    /// Words as atomic instructions of scope cta left them, which only their block knows.
+    within: HashMap<(usize, u64), AtomicU64>,
     seen: Vec<Seen>,
     entered: u64,
     /// What was released by each word.
@@ -74,6 +78,8 @@ impl Memory {
             blocks: buffers(grid),
             device: Buffer::default(),
             bulk: (0..grid * block).map(|_| Default::default()).collect(),
+            fenced: vec![false; grid * block],
+            within: HashMap::new(),
             seen: vec![Seen::default(); grid * block],
             entered: 0,
             released: HashMap::new(),
@@ -165,25 +171,14 @@ impl Memory {
                 self.release(thread, order.scope);
             }
             self.drain(thread, at, width);
-            if width == 4 {
-                let word = &*(at as *const AtomicU32);
-                let (a, b) = (a as u32, b as u32);
-                u64::from(match op {
-                    AtomicOp::Add => word.fetch_add(a, SeqCst),
-                    AtomicOp::Exchange => word.swap(a, SeqCst),
-                    AtomicOp::CompareExchange => {
-                        word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-                    }
-                })
+            if order.scope == Scope::Cta {
+                let block = self.block(thread);
+                let word = self.within.entry((block, at)).or_insert_with(|| read(at, width).into());
+                change(word, op, a, b)
+            } else if width == 4 {
+                change32(&*(at as *const AtomicU32), op, a as u32, b as u32)
             } else {
-                let word = &*(at as *const AtomicU64);
-                match op {
-                    AtomicOp::Add => word.fetch_add(a, SeqCst),
-                    AtomicOp::Exchange => word.swap(a, SeqCst),
-                    AtomicOp::CompareExchange => {
-                        word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-                    }
-                }
+                change(&*(at as *const AtomicU64), op, a, b)
             }
         };
         self.observe(thread, (at, width), old, order);
@@ -276,6 +271,7 @@ impl Memory {
 
     pub fn proxy_fence(&mut self, thread: usize) {
         self.threads[thread].append(&mut self.bulk[thread][1]);
+        self.fenced[thread] = true;
     }
 
     /// One buffered store of `current` or of some thread becomes visible, after older ones to its
@@ -354,4 +350,24 @@ impl Memory {
         }
         true
     }
+}
+
+fn change(word: &AtomicU64, op: AtomicOp, a: u64, b: u64) -> u64 {
+    match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+    }
+}
+
+fn change32(word: &AtomicU32, op: AtomicOp, a: u32, b: u32) -> u64 {
+    u64::from(match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+    })
 }
