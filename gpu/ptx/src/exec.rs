@@ -163,7 +163,8 @@ impl<'k> Execution<'k> {
     ///
     /// As for [`run`].
     pub unsafe fn step(&mut self) -> Result<bool, ExecError> {
-        let Some(thread) = self.pick() else {
+        // SAFETY: by this function's contract.
+        let Some(thread) = (unsafe { self.pick() }) else {
             (0..self.unread.len()).for_each(|thread| self.bulk_read(thread, 0));
             // SAFETY: by this function's contract.
             return Ok(unsafe { self.memory.drain_end(&mut self.rng) });
@@ -192,7 +193,11 @@ impl<'k> Execution<'k> {
 
     /// A random thread that can run. A block whose threads all wait or have ended passes its
     /// barrier.
-    fn pick(&mut self) -> Option<usize> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`run`].
+    unsafe fn pick(&mut self) -> Option<usize> {
         loop {
             while !self.live.is_empty() {
                 let at = self.rng.below(self.live.len());
@@ -201,7 +206,8 @@ impl<'k> Execution<'k> {
                     return Some(thread);
                 }
                 self.live.swap_remove(at);
-                self.pass_barrier(self.threads[thread].block);
+                // SAFETY: by this function's contract.
+                unsafe { self.pass_barrier(self.threads[thread].block) };
             }
             if self.threads.iter().all(|thread| thread.done) {
                 return None;
@@ -209,14 +215,15 @@ impl<'k> Execution<'k> {
         }
     }
 
-    fn pass_barrier(&mut self, block: usize) {
+    unsafe fn pass_barrier(&mut self, block: usize) {
         let size = self.launch.block as usize;
         let range = block * size..(block + 1) * size;
         let stuck = self.threads[range.clone()].iter().all(|thread| thread.done || thread.waiting);
         if !stuck {
             return;
         }
-        self.memory.barrier(block);
+        // SAFETY: by the caller's contract, which is that of `run`.
+        unsafe { self.memory.barrier(block) };
         self.live.retain(|thread| !range.contains(thread));
         for thread in range {
             if !self.threads[thread].done {

@@ -6,8 +6,9 @@
 //!
 //! A weak load may return what the memory was before the launch, until its thread acquired, at
 //! scope sys, a word that has changed since. A strong load of the same memory at scope gpu may
-//! return what an earlier strong load returned. All other strong accesses go to memory itself, in
-//! the order of the program: a load or a store that a GPU executes early is not modelled.
+//! return what an earlier strong load returned, and one at any scope what the word was at the last
+//! barrier, if nothing was acquired since. All other strong accesses go to memory itself, in the
+//! order of the program: a store that a GPU executes early is not modelled.
 
 use crate::buffer::{Buffer, Pending, read, write};
 use crate::instr::{AtomicOp, Order, Scope};
@@ -65,6 +66,9 @@ pub(crate) struct Memory {
     released: HashMap<u64, u64>,
     /// Words of others as strong loads returned them; loads of scope gpu may find them again.
     cached: HashMap<u64, u64>,
+    /// The same words as each block's last barrier found them: a load behind it may execute as early
+    /// as that, until something acquires.
+    early: Vec<HashMap<u64, u64>>,
     stale: Option<Stale>,
     pub shared: Vec<Vec<u8>>,
 }
@@ -84,6 +88,7 @@ impl Memory {
             entered: 0,
             released: HashMap::new(),
             cached: HashMap::new(),
+            early: vec![HashMap::new(); grid],
             stale,
             shared: vec![vec![0; shared]; grid],
         }
@@ -125,9 +130,13 @@ impl Memory {
         if let Some(value) = cached.filter(|_| rng.next().is_multiple_of(2)) {
             return *value;
         }
+        let early = self.early[block].get(&at).filter(|_| order.strong);
+        if let Some(value) = early.filter(|_| rng.next().is_multiple_of(2)) {
+            return *value;
+        }
         // SAFETY: by this function's contract.
         let value = unsafe { read(at, width) };
-        if order.strong && theirs {
+        if order.strong && theirs && width == 8 {
             self.cached.insert(at, value);
         }
         if order.strong {
@@ -195,8 +204,10 @@ impl Memory {
         // SAFETY: by this function's contract.
         unsafe { self.release(thread, order.scope) };
         let entered = self.entered;
+        let block = self.block(thread);
         let seen = &mut self.seen[thread];
         if order.scope >= Scope::Gpu {
+            self.early[block].clear();
             seen.device = seen.device.max(seen.observed.1);
             seen.fenced = entered;
         }
@@ -208,9 +219,11 @@ impl Memory {
         let old = self.stale.as_ref().and_then(|stale| stale.read(at, width));
         let news = old.is_some_and(|old| old != value);
         let released = self.released.get(&at).copied().unwrap_or_default();
+        let block = self.block(thread);
         let seen = &mut self.seen[thread];
         seen.observed = (seen.observed.0 || news, seen.observed.1.max(released));
         if order.acquire && order.scope >= Scope::Gpu {
+            self.early[block].clear();
             seen.device = seen.device.max(released);
         }
         seen.fresh |= order.acquire && order.scope == Scope::Sys && news;
@@ -246,7 +259,14 @@ impl Memory {
     }
 
     /// The barrier of a block: its threads know what each of them knew.
-    pub fn barrier(&mut self, block: usize) {
+    ///
+    /// # Safety
+    ///
+    /// Every address that was loaded is still valid for reads.
+    pub unsafe fn barrier(&mut self, block: usize) {
+        // SAFETY: by this function's contract.
+        let now = |at: &u64| (*at, unsafe { read(*at, 8) });
+        self.early[block] = self.cached.keys().map(now).collect();
         let threads = block * self.block_threads..(block + 1) * self.block_threads;
         let mut all = Seen::default();
         for thread in threads.clone() {
