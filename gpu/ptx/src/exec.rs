@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 
 /// Most threads of one launch.
 const MAX_THREADS: u32 = 1 << 16;
+/// Most bytes of dynamic shared memory of all blocks together.
+const MAX_SHARED: u64 = 1 << 30;
 /// Most instructions that one thread executes before another is chosen.
 const BURST: usize = 24;
 /// Bytes of an mbarrier object in shared memory: phase, arrivals and bytes that it waits for.
@@ -77,6 +79,9 @@ pub enum ExecError {
         /// Threads of a block.
         block: u32,
     },
+    /// The blocks' shared memory is more than the interpreter allots.
+    #[error("{0} bytes of dynamic shared memory for each block")]
+    Shared(u32),
     /// It executed as many instructions as it may.
     #[error("more than {0} instructions")]
     TooLong(u64),
@@ -126,6 +131,9 @@ impl<'k> Execution<'k> {
         let (grid, block) = (launch.grid, launch.block);
         let count = grid.checked_mul(block).filter(|n| (1..=MAX_THREADS).contains(n));
         let count = count.ok_or(ExecError::Shape { grid, block })?;
+        if u64::from(grid) * (u64::from(launch.shared_bytes) + kernel.shared_bytes) > MAX_SHARED {
+            return Err(ExecError::Shared(launch.shared_bytes));
+        }
         let (given, wanted) = (launch.args.len(), kernel.params.len());
         if given != wanted {
             return Err(ExecError::Arguments { given, wanted });

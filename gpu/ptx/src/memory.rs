@@ -66,8 +66,8 @@ pub(crate) struct Memory {
     released: HashMap<u64, u64>,
     /// Words of others as strong loads returned them; loads of scope gpu may find them again.
     cached: HashMap<u64, u64>,
-    /// The same words as each block's last barrier found them: a load behind it may execute as early
-    /// as that, until something acquires.
+    /// The same words as each block's last barrier found them: a load behind it may execute as
+    /// early as that, until something acquires.
     early: Vec<HashMap<u64, u64>>,
     stale: Option<Stale>,
     pub shared: Vec<Vec<u8>>,

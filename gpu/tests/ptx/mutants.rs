@@ -156,7 +156,7 @@ const SURVIVORS: &[Survivors] = &[
         at: 9..=9,
         what: &["fence.acq_rel dropped", "fence.acq_rel gpu"],
         legal: false,
-        why: "the counter orders the same on hardware; by PTX only scope sys orders words of others",
+        why: "the counter orders the same on hardware; PTX asks for scope sys here",
     },
     Survivors {
         kernel: WAIT_SCATTER,
