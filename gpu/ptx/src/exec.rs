@@ -6,9 +6,12 @@ use crate::memory::{Memory, Stale};
 use crate::module::Kernel;
 use crate::rng::Rng;
 use crate::thread::{Thread, compare, compute};
+use std::collections::VecDeque;
 
 /// Most threads of one launch.
 const MAX_THREADS: u32 = 1 << 16;
+/// Most bytes of dynamic shared memory of all blocks together.
+const MAX_SHARED: u64 = 1 << 30;
 /// Most instructions that one thread executes before another is chosen.
 const BURST: usize = 24;
 /// Bytes of an mbarrier object in shared memory: phase, arrivals and bytes that it waits for.
@@ -76,6 +79,9 @@ pub enum ExecError {
         /// Threads of a block.
         block: u32,
     },
+    /// The blocks' shared memory is more than the interpreter allots.
+    #[error("{0} bytes of dynamic shared memory for each block")]
+    Shared(u32),
     /// It executed as many instructions as it may.
     #[error("more than {0} instructions")]
     TooLong(u64),
@@ -100,6 +106,8 @@ pub struct Execution<'k> {
     threads: Vec<Thread>,
     live: Vec<usize>,
     memory: Memory,
+    /// Bulk copies of each thread.
+    unread: Vec<VecDeque<bulk::Unread>>,
     rng: Rng,
     stats: Stats,
 }
@@ -123,6 +131,9 @@ impl<'k> Execution<'k> {
         let (grid, block) = (launch.grid, launch.block);
         let count = grid.checked_mul(block).filter(|n| (1..=MAX_THREADS).contains(n));
         let count = count.ok_or(ExecError::Shape { grid, block })?;
+        if u64::from(grid) * (u64::from(launch.shared_bytes) + kernel.shared_bytes) > MAX_SHARED {
+            return Err(ExecError::Shared(launch.shared_bytes));
+        }
         let (given, wanted) = (launch.args.len(), kernel.params.len());
         if given != wanted {
             return Err(ExecError::Arguments { given, wanted });
@@ -141,6 +152,7 @@ impl<'k> Execution<'k> {
             threads: (0..count).map(thread).collect(),
             live: (0..count as usize).collect(),
             memory: Memory::new(grid as usize, block as usize, shared, launch.stale.clone()),
+            unread: (0..count).map(|_| VecDeque::new()).collect(),
             rng: Rng::new(launch.seed),
             stats: Stats::default(),
             launch: launch.clone(),
@@ -159,7 +171,9 @@ impl<'k> Execution<'k> {
     ///
     /// As for [`run`].
     pub unsafe fn step(&mut self) -> Result<bool, ExecError> {
-        let Some(thread) = self.pick() else {
+        // SAFETY: by this function's contract.
+        let Some(thread) = (unsafe { self.pick() }) else {
+            (0..self.unread.len()).for_each(|thread| self.bulk_read(thread, 0));
             // SAFETY: by this function's contract.
             return Ok(unsafe { self.memory.drain_end(&mut self.rng) });
         };
@@ -168,6 +182,9 @@ impl<'k> Execution<'k> {
                 return Err(ExecError::TooLong(self.launch.max_instructions));
             }
             self.stats.instructions += 1;
+            if !self.unread[thread].is_empty() && self.rng.below(100) == 0 {
+                self.bulk_read(thread, self.unread[thread].len() - 1);
+            }
             // SAFETY: by this function's contract.
             unsafe {
                 if self.rng.below(1000) < self.launch.drain as usize {
@@ -184,7 +201,11 @@ impl<'k> Execution<'k> {
 
     /// A random thread that can run. A block whose threads all wait or have ended passes its
     /// barrier.
-    fn pick(&mut self) -> Option<usize> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`run`].
+    unsafe fn pick(&mut self) -> Option<usize> {
         loop {
             while !self.live.is_empty() {
                 let at = self.rng.below(self.live.len());
@@ -193,7 +214,8 @@ impl<'k> Execution<'k> {
                     return Some(thread);
                 }
                 self.live.swap_remove(at);
-                self.pass_barrier(self.threads[thread].block);
+                // SAFETY: by this function's contract.
+                unsafe { self.pass_barrier(self.threads[thread].block) };
             }
             if self.threads.iter().all(|thread| thread.done) {
                 return None;
@@ -201,14 +223,15 @@ impl<'k> Execution<'k> {
         }
     }
 
-    fn pass_barrier(&mut self, block: usize) {
+    unsafe fn pass_barrier(&mut self, block: usize) {
         let size = self.launch.block as usize;
         let range = block * size..(block + 1) * size;
         let stuck = self.threads[range.clone()].iter().all(|thread| thread.done || thread.waiting);
         if !stuck {
             return;
         }
-        self.memory.barrier(block);
+        // SAFETY: by the caller's contract, which is that of `run`.
+        unsafe { self.memory.barrier(block) };
         self.live.retain(|thread| !range.contains(thread));
         for thread in range {
             if !self.threads[thread].done {

@@ -6,8 +6,9 @@
 //!
 //! A weak load may return what the memory was before the launch, until its thread acquired, at
 //! scope sys, a word that has changed since. A strong load of the same memory at scope gpu may
-//! return what an earlier strong load returned. All other strong accesses go to memory itself, in
-//! the order of the program: a load or a store that a GPU executes early is not modelled.
+//! return what an earlier strong load returned, and one at any scope what the word was at the last
+//! barrier, if nothing was acquired since. All other strong accesses go to memory itself, in the
+//! order of the program: a store that a GPU executes early is not modelled.
 
 use crate::buffer::{Buffer, Pending, read, write};
 use crate::instr::{AtomicOp, Order, Scope};
@@ -55,12 +56,19 @@ pub(crate) struct Memory {
     device: Buffer,
     /// Bulk stores of each thread: not waited for, and waited for but not fenced.
     bulk: Vec<[Buffer; 2]>,
+    /// Whether each thread has made a fence of the proxy.
+    pub fenced: Vec<bool>,
+    /// Words as atomic instructions of scope cta left them, which only their block knows.
+    within: HashMap<(usize, u64), AtomicU64>,
     seen: Vec<Seen>,
     entered: u64,
     /// What was released by each word.
     released: HashMap<u64, u64>,
     /// Words of others as strong loads returned them; loads of scope gpu may find them again.
     cached: HashMap<u64, u64>,
+    /// The same words as each block's last barrier found them: a load behind it may execute as
+    /// early as that, until something acquires.
+    early: Vec<HashMap<u64, u64>>,
     stale: Option<Stale>,
     pub shared: Vec<Vec<u8>>,
 }
@@ -74,10 +82,13 @@ impl Memory {
             blocks: buffers(grid),
             device: Buffer::default(),
             bulk: (0..grid * block).map(|_| Default::default()).collect(),
+            fenced: vec![false; grid * block],
+            within: HashMap::new(),
             seen: vec![Seen::default(); grid * block],
             entered: 0,
             released: HashMap::new(),
             cached: HashMap::new(),
+            early: vec![HashMap::new(); grid],
             stale,
             shared: vec![vec![0; shared]; grid],
         }
@@ -119,9 +130,13 @@ impl Memory {
         if let Some(value) = cached.filter(|_| rng.next().is_multiple_of(2)) {
             return *value;
         }
+        let early = self.early[block].get(&at).filter(|_| order.strong);
+        if let Some(value) = early.filter(|_| rng.next().is_multiple_of(2)) {
+            return *value;
+        }
         // SAFETY: by this function's contract.
         let value = unsafe { read(at, width) };
-        if order.strong && theirs {
+        if order.strong && theirs && width == 8 {
             self.cached.insert(at, value);
         }
         if order.strong {
@@ -165,25 +180,14 @@ impl Memory {
                 self.release(thread, order.scope);
             }
             self.drain(thread, at, width);
-            if width == 4 {
-                let word = &*(at as *const AtomicU32);
-                let (a, b) = (a as u32, b as u32);
-                u64::from(match op {
-                    AtomicOp::Add => word.fetch_add(a, SeqCst),
-                    AtomicOp::Exchange => word.swap(a, SeqCst),
-                    AtomicOp::CompareExchange => {
-                        word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-                    }
-                })
+            if order.scope == Scope::Cta {
+                let block = self.block(thread);
+                let word = self.within.entry((block, at)).or_insert_with(|| read(at, width).into());
+                change(word, op, a, b)
+            } else if width == 4 {
+                change32(&*(at as *const AtomicU32), op, a as u32, b as u32)
             } else {
-                let word = &*(at as *const AtomicU64);
-                match op {
-                    AtomicOp::Add => word.fetch_add(a, SeqCst),
-                    AtomicOp::Exchange => word.swap(a, SeqCst),
-                    AtomicOp::CompareExchange => {
-                        word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-                    }
-                }
+                change(&*(at as *const AtomicU64), op, a, b)
             }
         };
         self.observe(thread, (at, width), old, order);
@@ -200,8 +204,10 @@ impl Memory {
         // SAFETY: by this function's contract.
         unsafe { self.release(thread, order.scope) };
         let entered = self.entered;
+        let block = self.block(thread);
         let seen = &mut self.seen[thread];
         if order.scope >= Scope::Gpu {
+            self.early[block].clear();
             seen.device = seen.device.max(seen.observed.1);
             seen.fenced = entered;
         }
@@ -213,9 +219,11 @@ impl Memory {
         let old = self.stale.as_ref().and_then(|stale| stale.read(at, width));
         let news = old.is_some_and(|old| old != value);
         let released = self.released.get(&at).copied().unwrap_or_default();
+        let block = self.block(thread);
         let seen = &mut self.seen[thread];
         seen.observed = (seen.observed.0 || news, seen.observed.1.max(released));
         if order.acquire && order.scope >= Scope::Gpu {
+            self.early[block].clear();
             seen.device = seen.device.max(released);
         }
         seen.fresh |= order.acquire && order.scope == Scope::Sys && news;
@@ -251,7 +259,14 @@ impl Memory {
     }
 
     /// The barrier of a block: its threads know what each of them knew.
-    pub fn barrier(&mut self, block: usize) {
+    ///
+    /// # Safety
+    ///
+    /// Every address that was loaded is still valid for reads.
+    pub unsafe fn barrier(&mut self, block: usize) {
+        // SAFETY: by this function's contract.
+        let now = |at: &u64| (*at, unsafe { read(*at, 8) });
+        self.early[block] = self.cached.keys().map(now).collect();
         let threads = block * self.block_threads..(block + 1) * self.block_threads;
         let mut all = Seen::default();
         for thread in threads.clone() {
@@ -276,6 +291,7 @@ impl Memory {
 
     pub fn proxy_fence(&mut self, thread: usize) {
         self.threads[thread].append(&mut self.bulk[thread][1]);
+        self.fenced[thread] = true;
     }
 
     /// One buffered store of `current` or of some thread becomes visible, after older ones to its
@@ -354,4 +370,24 @@ impl Memory {
         }
         true
     }
+}
+
+fn change(word: &AtomicU64, op: AtomicOp, a: u64, b: u64) -> u64 {
+    match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+    }
+}
+
+fn change32(word: &AtomicU32, op: AtomicOp, a: u32, b: u32) -> u64 {
+    u64::from(match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+    })
 }

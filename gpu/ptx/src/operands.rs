@@ -212,8 +212,8 @@ fn bulk(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_>)
         return Some(Op::Nothing);
     }
     if has("wait_group") {
-        // `.read` waits only until the source may be reused, which here is at once.
-        return Some(Op::BulkWait { all: !has("read") && args == ["0"] });
+        let left = args.first()?.parse().ok()?;
+        return Some(Op::BulkWait { left, written: !has("read") && left == 0 });
     }
     let (to, from) = (at(0)?, at(1)?);
     let barrier = at(3);

@@ -5,6 +5,9 @@ use crate::module::{Kernel, Module, Param};
 use crate::operands::{Symbols, decode, type_of};
 use std::collections::{BTreeMap, HashMap};
 
+/// Most bytes of a kernel's shared variables, more than any GPU has.
+const MAX_SHARED: u64 = 1 << 20;
+
 /// Why a text is not a module that can be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
@@ -91,7 +94,10 @@ fn kernel(params: &str, body: &str, external: &[String]) -> Result<Kernel, Parse
         shared_bytes = shared_bytes.next_multiple_of(16);
         let (name, bytes) = variable(text)?;
         shared.insert(name, shared_bytes);
-        shared_bytes += bytes;
+        shared_bytes = shared_bytes.saturating_add(bytes);
+        if shared_bytes > MAX_SHARED {
+            return Err(ParseError::Unknown(text.clone()));
+        }
     }
     shared_bytes = shared_bytes.next_multiple_of(128);
     for name in external {

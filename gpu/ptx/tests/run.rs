@@ -102,8 +102,23 @@ fn what_it_cannot_run_is_an_error() {
     assert!(matches!(fails(huge), ExecError::Shape { .. }));
     let short = Launch { max_instructions: 50, ..good.clone() };
     assert_eq!(fails(short), ExecError::TooLong(50));
+    let wide = Launch { shared_bytes: u32::MAX, ..good.clone() };
+    assert_eq!(fails(wide), ExecError::Shared(u32::MAX));
     let odd = Launch { args: vec![2, 1, 1], ..good.clone() };
     assert!(matches!(fails(odd), ExecError::Access { at: 2, .. }));
     let null = Launch { args: vec![0, 1, 1], ..good };
     assert!(matches!(fails(null), ExecError::Access { at: 0, .. }));
+}
+
+#[test]
+fn damaged_text_is_an_error_or_a_kernel() {
+    for i in 0..ADD.len() {
+        let _ = Module::parse(&ADD[..i]);
+        let _ = Module::parse(&ADD[i..]);
+        for other in ["", "}", "{", ";", "%", "[", "$", ".", "@", ",", "\u{e9}"] {
+            let _ = Module::parse(&[&ADD[..i], other, &ADD[i + 1..]].concat());
+        }
+    }
+    let large = ".entry f() { .shared .align 8 .b64 x[99999999999999999]; ret; }";
+    assert!(matches!(Module::parse(large), Err(ParseError::Unknown(_))));
 }

@@ -132,6 +132,28 @@ impl Descriptors {
         Ok(Descriptors { list, bytes: done })
     }
 
+    /// Cuts copies into pieces of `most` bytes at most, rounded down to a multiple of 16, so that
+    /// the blocks of a launch have equal shares.
+    pub fn split(&self, most: u64) -> Result<Descriptors, LayoutError> {
+        let most = (most - most % 16).max(16);
+        let mut list = Vec::with_capacity(self.list.len());
+        for Descriptor { dst, src, size } in &self.list {
+            if size.div_ceil(most) > (MAX_DESCRIPTORS - list.len()) as u64 {
+                return Err(LayoutError::TooMany(MAX_DESCRIPTORS));
+            }
+            for at in (0..*size).step_by(most as usize) {
+                let size = most.min(size - at);
+                list.push(Descriptor { dst: dst + at, src: src + at, size });
+            }
+        }
+        Ok(Descriptors { list, bytes: self.bytes })
+    }
+
+    /// Whether every size is a multiple of 16, as the bulk copy engine needs it.
+    pub fn fits_bulk(&self) -> bool {
+        self.list.iter().all(|copy| copy.size.is_multiple_of(16))
+    }
+
     /// The copies.
     pub fn list(&self) -> &[Descriptor] {
         &self.list

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 use nkv_gpu::registered::RegisteredHost;
 use nkv_gpu::vram::{DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
 use nkv_store::memory::SplitMemory;
-use nkv_store::{AnonMemory, Export, Memory};
+use nkv_store::{AnonMemory, Export, Memory, StoreError};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -255,14 +255,21 @@ fn i4() -> Done {
                 control.store(128, round).unwrap();
             }
         });
-        for round in 1..=20 {
+        let written = (1..=20).try_for_each(|round| {
             split.write(4096 + 512, &pattern(round, LEN))?;
             split.store(64, round)?;
             while control.load(128)? < round && !reader.is_finished() {
                 std::hint::spin_loop();
             }
+            Ok::<_, StoreError>(())
+        });
+        if written.is_err() {
+            // The reader must not wait for ever.
+            control.store(64, u64::MAX)?;
         }
-        reader.join().map_err(|_| "the reader saw a word before its payload".into())
+        let read = reader.join();
+        written?;
+        read.map_err(|_| "the reader saw a word before its payload".into())
     })
 }
 

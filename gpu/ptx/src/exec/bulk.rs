@@ -1,5 +1,6 @@
 //! The bulk copy engine of sm_90. Copies into shared memory happen at once and report to their
-//! mbarrier; copies out of it are stores that a wait and a proxy fence must order.
+//! mbarrier; copies out of it read at a random time, or when they are waited for. What they write
+//! must be ordered by a wait and a proxy fence.
 
 use super::{BARRIER_BYTES, ExecError, Execution};
 use crate::buffer::read;
@@ -32,6 +33,14 @@ impl MBarrier {
         }
         self
     }
+}
+
+/// A copy out of shared memory that has not read it yet.
+#[derive(Debug)]
+pub(super) struct Unread {
+    to: u64,
+    from: u64,
+    bytes: u64,
 }
 
 impl Execution<'_> {
@@ -89,22 +98,38 @@ impl Execution<'_> {
                     let value = unsafe { read(from + i, 8) };
                     self.shared_store(thread, to + i, value, 8);
                 }
-                self.change(thread, barrier, |barrier| barrier.copied(bytes));
+                // Without a proxy fence the engine may not see that the mbarrier was initialised.
+                if self.memory.fenced[thread] || self.rng.below(2) == 0 {
+                    self.change(thread, barrier, |barrier| barrier.copied(bytes));
+                }
             }
             Op::BulkToGlobal { to, from, bytes } => {
                 let bytes = self.value(thread, *bytes);
                 let from = self.shared_range(*from, thread, bytes as usize, text)?;
                 let to = self.global(*to, thread, bytes, text)?;
-                for i in (0..bytes).step_by(8) {
-                    let value = self.shared_load(thread, from + i, 8);
-                    self.memory.bulk_store(thread, to + i, value, 8);
+                self.unread[thread].push_back(Unread { to, from, bytes });
+            }
+            Op::BulkWait { left, written } => {
+                self.bulk_read(thread, *left);
+                if *written {
+                    self.memory.bulk_wait(thread);
                 }
             }
-            Op::BulkWait { all: true } => self.memory.bulk_wait(thread),
             Op::ProxyFence => self.memory.proxy_fence(thread),
             _ => {}
         }
         Ok(())
+    }
+
+    /// Copies of the thread read shared memory, the oldest first, until `left` have still to.
+    pub(super) fn bulk_read(&mut self, thread: usize, left: usize) {
+        while self.unread[thread].len() > left {
+            let Some(Unread { to, from, bytes }) = self.unread[thread].pop_front() else { return };
+            for i in (0..bytes).step_by(8) {
+                let value = self.shared_load(thread, from + i, 8);
+                self.memory.bulk_store(thread, to + i, value, 8);
+            }
+        }
     }
 
     /// An address of the bulk engine: 16-byte aligned, as are its sizes.

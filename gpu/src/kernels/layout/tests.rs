@@ -154,3 +154,24 @@ fn impossible_caches_are_refused() {
     let max = KvDims { layers: u32::MAX, pages: u32::MAX, ..dims };
     assert_eq!(KvStrides::contiguous(layout, &max), Err(LayoutError::Overflow));
 }
+
+#[test]
+fn pieces_are_the_same_bytes() {
+    let dims = KvDims { layers: 2, pages: 4, page_tokens: 4, heads: 2, head_bytes: 24 };
+    let made = Descriptors::gather(0, 1 << 20, &shape(KvLayout::PageFirst, dims), &[1, 3]).unwrap();
+    assert!(made.fits_bulk() && made.list().iter().all(|copy| copy.size == 384));
+    for most in [0, 16, 31, 100, 384, u64::MAX] {
+        let pieces = made.split(most).unwrap();
+        assert_eq!(pieces.bytes(), made.bytes());
+        assert!(pieces.list().iter().all(|copy| copy.size <= most.max(16)));
+        let bytes = |all: &Descriptors| -> Vec<(u64, u64)> {
+            let each = |d: &Descriptor| (d.dst..d.dst + d.size).zip(d.src..d.src + d.size);
+            all.list().iter().flat_map(each).collect()
+        };
+        assert_eq!(bytes(&pieces), bytes(&made));
+    }
+    let one = KvDims { layers: 1, pages: 1, page_tokens: 1, heads: 1, head_bytes: 4 };
+    let odd = Descriptors::gather(0, 0, &shape(KvLayout::PageFirst, one), &[0]).unwrap();
+    assert!(!odd.fits_bulk());
+    assert_eq!(odd.bytes(), 8);
+}
