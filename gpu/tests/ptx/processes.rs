@@ -7,6 +7,7 @@ use nkv_gpu::kernels::{
 };
 use nkv_ptx::{Kernel, Launch, Module, Stale, run};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, flag, state, word};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -103,11 +104,8 @@ fn put(log: &Mapping, kernel: &Kernel, key: u64) {
     assert_eq!(result, stored);
 }
 
-/// Not a test of its own: what the second process does.
-#[test]
-#[ignore = "started by the test below"]
-fn writer() {
-    let Some(path) = std::env::var_os(FILE) else { return };
+/// What the second process does.
+fn write(path: &OsStr) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let log = Mapping::new(&file);
     let module = Module::parse(PTX_SM90).unwrap();
@@ -149,6 +147,9 @@ fn get(log: &Mapping, kernel: &Kernel, key: u64) {
 
 #[test]
 fn another_process_reads_what_a_kernel_put() {
+    if let Some(path) = std::env::var_os(FILE) {
+        return write(&path);
+    }
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(LENGTH as u64).unwrap();
     let log = Mapping::new(file.as_file());
@@ -158,7 +159,7 @@ fn another_process_reads_what_a_kernel_put() {
         log.word(HEADERS + key * 64 + OWNER_OFF).store(word(flag::LIVE, 1), SeqCst);
     }
     let mut writer = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "processes::writer", "--ignored"])
+        .args(["--exact", "processes::another_process_reads_what_a_kernel_put"])
         .env(FILE, file.path())
         .stdout(std::process::Stdio::null())
         .spawn()
