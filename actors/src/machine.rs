@@ -124,12 +124,12 @@ pub trait Machine: Send + Sync + fmt::Debug {
         prefault: bool,
     ) -> Result<NewSegment, StoreError>;
 
-    /// What the GPU with this number is, if a segment's payloads can be placed there.
+    /// Whether this process can use the GPU with this id. It opens none.
     ///
     /// # Errors
     /// Why not, and what to do about it.
-    fn device(&self, ordinal: u32) -> Result<String, StoreError> {
-        Err(StoreError::Device(format!("this machine has no GPU {ordinal}")))
+    fn can_use(&self, _uuid: [u8; 16]) -> Result<(), StoreError> {
+        Err(StoreError::Device("this machine has no GPU".to_string()))
     }
 
     /// Attaches to a segment of another process of this host.
@@ -142,6 +142,7 @@ pub trait Machine: Send + Sync + fmt::Debug {
     }
 
     /// Adds the payloads of a segment, which are in the GPU with this id, to what precedes them.
+    /// Blocks: to open a GPU takes up to seconds.
     ///
     /// # Errors
     /// If this process cannot use that GPU, or the sizes do not fit.
@@ -227,8 +228,8 @@ impl Machine for OsMachine {
         Ok(NewSegment { memory, file_name, name: Some(Box::new(named)), payload: None })
     }
 
-    fn device(&self, ordinal: u32) -> Result<String, StoreError> {
-        device::describe(ordinal)
+    fn can_use(&self, uuid: [u8; 16]) -> Result<(), StoreError> {
+        device::can_use(uuid)
     }
 
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {

@@ -188,7 +188,8 @@ impl Server {
             },
             Purpose::Payload { incarnation } => match self.registry.get(incarnation) {
                 Some(endpoint) => {
-                    let exported = endpoint.payload.map(|payload| payload.descriptor());
+                    let payload = endpoint.payload.filter(|_| stream.is_unix());
+                    let exported = payload.map(|payload| payload.descriptor());
                     let failed = |e: &StoreError| tracing::warn!(error = %e, "payloads not passed");
                     pass(stream, exported.and_then(|fd| fd.inspect_err(failed).ok())).await
                 }

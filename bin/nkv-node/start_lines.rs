@@ -2,9 +2,8 @@
 //! its configuration with sources and what it found on this machine; and one line for programs on
 //! stdout.
 
-use nkv::message::RankInfo;
+use nkv::message::{ExportedMemory, RankInfo};
 use nkv::{Address, Node, NodeConfig};
-use nkv_actors::node::MemoryChoice;
 use nkv_programs::settings::{Line, Settings};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::shm::pages;
@@ -71,8 +70,8 @@ pub(crate) fn joined(node: &Node, http: Option<SocketAddr>) {
 }
 
 fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
-    let (memory, other, transports, unused) = match node.memory {
-        MemoryChoice::Shm | MemoryChoice::Auto(_) => (
+    let (memory, other, transports, unused) = match &info.memory {
+        ExportedMemory::Shared { .. } => (
             format!(
                 "shm, /dev/shm/{} of {}, {}",
                 info.memory.name().unwrap_or_default(),
@@ -83,14 +82,14 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
             "local, shm",
             "",
         ),
-        MemoryChoice::Private => (
+        ExportedMemory::Private => (
             format!("private, {}", show_bytes(info.layout.segment_bytes)),
             "dram, cuda (private was chosen)",
             "local",
             "shm (the memory is private); ",
         ),
-        MemoryChoice::Cuda(ordinal) => (
-            format!("{} of GPU {ordinal}", show_bytes(info.layout.payloads().len)),
+        ExportedMemory::Device { .. } => (
+            format!("{} of a GPU", show_bytes(info.layout.payloads().len)),
             "dram, private (cuda was chosen)",
             "local, cuda_ipc",
             "shm (the payloads are in a GPU); ",
@@ -111,8 +110,8 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         None if node.fabric.is_none() => "rdma (rdma_devices none), ",
         None => "rdma (reason in the log above), ",
     };
-    let no_gpu = match node.memory {
-        MemoryChoice::Cuda(_) => "",
+    let no_gpu = match &info.memory {
+        ExportedMemory::Device { .. } => "",
         _ => "cuda_ipc (the payloads are in no GPU)",
     };
     [

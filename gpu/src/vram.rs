@@ -63,7 +63,7 @@ impl Vram {
     /// Maps what another process allocated for as many `bytes` and exported.
     ///
     /// # Errors
-    /// Those of the driver, such as for a descriptor of another device or size.
+    /// Those of the driver, such as for a descriptor that is no memory, or of fewer bytes.
     pub fn import(device: &Arc<Device>, fd: OwnedFd, bytes: u64) -> Result<Self, DriverError> {
         let rounded = rounded(device, bytes)?;
         let allocation = Allocation::import(device, fd, rounded)?;

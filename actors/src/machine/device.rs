@@ -9,10 +9,9 @@ use nkv_store::{Memory, StoreError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// What a GPU is, if it can be used.
-pub(super) fn describe(ordinal: u32) -> Result<String, StoreError> {
-    let device = Device::new(Driver::open()?, ordinal)?;
-    Ok(format!("GPU {ordinal}, {}", device.attributes()))
+/// Whether this process can use the GPU with this id.
+pub(super) fn can_use(uuid: [u8; 16]) -> Result<(), StoreError> {
+    Ok(Device::ordinal_of(&*Driver::open()?, uuid).map(drop)?)
 }
 
 /// A segment of `control`, followed by as many bytes of VRAM.

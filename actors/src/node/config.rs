@@ -34,7 +34,8 @@ pub enum MemoryChoice {
     /// Payloads in the memory of the GPU with this number, the rest in named shared memory:
     /// processes of this host that can use that GPU reach both directly, others use tcp.
     Cuda(u32),
-    /// That GPU if it can be used, else `Shm`: decided at start, and logged.
+    /// That GPU if it can be used and no RDMA devices are asked for, else `Shm`: decided for each
+    /// segment when it is made, and logged.
     Auto(u32),
 }
 
@@ -163,6 +164,12 @@ const PLANS_BYTES: u64 = 8 << 20;
 const PLANS_MOST: u64 = 4;
 
 impl NodeConfig {
+    /// Whether it cannot do without RDMA devices: named ones, or one that counts claims.
+    pub(crate) fn needs_devices(&self) -> bool {
+        self.atomic_domain == AtomicDomain::Nic
+            || self.fabric.as_ref().is_some_and(FabricConfig::is_particular)
+    }
+
     /// Checks all settings; the error names the bad setting and its allowed values.
     pub fn validate(&self) -> Result<(), StartError> {
         let bad = |text: String| Err(StartError::Config(text));
@@ -194,6 +201,13 @@ impl NodeConfig {
                 "rank {} needs the control port of rank 0: give --port or NKV_PORT",
                 self.rank
             ));
+        }
+        if matches!(self.memory, MemoryChoice::Cuda(_)) && self.needs_devices() {
+            return bad(
+                "payloads in VRAM are not reached by RDMA devices yet: use --memory dram, \
+                        or neither --atomic-domain nic nor --rdma-devices by name"
+                    .to_string(),
+            );
         }
         self.validate_ranges()?;
         let most = self.heap_bytes.saturating_sub(PAYLOAD_ALIGN);

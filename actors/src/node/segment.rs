@@ -197,7 +197,8 @@ impl UnjoinedSegment {
             memory: self.made.exported.clone(),
             layout: *self.made.heap.layout(),
             key_fingerprint: common.hasher.fingerprint(),
-            prefault: config.prefault && config.memory == MemoryChoice::Shm,
+            prefault: config.prefault
+                && matches!(self.made.exported, ExportedMemory::Shared { .. }),
         }
     }
 
@@ -331,14 +332,20 @@ fn make_memory(
     wanted.validate().map_err(internal)?;
     let bytes = wanted.segment_bytes();
     let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
-    let kind = match config.memory {
-        MemoryChoice::Shm | MemoryChoice::Auto(_) => SegmentKind::Shared(&called),
-        MemoryChoice::Private => SegmentKind::Private,
-        MemoryChoice::Cuda(ordinal) => {
-            SegmentKind::Device { name: &called, ordinal, payloads: wanted.payloads() }
-        }
+    let create = |kind| machine.create(kind, bytes, config.prefault);
+    let on_device =
+        |ordinal| SegmentKind::Device { name: &called, ordinal, payloads: wanted.payloads() };
+    let made = match config.memory {
+        MemoryChoice::Shm => create(SegmentKind::Shared(&called)),
+        MemoryChoice::Private => create(SegmentKind::Private),
+        MemoryChoice::Cuda(ordinal) => create(on_device(ordinal)),
+        // Nothing registers VRAM with RDMA devices yet.
+        MemoryChoice::Auto(_) if config.needs_devices() => create(SegmentKind::Shared(&called)),
+        MemoryChoice::Auto(ordinal) => create(on_device(ordinal)).or_else(|why| {
+            tracing::info!(%why, "payloads lie in DRAM: no GPU can be used");
+            create(SegmentKind::Shared(&called))
+        }),
     };
-    let made = machine.create(kind, bytes, config.prefault);
     let NewSegment { memory, file_name, name, payload } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // A node has one socket, named after its first segment.

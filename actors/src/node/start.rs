@@ -3,7 +3,7 @@
 use super::mount::{First, NodeAddresses, Segments};
 use super::segment::{Common, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to};
 use super::watchdog::{self, Watchlist};
-use super::{MemoryChoice, Node, NodeConfig, NodeParts, StartError};
+use super::{Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
 use crate::client::control::MasterPath;
 use crate::client::producer::Producer;
@@ -84,7 +84,6 @@ impl Node {
 impl Building {
     /// Makes segment, agent and actors, on rank 0 also the master.
     async fn new(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
-        let config = NodeConfig { memory: memory(&env, config.memory), ..config };
         let guard = make_guard(&env, &config).await?;
         let hasher = guard.credentials().key_hasher();
         let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
@@ -263,21 +262,6 @@ impl Building {
 }
 
 /// Credentials from the job's secret, else from its cookie.
-/// Where the payloads will lie, if that is to be decided here.
-fn memory(env: &Environment, wanted: MemoryChoice) -> MemoryChoice {
-    let MemoryChoice::Auto(ordinal) = wanted else { return wanted };
-    match env.machine.device(ordinal) {
-        Ok(gpu) => {
-            tracing::info!(%gpu, "payloads lie in VRAM");
-            MemoryChoice::Cuda(ordinal)
-        }
-        Err(why) => {
-            tracing::info!(%why, "payloads lie in DRAM: no GPU can be used");
-            MemoryChoice::Shm
-        }
-    }
-}
-
 async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>, StartError> {
     let (job, secret) = (config.job.clone(), config.secret.clone());
     let made = match secret {

@@ -65,10 +65,10 @@ fn rates(device: &Arc<Device>) -> Result<(f64, f64), String> {
     let text = |e: DriverError| e.to_string();
     let vram = Vram::allocate(device, BYTES as u64).map_err(text)?;
     let memory = VramMemory::new(Arc::new(vram)).map_err(text)?;
-    let source: Vec<u8> = (0..BYTES).map(|i| (i / 7) as u8).collect();
     let mut back = vec![0; BYTES];
     let (mut write, mut read) = (0.0, 0.0);
-    for _ in 0..2 {
+    for seed in 1..=2 {
+        let source: Vec<u8> = (0..BYTES).map(|i| (i / 7 * seed) as u8).collect();
         let start = BootClock.now_ns();
         memory.write(0, &source).map_err(|e| e.to_string())?;
         memory.flush();
@@ -76,8 +76,11 @@ fn rates(device: &Arc<Device>) -> Result<(f64, f64), String> {
         let start = BootClock.now_ns();
         memory.read(0, &mut back).map_err(|e| e.to_string())?;
         read = BYTES as f64 / (BootClock.now_ns() - start).max(1) as f64;
+        if back != source {
+            return Err("other bytes came back".to_string());
+        }
     }
-    if back == source { Ok((write, read)) } else { Err("other bytes came back".to_string()) }
+    Ok((write, read))
 }
 
 /// Lines for people.

@@ -177,10 +177,26 @@ impl Device {
     /// # Errors
     /// If this process cannot use it.
     pub fn of_uuid(driver: &Arc<Driver>, uuid: [u8; 16]) -> Result<Arc<Self>, DriverError> {
+        Self::new(driver.clone(), Self::ordinal_of(driver, uuid)?)
+    }
+
+    /// The number in this process of the GPU with this id. It opens none.
+    ///
+    /// # Errors
+    /// If this process cannot use it.
+    pub fn ordinal_of(driver: &Driver, uuid: [u8; 16]) -> Result<u32, DriverError> {
         for ordinal in 0..driver.devices() {
-            let device = Self::new(driver.clone(), ordinal)?;
-            if device.attributes.uuid == uuid {
-                return Ok(device);
+            let (mut handle, mut found) = (0, CUuuid { bytes: [0; 16] });
+            let about = || format!("for GPU {ordinal}");
+            // SAFETY: both values live until the calls return.
+            unsafe {
+                let rc = (driver.api().cuDeviceGet)(&mut handle, ordinal as i32);
+                driver.check("cuDeviceGet", rc, about)?;
+                let rc = (driver.api().cuDeviceGetUuid_v2)(&mut found, handle);
+                driver.check("cuDeviceGetUuid", rc, about)?;
+            }
+            if found.bytes.map(|byte| byte as u8) == uuid {
+                return Ok(ordinal);
             }
         }
         Err(DriverError::OtherDevice { uuid, devices: driver.devices() })

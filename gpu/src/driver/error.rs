@@ -3,6 +3,9 @@
 use super::OLDEST_VERSION;
 use nkv_store::StoreError;
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
 /// The driver cannot be used, or a call of it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -98,7 +101,10 @@ pub enum DriverError {
 
 impl From<DriverError> for StoreError {
     fn from(e: DriverError) -> Self {
-        Self::Device(e.to_string())
+        match e {
+            DriverError::Call { code: OUT_OF_MEMORY, .. } => Self::NotEnoughMemory(e.to_string()),
+            _ => Self::Device(e.to_string()),
+        }
     }
 }
 

@@ -90,8 +90,14 @@ impl ForeignVram {
             };
             current.check("cuIpcOpenMemHandle", rc, about)?;
         }
-        let (address, bytes) = (base + of.offset, of.bytes);
-        Ok(Self { device: device.clone(), base, address, bytes, opened })
+        // Closed again if the rest is refused.
+        let mut vram =
+            Self { device: device.clone(), base, address: base, bytes: of.bytes, opened };
+        let address = base.checked_add(of.offset).filter(|at| at.checked_add(of.bytes).is_some());
+        vram.address = address.ok_or_else(|| {
+            DriverError::Invalid(format!("{} bytes at offset {} of a tensor", of.bytes, of.offset))
+        })?;
+        Ok(vram)
     }
 }
 

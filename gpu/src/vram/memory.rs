@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Lanes kept for later copies; more are made while more threads copy.
-const KEPT_LANES: usize = 4;
+const KEPT_LANES: usize = 32;
 
 /// Copies to and from it are complete when they return. The CPU has no atomics there.
 #[derive(Debug)]

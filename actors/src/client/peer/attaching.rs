@@ -17,7 +17,7 @@ use nkv_store::fork::ProcessMark;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
-use nkv_store::{KeyHasher, Stripes};
+use nkv_store::{KeyHasher, StoreError, Stripes};
 use nkv_transport::Alive;
 use nkv_transport::fabric::Answer;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
@@ -72,6 +72,21 @@ struct PathChoice {
     used_for: AttachmentUse,
     // Better transports, and why each is not used.
     passed_over: Vec<String>,
+}
+
+/// Longest wait for a GPU's driver, which takes up to seconds to open one.
+const DRIVER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs calls of a GPU's driver, not on the thread of actors.
+async fn beside_driver<T: Send + 'static>(
+    calls: impl FnOnce() -> std::result::Result<T, StoreError> + Send + 'static,
+) -> Result<T> {
+    match tokio::time::timeout(DRIVER_LIMIT, tokio::task::spawn_blocking(calls)).await {
+        Ok(Ok(done)) => Ok(done?),
+        Ok(Err(panicked)) => Err(Error::internal(format!("calls of a GPU's driver: {panicked}"))),
+        // Not `Timeout`: the node itself may answer, so another transport is tried.
+        Err(_) => Err(Error::unsupported(format!("a GPU's driver took over {DRIVER_LIMIT:?}"))),
+    }
 }
 
 impl Attaching {
@@ -234,6 +249,11 @@ impl Attaching {
         if self.info.boot_id != self.shared.env.machine.boot_id() {
             return Ok(None);
         }
+        if let ExportedMemory::Device { uuid, .. } = self.info.memory {
+            // Before the owner has an attachment that would have to end again.
+            let machine = self.shared.env.machine.clone();
+            beside_driver(move || machine.can_use(uuid)).await?;
+        }
         let mut path = self.mapped_path();
         let attached = self.hello(address, AttachBy::Map, &*path.gates).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
@@ -279,7 +299,8 @@ impl Attaching {
             ExportedMemory::Device { uuid, .. } => {
                 let purpose = Purpose::Payload { incarnation: self.info.incarnation };
                 let fd = self.passed(purpose, address).await?;
-                machine.with_payload(memory, uuid, fd, &self.info.layout)?
+                let (machine, layout) = (machine.clone(), self.info.layout);
+                beside_driver(move || machine.with_payload(memory, uuid, fd, &layout)).await?
             }
             _ => memory,
         };
