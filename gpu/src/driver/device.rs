@@ -53,14 +53,11 @@ impl Attributes {
     fn query(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Self, DriverError> {
         let api = driver.api();
         let (mut name, mut memory) = ([0_u8; 256], 0);
-        let mut uuid = CUuuid { bytes: [0; 16] };
         let about = || format!("for GPU {ordinal}");
         // SAFETY: the buffers live until the calls return, and the name's length is passed.
         unsafe {
             let rc = (api.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, device);
             driver.check("cuDeviceGetName", rc, about)?;
-            let rc = (api.cuDeviceGetUuid_v2)(&mut uuid, device);
-            driver.check("cuDeviceGetUuid", rc, about)?;
             let rc = (api.cuDeviceTotalMem_v2)(&mut memory, device);
             driver.check("cuDeviceTotalMem", rc, about)?;
         }
@@ -77,7 +74,7 @@ impl Attributes {
         use Attribute::*;
         Ok(Self {
             name,
-            uuid: uuid.bytes.map(|byte| byte as u8),
+            uuid: uuid_of(driver, device, ordinal)?,
             memory: memory as u64,
             capability: (
                 number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -158,16 +155,13 @@ impl Device {
         if ordinal >= driver.devices() {
             return Err(DriverError::NoSuchDevice { ordinal, devices: driver.devices() });
         }
-        let (mut handle, mut context) = (0, std::ptr::null_mut());
-        let about = || format!("for GPU {ordinal}");
-        // SAFETY: the number lives until the call returns.
-        let rc = unsafe { (driver.api().cuDeviceGet)(&mut handle, ordinal as i32) };
-        driver.check("cuDeviceGet", rc, about)?;
+        let handle = handle_of(&driver, ordinal)?;
         let attributes = Attributes::query(&driver, handle, ordinal)?;
         refuse_lacking(ordinal, &attributes)?;
+        let mut context = std::ptr::null_mut();
         // SAFETY: the pointer lives until the call returns; `drop` releases the context once.
         let rc = unsafe { (driver.api().cuDevicePrimaryCtxRetain)(&mut context, handle) };
-        driver.check("cuDevicePrimaryCtxRetain", rc, about)?;
+        driver.check("cuDevicePrimaryCtxRetain", rc, || format!("for GPU {ordinal}"))?;
         let opened_in = ProcessMark::here();
         Ok(Arc::new(Self { driver, ordinal, handle, context, attributes, opened_in }))
     }
@@ -186,16 +180,7 @@ impl Device {
     /// If this process cannot use it.
     pub fn ordinal_of(driver: &Driver, uuid: [u8; 16]) -> Result<u32, DriverError> {
         for ordinal in 0..driver.devices() {
-            let (mut handle, mut found) = (0, CUuuid { bytes: [0; 16] });
-            let about = || format!("for GPU {ordinal}");
-            // SAFETY: both values live until the calls return.
-            unsafe {
-                let rc = (driver.api().cuDeviceGet)(&mut handle, ordinal as i32);
-                driver.check("cuDeviceGet", rc, about)?;
-                let rc = (driver.api().cuDeviceGetUuid_v2)(&mut found, handle);
-                driver.check("cuDeviceGetUuid", rc, about)?;
-            }
-            if found.bytes.map(|byte| byte as u8) == uuid {
+            if uuid_of(driver, handle_of(driver, ordinal)?, ordinal)? == uuid {
                 return Ok(ordinal);
             }
         }
@@ -264,6 +249,22 @@ impl Drop for Device {
             self.log_failure("cuDevicePrimaryCtxRelease", rc);
         }
     }
+}
+
+fn handle_of(driver: &Driver, ordinal: u32) -> Result<CUdevice, DriverError> {
+    let mut handle = 0;
+    // SAFETY: the number lives until the call returns.
+    let rc = unsafe { (driver.api().cuDeviceGet)(&mut handle, ordinal as i32) };
+    driver.check("cuDeviceGet", rc, || format!("for GPU {ordinal}"))?;
+    Ok(handle)
+}
+
+fn uuid_of(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<[u8; 16], DriverError> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: the value lives until the call returns.
+    let rc = unsafe { (driver.api().cuDeviceGetUuid_v2)(&mut uuid, device) };
+    driver.check("cuDeviceGetUuid", rc, || format!("for GPU {ordinal}"))?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
 fn refuse_lacking(ordinal: u32, attributes: &Attributes) -> Result<(), DriverError> {
