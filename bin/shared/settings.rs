@@ -151,6 +151,11 @@ pub fn resolve(given: &Given, env: &Env, machine: Machine) -> Result<Settings, S
     Ok(settings)
 }
 
+/// Where a value comes from that nobody gave: the launcher, or nowhere.
+fn source_of(launcher: Option<&Launcher>) -> String {
+    launcher.map_or("default".to_string(), |l| l.family.to_string())
+}
+
 /// Which rank of which job this is, and where it and rank 0 listen.
 fn place(
     r: &mut Resolver,
@@ -160,7 +165,7 @@ fn place(
 ) -> Result<(), String> {
     let (job, from) = launcher::job(env).unwrap_or((DEFAULT_JOB.to_string(), "default"));
     node.job = r.take_or("job", job_name, job, from)?;
-    let from = launcher.map_or("default".to_string(), |l| l.family.to_string());
+    let from = source_of(launcher);
     let (rank, world_size) = launcher.map_or((0, 1), |l| (l.rank, l.world_size));
     node.rank = r.take_or("rank", number, rank, &from)?;
     node.world_size = r.take_or("world_size", number, world_size, &from)?;
@@ -242,7 +247,7 @@ fn heap_use(
     node: &mut NodeConfig,
     launcher: Option<&Launcher>,
 ) -> Result<(), String> {
-    let from = launcher.map_or("default".to_string(), |l| l.family.to_string());
+    let from = source_of(launcher);
     let local_rank = launcher.and_then(|l| l.local_rank).unwrap_or(0);
     let gpu = r.take_or("gpu", number, local_rank, &from)?;
     let memories = one_of(["dram", "shm", "cuda", "auto", "private"]);
