@@ -7,6 +7,10 @@ mod error;
 
 use api::SUCCESS;
 use cudarc::driver::sys;
+use cudarc::driver::sys::CUpointer_attribute_enum::{
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as DEVICE_ORDINAL,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+};
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
@@ -17,6 +21,9 @@ pub use error::DriverError;
 
 /// Oldest driver that serves: CUDA 12.0, as `cuDriverGetVersion` writes it.
 pub const OLDEST_VERSION: i32 = 12_000;
+
+/// `CU_MEMORYTYPE_HOST`.
+const HOST_MEMORY: u32 = 1;
 
 /// An opened driver library.
 #[derive(Debug)]
@@ -70,6 +77,33 @@ impl Driver {
     /// How many devices this process can use.
     pub fn devices(&self) -> u32 {
         self.devices
+    }
+
+    /// The number of the GPU that the memory at this address is in.
+    ///
+    /// # Errors
+    /// If it is not in a GPU.
+    pub fn device_of(&self, address: u64) -> Result<u32, DriverError> {
+        let (mut kind, mut ordinal) = (0_u32, 0_i32);
+        let about = || format!("for the address {address:#x}");
+        // SAFETY: the numbers live until the calls return, and have the attributes' sizes.
+        unsafe {
+            let into = (&raw mut kind).cast();
+            let rc = (self.api.cuPointerGetAttribute)(into, MEMORY_TYPE, address);
+            // Memory that the driver does not know is that of the host.
+            if rc == sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32 || kind == HOST_MEMORY {
+                return Err(DriverError::Invalid(format!(
+                    "the memory at {address:#x} is not in a GPU: give it as memory of the host"
+                )));
+            }
+            self.check("cuPointerGetAttribute", rc, about)?;
+            let into = (&raw mut ordinal).cast();
+            let rc = (self.api.cuPointerGetAttribute)(into, DEVICE_ORDINAL, address);
+            self.check("cuPointerGetAttribute", rc, about)?;
+        }
+        u32::try_from(ordinal).map_err(|_| {
+            DriverError::Invalid(format!("the memory at {address:#x} is on GPU {ordinal}"))
+        })
     }
 
     pub(crate) fn api(&self) -> &Api {

@@ -2,10 +2,25 @@
 
 use crate::driver::{Device, DriverError};
 use nkv_store::memory::{HostMemory, Memory};
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const PORTABLE_AND_MAPPED: u32 = 0x1 | 0x2;
+
+/// First byte and length of each range that this process has registered.
+static REGISTERED: RwLock<Vec<(usize, usize)>> = RwLock::new(Vec::new());
+
+/// The driver copies these bytes of the host as they are, without a buffer between, as long as the
+/// value lives. None if they are not registered.
+pub(crate) fn registered(at: NonNull<u8>, len: usize) -> Option<impl Sized> {
+    let ranges = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    let within = |(base, bytes): &(usize, usize)| {
+        let offset = at.as_ptr().addr().checked_sub(*base);
+        offset.is_some_and(|offset| offset.checked_add(len).is_some_and(|end| end <= *bytes))
+    };
+    ranges.iter().any(within).then_some(ranges)
+}
 
 /// Registration of one process's mapping of a host memory with one device; undone when dropped.
 #[derive(Debug)]
@@ -39,6 +54,8 @@ impl RegisteredHost {
         // SAFETY: registered above with device mapping; the number lives until the call returns.
         let rc = unsafe { (device.api().cuMemHostGetDevicePointer_v2)(into, base.cast(), 0) };
         current.check("cuMemHostGetDevicePointer", rc, about)?;
+        let range = (base.addr(), len as usize);
+        REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(range);
         Ok(made)
     }
 
@@ -55,6 +72,13 @@ impl RegisteredHost {
 
 impl Drop for RegisteredHost {
     fn drop(&mut self) {
+        // Waits for copies that are under way.
+        let range = (self.memory.words().base().as_ptr().addr(), self.bytes() as usize);
+        let mut ranges = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = ranges.iter().position(|known| *known == range) {
+            ranges.swap_remove(at);
+        }
+        drop(ranges);
         let Some(current) = self.device.enter_to_drop() else { return };
         let base = self.memory.words().base().as_ptr();
         // SAFETY: registered by `new`, once; the mapping still exists.

@@ -4,8 +4,11 @@
 
 mod foreign;
 mod lane;
+mod lanes;
 mod memory;
 mod range;
+mod span;
+mod tensor;
 
 use crate::driver::{Device, DriverError};
 use cudarc::driver::sys::{
@@ -20,6 +23,8 @@ use std::sync::Arc;
 
 pub use foreign::{ForeignVram, TensorHandle};
 pub use memory::VramMemory;
+pub use span::Span;
+pub use tensor::{TensorDevices, TensorMemory};
 
 /// The kind of handle that memory is exported as.
 const FD: CUmemAllocationHandleType =

@@ -2,6 +2,7 @@
 //! through raw pointers, never borrowed as slices: another process may write them at any moment,
 //! and only the header protocol [I7] decides whether a copy is valid.
 
+mod device;
 mod split;
 
 use crate::error::StoreError;
@@ -11,6 +12,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+pub use device::DeviceMemory;
+pub(crate) use device::in_pieces;
 pub use split::SplitMemory;
 
 /// How another process reaches this memory.
@@ -58,6 +61,11 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
         // SAFETY: `host_base` is valid for `host_len` bytes while the memory lives, which the
         // caller ensures; mappings are page aligned.
         self.host_base().map(|base| unsafe { HostRegion::new(base, self.host_len()) })
+    }
+    /// Where `len` bytes at an offset are in the addresses of a device's driver. None unless they
+    /// all are in that device.
+    fn device_address(&self, _offset: u64, _len: u64) -> Option<u64> {
+        None
     }
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].

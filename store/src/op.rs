@@ -2,12 +2,14 @@
 //! mapped or remote. A transport carries them; on mapped memory they run here. It decides nothing.
 
 mod device;
+mod part;
 
 use crate::error::StoreError;
 use crate::memory::Memory;
 use crate::stripes::{Stripes, stripe_bytes};
 use crate::threads::side_by_side;
 pub use device::{DeviceBuffer, through_host};
+pub use part::{Place, Source, Target};
 
 /// One verb of a batch. Offsets are bytes from the start of the segment.
 #[derive(Debug)]

@@ -71,6 +71,9 @@ impl<D: MemoryDouble> Memory for D {
     fn host_len(&self) -> u64 {
         self.inner().host_len()
     }
+    fn device_address(&self, offset: u64, len: u64) -> Option<u64> {
+        self.inner().device_address(offset, len)
+    }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         MemoryDouble::read(self, offset, dst)
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
 use bytes::Bytes;
 use nkv_store::fork::OwnProcessOnly;
+use nkv_transport::verbs::{Place, Source};
 use nkv_transport::wire::Address;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -72,6 +73,21 @@ impl Blocking {
         done.unwrap_or_else(|| self.put(key, &parts.concat(), opts))
     }
 
+    /// See [`Client::put_sources`].
+    pub fn put_sources(&self, key: &[u8], parts: &[Source<'_>], opts: &PutOptions) -> Result<()> {
+        let done = self.client.try_put_sources(key, parts, opts);
+        done.unwrap_or_else(|| self.wait(self.client.put_sources(key, parts, opts)))
+    }
+
+    /// See [`Client::put_many_sources`].
+    pub fn put_many_sources(
+        &self,
+        items: &[(&[u8], &[Source<'_>])],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        self.wait_all(items.len(), self.client.put_many_sources(items, opts))
+    }
+
     /// See [`Client::put_many`].
     pub fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         self.wait_all(items.len(), self.client.put_many(items, opts))
@@ -104,7 +120,7 @@ impl Blocking {
     }
 
     /// See [`Client::get_into_parts`].
-    pub fn get_into_parts(&self, key: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
+    pub fn get_into_parts<P: Place>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
         match self.client.read_parts_now(key, parts) {
             Some(done) => done,
             None => self.wait(self.client.get_into_parts(key, parts)),
@@ -117,9 +133,9 @@ impl Blocking {
     }
 
     /// See [`Client::get_many_into_parts`].
-    pub fn get_many_into_parts(
+    pub fn get_many_into_parts<P: Place>(
         &self,
-        items: &mut [(&[u8], &mut [&mut [u8]])],
+        items: &mut [(&[u8], &mut [P])],
     ) -> Vec<Result<usize>> {
         self.wait_all(items.len(), self.client.get_many_into_parts(items))
     }

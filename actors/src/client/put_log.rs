@@ -102,7 +102,7 @@ impl Client {
     }
 
     /// The rank whose log a key belongs to.
-    fn log_rank(&self, hash: u64, opts: &PutOptions) -> Option<u32> {
+    pub(super) fn log_rank(&self, hash: u64, opts: &PutOptions) -> Option<u32> {
         opts.preferred_rank.or_else(|| self.shared.rank_of(hash))
     }
 
@@ -131,7 +131,7 @@ impl Client {
         }
         nkv_store::streaming::fetch_source(value.start());
         let Some(peer) = self.shared.peers.claiming(peer) else { return TryPut::NeedsPlan };
-        if peer.kind() == Kind::Tcp && matches!(value, Value::Parts(_)) {
+        if peer.kind() == Kind::Tcp && !matches!(value, Value::Whole(_)) {
             return TryPut::NeedsPlan;
         }
         let clock = &*self.shared.env.clock;
@@ -256,6 +256,10 @@ impl Client {
                 &mut whole
             }
             Value::Parts(parts) => {
+                gathered = object.gathered(parts);
+                &mut gathered
+            }
+            Value::Sources(parts) => {
                 gathered = object.gathered(parts);
                 &mut gathered
             }

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
+use nkv_transport::verbs::Place;
 use std::collections::BTreeMap;
 
 /// Objects in one batch of verbs.
@@ -208,17 +209,17 @@ impl Client {
 
     /// As [`Client::get_into_parts`] for many objects; one result per key, in order. What is not in
     /// mapped memory is read as by [`Client::get_many`].
-    pub async fn get_many_into_parts(
+    pub async fn get_many_into_parts<P: Place>(
         &self,
-        items: &mut [(&[u8], &mut [&mut [u8]])],
+        items: &mut [(&[u8], &mut [P])],
     ) -> Vec<Result<usize>> {
-        if items.iter().all(|(_, parts)| parts.len() == 1) {
+        if items.iter_mut().all(|(_, p)| p.len() == 1 && p[0].host().is_some()) {
             let wholes = items
                 .iter_mut()
-                .flat_map(|(key, parts)| parts.iter_mut().map(|whole| (*key, &mut **whole)));
+                .flat_map(|(key, p)| p.iter_mut().filter_map(|whole| Some((*key, whole.host()?))));
             return self.get_many_into(&mut wholes.collect::<Vec<_>>()).await;
         }
-        let now = |(key, parts): &mut (&[u8], &mut [&mut [u8]])| self.read_parts_now(key, parts);
+        let now = |(key, parts): &mut (&[u8], &mut [P])| self.read_parts_now(key, parts);
         let mut done: Vec<_> = items.iter_mut().map(now).collect();
         let rest: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         if !rest.is_empty() {
@@ -232,7 +233,7 @@ impl Client {
 
     /// Reads an object into several buffers, one after another; returns its length. InvalidArgument
     /// if they are too small together. From mapped memory it is copied once, else through a buffer.
-    pub async fn get_into_parts(&self, key: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
+    pub async fn get_into_parts<P: Place>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
         match self.read_parts_now(key, parts) {
             Some(done) => done,
             None => scatter(&self.get_further(key).await?, parts),
@@ -451,15 +452,15 @@ impl Client {
 }
 
 /// Copies an object's bytes into buffers, one after another; returns how many there are.
-pub(super) fn scatter(bytes: &[u8], parts: &mut [&mut [u8]]) -> Result<usize> {
-    let room = parts.iter().map(|part| part.len()).sum();
+pub(super) fn scatter(bytes: &[u8], parts: &mut [impl Place]) -> Result<usize> {
+    let room = parts.iter().map(Place::room).sum();
     if bytes.len() > room {
         return Err(too_small(bytes.len() as u64, room));
     }
     let mut left = bytes;
     for part in parts {
-        let (now, later) = left.split_at(left.len().min(part.len()));
-        part[..now.len()].copy_from_slice(now);
+        let (now, later) = left.split_at(left.len().min(part.room()));
+        part.fill(now)?;
         left = later;
     }
     Ok(bytes.len())

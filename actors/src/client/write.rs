@@ -4,6 +4,7 @@
 
 mod holding;
 mod repeated;
+mod sources;
 mod whole_object;
 mod write_plan;
 

@@ -12,6 +12,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// How a handle begins.
 const MAGIC: [u8; 8] = *b"mock-ipc";
 
+/// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
+const HOST_MEMORY: u32 = 1;
+const DEVICE_MEMORY: u32 = 2;
+
 /// `CUipcMemHandle`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -70,6 +74,19 @@ driver_calls! {
         let (start, range) = state.range_of(address)?;
         give(base, start)?;
         give(bytes, range.bytes)
+    }
+    Init cuPointerGetAttribute(into: *mut u32, attribute: c_uint, address: u64) {
+        let state = state();
+        let kind = match state.range_of(address) {
+            Ok(_) => DEVICE_MEMORY,
+            Err(_) => state.check_device(address, 1).map(|()| HOST_MEMORY)?,
+        };
+        match attribute {
+            2 => give(into, kind),
+            // The one device.
+            9 => give(into, 0),
+            _ => Err(code::INVALID_VALUE),
+        }
     }
     Context cuIpcGetMemHandle(into: *mut Handle, address: u64) {
         match &state().range_of(address)?.1.kind {

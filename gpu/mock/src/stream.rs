@@ -120,11 +120,11 @@ impl Delays {
     }
 }
 
-/// The stream of a handle. The legacy default stream, 0, is a stream like others here: it waits for
-/// none of them, nor they for it.
+/// The stream of a handle. The legacy default stream, 0 or 1, is a stream like others here: it waits
+/// for none of them, nor they for it. That of a thread, 2, is the same.
 pub fn stream(handle: u64) -> Result<Arc<Stream>, u32> {
     static DEFAULT: OnceLock<Result<Arc<Stream>, u32>> = OnceLock::new();
-    if handle == 0 {
+    if handle <= 2 {
         return DEFAULT.get_or_init(|| Stream::start(0).map(Arc::new)).clone();
     }
     state().streams.get(&handle).cloned().ok_or(code::INVALID_HANDLE)
@@ -176,6 +176,15 @@ driver_calls! {
     Context cuMemcpyDtoDAsync_v2(into: u64, from: u64, bytes: usize, handle: u64) {
         state().check_device(into, bytes)?;
         state().check_device(from, bytes)?;
+        copy(handle, into, from, bytes)
+    }
+    Context cuMemcpyAsync(into: u64, from: u64, bytes: usize, handle: u64) {
+        let (into_device, from_device) = {
+            let state = state();
+            (state.check_device(into, bytes), state.check_device(from, bytes))
+        };
+        // The real driver takes pageable memory on one side; nkv never passes it.
+        into_device.and(from_device)?;
         copy(handle, into, from, bytes)
     }
     Context cuMemcpyBatchAsync(

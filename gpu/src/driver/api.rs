@@ -6,10 +6,11 @@
 use cudarc::driver::sys;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUflushGPUDirectRDMAWritesScope,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
     CUflushGPUDirectRDMAWritesTarget, CUipcMemHandle, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUresult, CUstream, CUuuid,
+    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUpointer_attribute, CUresult, CUstream,
+    CUuuid,
 };
 
 /// `CUDA_SUCCESS`.
@@ -92,6 +93,12 @@ table! {
     cuStreamCreate(*mut CUstream, c_uint);
     cuStreamDestroy_v2(CUstream);
     cuStreamSynchronize(CUstream);
+    cuEventCreate(*mut CUevent, c_uint);
+    cuEventDestroy_v2(CUevent);
+    cuEventRecord(CUevent, CUstream);
+    cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+    cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
     cuFlushGPUDirectRDMAWrites(

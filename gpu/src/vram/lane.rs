@@ -1,21 +1,27 @@
-//! One stream with a piece of pinned host memory, through which bytes between pageable memory and
-//! a device pass. Every copy is complete when its method returns.
+//! One stream with pinned host memory, through which bytes between pageable memory and a device
+//! pass. Every copy is complete when its method returns.
 
+use super::span::{Cursor, Span};
 use crate::driver::{Current, Device, DriverError};
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUevent, CUstream};
+use nkv_store::StoreError;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes copied at a time.
+/// Bytes copied at a time. There is pinned memory for two pieces: one is copied by the device while
+/// the other is by the CPU.
 pub const PIECE: usize = 1 << 20;
 /// `CU_STREAM_NON_BLOCKING`: it does not wait for the legacy default stream, nor that for it.
 const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
 
 /// For one thread at a time.
 #[derive(Debug)]
 pub struct Lane {
     device: Arc<Device>,
     stream: CUstream,
+    event: CUevent,
     staging: Option<NonNull<u8>>,
 }
 
@@ -30,71 +36,144 @@ impl Lane {
         // SAFETY: the pointer lives until the call returns.
         let rc = unsafe { (current.api().cuStreamCreate)(&mut stream, NON_BLOCKING) };
         current.check("cuStreamCreate", rc, about)?;
-        // From here on `drop` destroys the stream.
-        let mut lane = Self { device: device.clone(), stream, staging: None };
+        // From here on `drop` destroys what was made.
+        let event = std::ptr::null_mut();
+        let mut lane = Self { device: device.clone(), stream, event, staging: None };
         // SAFETY: as above.
-        let rc = unsafe { (current.api().cuMemAllocHost_v2)(&mut staging, PIECE) };
+        let rc = unsafe { (current.api().cuEventCreate)(&mut lane.event, NO_TIMING) };
+        current.check("cuEventCreate", rc, about)?;
+        // SAFETY: as above.
+        let rc = unsafe { (current.api().cuMemAllocHost_v2)(&mut staging, 2 * PIECE) };
         current.check("cuMemAllocHost", rc, about)?;
         lane.staging = NonNull::new(staging.cast());
         Ok(lane)
     }
 
-    /// Copies from the device. The caller ensures that `dst.len()` bytes exist at `address`.
-    pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), DriverError> {
-        let (device, staging) = (self.device.clone(), self.staging()?);
-        let current = device.enter()?;
-        let (mut at, whole) = (address, dst.len());
-        for piece in dst.chunks_mut(PIECE) {
-            // SAFETY: the piece is at most as long as the staging memory, which is not used
-            // otherwise until the stream has completed the copy.
-            unsafe {
-                let (into, len) = (staging.as_ptr(), piece.len());
-                let rc = (current.api().cuMemcpyDtoHAsync_v2)(into.cast(), at, len, self.stream);
-                let about = || about("from", at, len, whole);
-                current.check("cuMemcpyDtoHAsync", rc, about)?;
-                self.complete(&current, about)?;
-                std::ptr::copy_nonoverlapping(into, piece.as_mut_ptr(), len);
-            }
-            at += piece.len() as u64;
-        }
-        Ok(())
+    /// What is copied later waits for what is in the caller's stream now, without the CPU.
+    pub fn wait_for(&self, stream: u64) -> Result<(), DriverError> {
+        let current = self.device.enter()?;
+        let about = || format!("for stream {stream:#x} on GPU {}", self.device.ordinal());
+        // SAFETY: a handle that is none is an error of the call; the event lives as `self`.
+        let rc = unsafe { (current.api().cuEventRecord)(self.event, stream as CUstream) };
+        current.check("cuEventRecord", rc, about)?;
+        // SAFETY: both live as `self`.
+        let rc = unsafe { (current.api().cuStreamWaitEvent)(self.stream, self.event, 0) };
+        current.check("cuStreamWaitEvent", rc, about)
     }
 
-    /// Copies to the device. The caller ensures that `src.len()` bytes exist at `address`.
-    pub fn write(&self, address: u64, src: &[u8]) -> Result<(), DriverError> {
-        let (device, staging) = (self.device.clone(), self.staging()?);
-        let current = device.enter()?;
-        let (mut at, whole) = (address, src.len());
-        for piece in src.chunks(PIECE) {
-            // SAFETY: as in `read`; the stream has completed the copy of the piece before.
-            unsafe {
-                let (from, len) = (staging.as_ptr(), piece.len());
-                std::ptr::copy_nonoverlapping(piece.as_ptr(), from, len);
-                let rc = (current.api().cuMemcpyHtoDAsync_v2)(at, from.cast(), len, self.stream);
-                let about = || about("to", at, len, whole);
-                current.check("cuMemcpyHtoDAsync", rc, about)?;
-                self.complete(&current, about)?;
-            }
-            at += piece.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn staging(&self) -> Result<NonNull<u8>, DriverError> {
-        self.staging.ok_or_else(|| {
-            DriverError::Invalid(format!(
-                "the driver returned no address for {PIECE} bytes of pinned memory: update it"
-            ))
-        })
-    }
-
-    fn complete(
+    /// Copies `len` bytes of the device's spans, piece by piece, to `take`, which gets the offset
+    /// of each. The caller ensures that the spans exist, here and below.
+    pub fn read(
         &self,
-        current: &Current<'_>,
-        about: impl FnOnce() -> String,
+        spans: &mut Cursor<'_>,
+        len: usize,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let current = self.device.enter()?;
+        // Of the last piece that the device copies: its offset, and its bytes.
+        let mut in_flight: Option<(usize, usize)> = None;
+        for at in (0..len).step_by(PIECE).chain([len]) {
+            let bytes = PIECE.min(len - at);
+            if in_flight.is_some() {
+                self.complete(&current)?;
+            }
+            let next = self.half(at)?;
+            let mut filled = 0;
+            while filled < bytes {
+                let Span { address, bytes: n } = spans.take(bytes - filled);
+                // SAFETY: within the half, which no copy in flight uses.
+                let rc = unsafe {
+                    let into = next.as_ptr().add(filled);
+                    (current.api().cuMemcpyDtoHAsync_v2)(into.cast(), address, n, self.stream)
+                };
+                current.check("cuMemcpyDtoHAsync", rc, || about("from", address, n, len))?;
+                filled += n;
+            }
+            if let Some((at, bytes)) = in_flight.take() {
+                // SAFETY: its copy is complete, and the copy in flight uses the other half.
+                let piece = unsafe { std::slice::from_raw_parts(self.half(at)?.as_ptr(), bytes) };
+                take(at as u64, piece)?;
+            }
+            in_flight = (bytes > 0).then_some((at, bytes));
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes to the device's spans, piece by piece, from `give`, which fills each.
+    pub fn write(
+        &self,
+        spans: &mut Cursor<'_>,
+        len: usize,
+        mut give: impl FnMut(u64, &mut [u8]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let current = self.device.enter()?;
+        for at in (0..len).step_by(PIECE) {
+            let bytes = PIECE.min(len - at);
+            let half = self.half(at)?;
+            // SAFETY: the copy before the last used this half, and is complete.
+            give(at as u64, unsafe { std::slice::from_raw_parts_mut(half.as_ptr(), bytes) })?;
+            if at > 0 {
+                self.complete(&current)?;
+            }
+            let mut sent = 0;
+            while sent < bytes {
+                let Span { address, bytes: n } = spans.take(bytes - sent);
+                // SAFETY: within the half, which is not written until the copy is complete.
+                let rc = unsafe {
+                    let from = half.as_ptr().add(sent);
+                    (current.api().cuMemcpyHtoDAsync_v2)(address, from.cast(), n, self.stream)
+                };
+                current.check("cuMemcpyHtoDAsync", rc, || about("to", address, n, len))?;
+                sent += n;
+            }
+        }
+        Ok(self.complete(&current)?)
+    }
+
+    /// Copies between memory of devices, or pinned memory of the host, by their addresses: all of
+    /// `from` to as many bytes of `into`.
+    pub fn copy(
+        &self,
+        into: &mut Cursor<'_>,
+        from: &mut Cursor<'_>,
+        len: usize,
     ) -> Result<(), DriverError> {
+        let current = self.device.enter()?;
+        let mut done = 0;
+        while done < len {
+            let Span { address: to, bytes } = into.take(len - done);
+            let mut filled = 0;
+            while filled < bytes {
+                let Span { address, bytes: n } = from.take(bytes - filled);
+                let to = to + filled as u64;
+                // SAFETY: the caller ensures that both ranges exist.
+                let rc = unsafe { (current.api().cuMemcpyAsync)(to, address, n, self.stream) };
+                current.check("cuMemcpyAsync", rc, || {
+                    format!("for {n} of {len} bytes from {address:#x} to {to:#x}")
+                })?;
+                filled += n;
+            }
+            done += bytes;
+        }
+        self.complete(&current)
+    }
+
+    /// The pinned memory for the piece at this offset.
+    fn half(&self, at: usize) -> Result<NonNull<u8>, DriverError> {
+        let staging = self.staging.ok_or_else(|| {
+            DriverError::Invalid(format!(
+                "the driver returned no address for {} bytes of pinned memory: update it",
+                2 * PIECE
+            ))
+        })?;
+        // SAFETY: there are two pieces.
+        Ok(unsafe { staging.add(at / PIECE % 2 * PIECE) })
+    }
+
+    fn complete(&self, current: &Current<'_>) -> Result<(), DriverError> {
         // SAFETY: the stream lives as long as `self`.
         let rc = unsafe { (current.api().cuStreamSynchronize)(self.stream) };
+        let about = || format!("for copies on GPU {}", self.device.ordinal());
         current.check("cuStreamSynchronize", rc, about)
     }
 }
@@ -113,6 +192,11 @@ impl Drop for Lane {
             (current.api().cuStreamDestroy_v2)(self.stream)
         };
         self.device.log_failure("cuStreamDestroy", destroyed);
+        if !self.event.is_null() {
+            // SAFETY: made by `new`, destroyed once.
+            let rc = unsafe { (current.api().cuEventDestroy_v2)(self.event) };
+            self.device.log_failure("cuEventDestroy", rc);
+        }
         if let Some(staging) = self.staging {
             // SAFETY: made by `new`, freed once, and no copy is in flight.
             let rc = unsafe { (current.api().cuMemFreeHost)(staging.as_ptr().cast()) };

@@ -2,6 +2,8 @@
 
 use super::DeviceRange;
 use super::lane::Lane;
+use super::lanes::Lanes;
+use super::span::{Cursor, Span};
 use crate::driver::DriverError;
 use cudarc::driver::sys::{
     CUflushGPUDirectRDMAWritesScope_enum as Scope, CUflushGPUDirectRDMAWritesTarget_enum as Target,
@@ -10,16 +12,13 @@ use nkv_store::{Export, Memory, StoreError};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// Lanes kept for later copies; more are made while more threads copy.
-const KEPT_LANES: usize = 32;
+use std::sync::{Arc, OnceLock};
 
 /// Copies to and from it are complete when they return. The CPU has no atomics there.
 #[derive(Debug)]
 pub struct VramMemory {
     // Dropped before the range that they copy to.
-    lanes: Mutex<Vec<Lane>>,
+    lanes: Lanes,
     dma_buf: Option<OwnedFd>,
     /// A flush that failed: what was written may be lost, so every later access fails.
     lost: OnceLock<String>,
@@ -32,7 +31,7 @@ impl VramMemory {
     /// # Errors
     /// Those of the driver, for its first stream and pinned host memory.
     pub fn new(range: Arc<dyn DeviceRange>) -> Result<Self, DriverError> {
-        let lanes = Mutex::new(vec![Lane::new(range.device())?]);
+        let lanes = Lanes::new(range.device())?;
         let dma_buf = range.dma_buf();
         Ok(Self { lanes, dma_buf, lost: OnceLock::new(), range })
     }
@@ -46,9 +45,8 @@ impl VramMemory {
     fn copy(
         &self,
         what: &'static str,
-        offset: u64,
-        len: usize,
-        copy: impl FnOnce(&Lane, u64) -> Result<(), DriverError>,
+        (offset, len): (u64, usize),
+        copy: impl FnOnce(&Lane, &mut Cursor<'_>) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         StoreError::check_bounds(what, offset, len as u64, self.len())?;
         if let Some(why) = self.lost.get() {
@@ -57,18 +55,32 @@ impl VramMemory {
         if len == 0 {
             return Ok(());
         }
-        let free = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let lane = match free {
-            Some(lane) => lane,
-            None => Lane::new(self.range.device())?,
-        };
-        // After an error the lane is dropped, which waits for its stream.
-        copy(&lane, self.range.address() + offset)?;
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if lanes.len() < KEPT_LANES {
-            lanes.push(lane);
-        }
-        Ok(())
+        let span = [Span { address: self.range.address() + offset, bytes: len }];
+        self.lanes.run(|lane| copy(lane, &mut Cursor::new(&span, 0)))
+    }
+
+    fn read_bytes(
+        &self,
+        what: &'static str,
+        offset: u64,
+        dst: &mut [u8],
+    ) -> Result<(), StoreError> {
+        let len = dst.len();
+        self.copy(what, (offset, len), |lane, span| {
+            lane.read(span, len, |at, piece| {
+                dst[at as usize..][..piece.len()].copy_from_slice(piece);
+                Ok(())
+            })
+        })
+    }
+
+    fn write_bytes(&self, what: &'static str, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.copy(what, (offset, src.len()), |lane, span| {
+            lane.write(span, src.len(), |at, piece| {
+                piece.copy_from_slice(&src[at as usize..][..piece.len()]);
+                Ok(())
+            })
+        })
     }
 
     fn flush_rdma_writes(&self) -> Result<(), DriverError> {
@@ -122,20 +134,24 @@ impl Memory for VramMemory {
         None
     }
 
+    fn device_address(&self, offset: u64, len: u64) -> Option<u64> {
+        let within = StoreError::check_bounds("address", offset, len, self.len()).is_ok();
+        (within && self.lost.get().is_none()).then(|| self.range.address() + offset)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        let len = dst.len();
-        self.copy("read", offset, len, |lane, address| lane.read(address, dst))
+        self.read_bytes("read", offset, dst)
     }
 
     fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
-        self.copy("write", offset, src.len(), |lane, address| lane.write(address, src))
+        self.write_bytes("write", offset, src)
     }
 
     fn load(&self, offset: u64) -> Result<u64, StoreError> {
         let mut word = [0; 8];
         StoreError::check_bounds("word", offset, 8, self.len())?;
         Self::aligned(offset)?;
-        self.copy("word", offset, 8, |lane, address| lane.read(address, &mut word))?;
+        self.read_bytes("word", offset, &mut word)?;
         fence(Ordering::Acquire);
         Ok(u64::from_ne_bytes(word))
     }
@@ -145,8 +161,7 @@ impl Memory for VramMemory {
         Self::aligned(offset)?;
         // Copies that were made before are complete, RDMA writes need not be.
         self.flush();
-        let word = value.to_ne_bytes();
-        self.copy("word", offset, 8, |lane, address| lane.write(address, &word))
+        self.write_bytes("word", offset, &value.to_ne_bytes())
     }
 
     fn compare_swap(&self, offset: u64, _: u64, _: u64) -> Result<u64, StoreError> {

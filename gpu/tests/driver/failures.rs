@@ -12,9 +12,10 @@ pub fn tasks() -> Tasks {
 
 /// What gives something back is called by a drop, which has nobody to return an error to: it is
 /// still there then, with what depends on it.
-const GIVE_BACK: [&str; 10] = [
+const GIVE_BACK: [&str; 11] = [
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuEventDestroy_v2",
     "cuIpcCloseMemHandle",
     "cuMemAddressFree",
     "cuMemFreeHost",
@@ -47,10 +48,11 @@ fn check(symbol: &str, failure: &str, ended: &Ended) {
     let Ended { good, text, left, .. } = ended;
     assert!(!text.contains("panicked"), "{failure}: {text}");
     if *good {
-        // A context that cannot be made current can stop a drop, too, and so can its stream.
+        // A context that cannot be made current can stop a drop, too: of a stream with its event and
+        // pinned memory. So can the stream itself.
         let dropping = ["cuCtxPushCurrent_v2", "cuStreamSynchronize"].contains(&symbol);
         assert!(dropping || GIVE_BACK.contains(&symbol), "{failure} was not noticed: {text}");
-        assert!(ended.left_in_all() <= 2, "{failure}: {left:?}");
+        assert!(ended.left_in_all() <= 3, "{failure}: {left:?}");
         return;
     }
     assert_eq!(ended.left_in_all(), 0, "{failure} left {left:?}: {text}");

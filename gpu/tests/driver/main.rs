@@ -15,6 +15,7 @@ mod processes;
 mod stand_in;
 mod start;
 mod task;
+mod tensors;
 
 use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
@@ -77,6 +78,12 @@ fn main() -> ExitCode {
             copies_of_two_streams_end_in_any_order,
             a_stream_waits_for_an_event_of_another,
             a_batch_of_copies_is_executed_in_its_stream,
+        }
+        tensors {
+            bytes_of_tensors_reach_segments_of_each_kind_and_come_back,
+            a_copy_waits_for_the_stream_of_its_caller,
+            what_is_no_tensor_is_refused_and_so_is_what_is_no_stream,
+            tensors_in_parts_and_host_memory_answer_alike,
         }
         conformance {
             vram_and_host_memory_answer_alike,

@@ -46,6 +46,7 @@ pub fn everything() -> Done {
     let control: Arc<dyn Memory> = Arc::new(AnonMemory::new(8192)?);
     let registered = RegisteredHost::new(&device, control)?;
     assert_eq!(registered.bytes(), 8192);
+    crate::tensors::segments()?;
     crate::processes::with_tensor_of_other(|handle, wanted| {
         let foreign = VramMemory::new(Arc::new(ForeignVram::open(&device, handle)?))?;
         let mut there = vec![0; wanted.len()];

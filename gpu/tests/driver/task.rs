@@ -1,7 +1,7 @@
 //! What this program does as a task, and what tasks share.
 
 use crate::start::TASK;
-use crate::{conformance, failures, launches, memory, opening, processes, stand_in};
+use crate::{conformance, failures, launches, memory, opening, processes, stand_in, tensors};
 use cudarc::driver::sys;
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
@@ -32,6 +32,7 @@ pub fn run() -> Option<ExitCode> {
         processes::tasks(),
         stand_in::tasks(),
         conformance::tasks(),
+        tensors::tasks(),
     ];
     let (_, body) = all.iter().copied().flatten().find(|(known, _)| *known == name).unwrap();
     Some(match body() {

@@ -5,7 +5,7 @@
 use super::{Expect, ObjectDesc, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
 use crate::layout::{ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
-use crate::op::Op;
+use crate::op::{Op, Source};
 use zerocopy::IntoBytes;
 
 /// The verbs with which a producer writes the object of one plan.
@@ -35,7 +35,12 @@ impl Publication {
 
     /// Writes `bytes` at an offset of the object. Between `announce` and `publish`, in any order.
     pub fn page<'a>(&self, offset: u64, bytes: &'a [u8]) -> Op<'a> {
-        Op::Write { offset: self.payload_base + offset, src: bytes }
+        self.part(offset, Source::Host(bytes))
+    }
+
+    /// The same for bytes that may be in a device.
+    pub fn part<'a>(&self, offset: u64, part: Source<'a>) -> Op<'a> {
+        part.write_at(self.payload_base + offset)
     }
 
     /// READY, after all pages have landed, also those sent over other connections [I4].
@@ -50,11 +55,11 @@ impl Publication {
     }
 
     /// The same with the payload in parts, written one after another.
-    pub fn gathered<'a>(&'a self, parts: &[&'a [u8]]) -> Vec<Op<'a>> {
+    pub fn gathered<'a, S: Into<Source<'a>> + Copy>(&'a self, parts: &[S]) -> Vec<Op<'a>> {
         let mut ops = Vec::from(self.announce());
         let mut offset = 0;
-        for part in parts.iter().filter(|part| !part.is_empty()) {
-            ops.push(self.page(offset, part));
+        for part in parts.iter().map(|part| (*part).into()).filter(|part| !part.is_empty()) {
+            ops.push(self.part(offset, part));
             offset += part.len() as u64;
         }
         ops.push(self.ready());

@@ -3,15 +3,12 @@
 
 use super::Op;
 use crate::error::StoreError;
-use crate::memory::Memory;
-
-/// Bytes copied at a time through host memory.
-const PIECE: usize = 256 << 10;
+use crate::memory::{DeviceMemory, HostRegion, Memory, in_pieces};
 
 /// A range of a memory that need not be readable by loads.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceBuffer<'a> {
-    memory: &'a dyn Memory,
+    memory: &'a dyn DeviceMemory,
     offset: u64,
     len: usize,
 }
@@ -21,7 +18,7 @@ impl<'a> DeviceBuffer<'a> {
     ///
     /// # Errors
     /// `OutOfBounds` if the memory ends before.
-    pub fn new(memory: &'a dyn Memory, offset: u64, len: usize) -> Result<Self, StoreError> {
+    pub fn new(memory: &'a dyn DeviceMemory, offset: u64, len: usize) -> Result<Self, StoreError> {
         StoreError::check_bounds("device buffer", offset, len as u64, memory.len())?;
         Ok(Self { memory, offset, len })
     }
@@ -48,44 +45,70 @@ impl<'a> DeviceBuffer<'a> {
         Ok(())
     }
 
-    /// Copies it into a segment, in pieces.
+    /// The same without what is beyond `len` bytes.
+    #[must_use]
+    pub fn first(&self, len: usize) -> Self {
+        Self { len: self.len.min(len), ..*self }
+    }
+
+    /// The same in parts of `len` bytes; the last one may be shorter.
+    pub fn chunks(&self, len: usize) -> impl Iterator<Item = Self> + use<'a> {
+        let all = *self;
+        let at = (0..all.len).step_by(len.max(1));
+        at.map(move |at| Self { offset: all.offset + at as u64, len: len.min(all.len - at), ..all })
+    }
+
+    /// Copies it into a segment: by the device's driver where the segment is mapped here, else in
+    /// pieces through host memory.
     pub(super) fn write_to<M: Memory + ?Sized>(
         &self,
         segment: &M,
         offset: u64,
     ) -> Result<(), StoreError> {
-        StoreError::check_bounds("write", offset, self.len as u64, segment.len())?;
-        self.in_pieces(|at, piece| {
-            self.memory.read(self.offset + at, piece)?;
-            segment.write(offset + at, piece)
+        let (from, len) = (self.offset, self.len);
+        StoreError::check_bounds("write", offset, len as u64, segment.len())?;
+        // SAFETY: the segment is borrowed meanwhile.
+        if let Some(host) = unsafe { segment.host() }.filter(|host| within(host, offset, len)) {
+            return self.memory.copy_to_host(from, &host, offset, len);
+        }
+        let address = segment.device_address(offset, len as u64);
+        let copied = address.and_then(|to| self.memory.copy_to_device(from, to, len));
+        copied.unwrap_or_else(|| {
+            in_pieces(len, |at, piece| {
+                self.memory.read(from + at, piece)?;
+                segment.write(offset + at, piece)
+            })
         })
     }
 
-    /// Fills it from a segment, in pieces. They have landed when it returns.
+    /// Fills it from a segment, likewise. The bytes have landed when it returns.
     pub(super) fn read_from<M: Memory + ?Sized>(
         &self,
         segment: &M,
         offset: u64,
     ) -> Result<(), StoreError> {
-        StoreError::check_bounds("read", offset, self.len as u64, segment.len())?;
-        self.in_pieces(|at, piece| {
-            segment.read(offset + at, piece)?;
-            self.memory.write(self.offset + at, piece)
-        })?;
+        let (into, len) = (self.offset, self.len);
+        StoreError::check_bounds("read", offset, len as u64, segment.len())?;
+        // SAFETY: the segment is borrowed meanwhile.
+        if let Some(host) = unsafe { segment.host() }.filter(|host| within(host, offset, len)) {
+            self.memory.copy_from_host(into, &host, offset, len)?;
+        } else {
+            let address = segment.device_address(offset, len as u64);
+            let copied = address.and_then(|from| self.memory.copy_from_device(into, from, len));
+            copied.unwrap_or_else(|| {
+                in_pieces(len, |at, piece| {
+                    segment.read(offset + at, piece)?;
+                    self.memory.write(into + at, piece)
+                })
+            })?;
+        }
         self.memory.flush();
         Ok(())
     }
+}
 
-    fn in_pieces(
-        &self,
-        mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let mut host = vec![0; self.len.min(PIECE)];
-        for at in (0..self.len).step_by(PIECE) {
-            copy(at as u64, &mut host[..PIECE.min(self.len - at)])?;
-        }
-        Ok(())
-    }
+fn within(host: &HostRegion, offset: u64, len: usize) -> bool {
+    host.at("copy", offset, len as u64).is_ok()
 }
 
 /// Runs a batch by a transport that reaches host memory alone: what device buffers contain is

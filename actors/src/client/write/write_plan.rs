@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use crate::message::{PlanDesc, Request};
+use nkv_transport::verbs::Source;
 use std::sync::Arc;
 
 /// Permission to write one object, page by page in any order, then publish it. A plan dropped
@@ -102,9 +103,14 @@ impl WritePlan {
 
     /// Writes bytes at an offset of the object.
     pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_source(offset, Source::Host(bytes))
+    }
+
+    /// As [`WritePlan::write_from`], of bytes that may be in a device.
+    pub fn write_source(&self, offset: u64, part: Source<'_>) -> Result<()> {
         let p = self.state()?;
         let total = p.desc.meta.object.bytes_total;
-        let len = bytes.len() as u64;
+        let len = part.len() as u64;
         if offset.checked_add(len).is_none_or(|end| end > total) {
             return Err(Error::invalid(format!(
                 "bytes {offset}..{} of an object of {total}",
@@ -117,7 +123,8 @@ impl WritePlan {
             if p.first_write() {
                 announce(p).inspect_err(|_| p.break_off())?;
             }
-            let op = publication(&p.desc).page(offset, bytes);
+            let object = publication(&p.desc);
+            let op = object.part(offset, part);
             p.peer.verbs.post(p.desc.token, &mut [op]).inspect_err(|_| p.break_off())?;
             p.cover(offset, len);
             Ok(())

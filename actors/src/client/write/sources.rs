@@ -1,0 +1,141 @@
+//! Puts of values of which some bytes are in a device, such as VRAM. Into mapped memory the device's
+//! driver copies them; else they go through host memory.
+
+use super::super::value::{MOST_PARTS, Value};
+use super::super::{Client, filled};
+use crate::client::put_log::TryPut;
+use crate::client::{IfExists, PutOptions};
+use crate::error::{Error, ErrorKind, Result};
+use nkv_store::key::key_hash;
+use nkv_transport::verbs::{Kind, Source};
+
+/// Bytes that are joined in host memory at a time, and that a plan is given at a time.
+const JOINED: usize = 16 << 20;
+
+impl Client {
+    /// Stores a value in parts, one after another, each in memory of the host or of a device. What
+    /// is in a device must not change until it returns.
+    pub async fn put_sources(
+        &self,
+        key: &[u8],
+        parts: &[Source<'_>],
+        opts: &PutOptions,
+    ) -> Result<()> {
+        let mut done = self.put_many_sources(&[(key, parts)], opts).await;
+        done.pop().unwrap_or_else(|| Err(Error::internal("a put has no result")))
+    }
+
+    /// As [`Client::put_sources`] for many values; one result for each, in order.
+    pub async fn put_many_sources(
+        &self,
+        items: &[(&[u8], &[Source<'_>])],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        if self.wants_log(opts) && self.check_usable().is_ok() {
+            let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
+            self.attach_log_owners(&hashes, opts).await;
+        }
+        let now = |(key, parts): &(&[u8], &[Source<'_>])| self.try_put_sources(key, parts, opts);
+        let done: Vec<_> = items.iter().map(now).collect();
+        let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
+        let mut left = left.map(|(item, _)| *item).peekable();
+        let mut put = Vec::new();
+        while let Some((key, parts)) = left.next() {
+            if !self.joins(key, parts, opts) {
+                put.push(self.put_sources_by_plan(key, parts, opts).await);
+                continue;
+            }
+            // Those that go through host memory share requests.
+            let mut joined = vec![(key, join(parts))];
+            let mut bytes = Value::Sources(parts).len();
+            while let Some((key, parts)) = left.next_if(|(key, parts)| {
+                bytes += Value::Sources(parts).len();
+                bytes <= JOINED && self.joins(key, parts, opts)
+            }) {
+                joined.push((key, join(parts)));
+            }
+            put.extend(self.put_joined(joined, opts).await);
+        }
+        filled(done, put)
+    }
+
+    /// None: it needs a plan, or goes through host memory.
+    pub(in crate::client) fn try_put_sources(
+        &self,
+        key: &[u8],
+        parts: &[Source<'_>],
+        opts: &PutOptions,
+    ) -> Option<Result<()>> {
+        if parts.len() > MOST_PARTS {
+            return None;
+        }
+        match self.try_put(key, Value::Sources(parts), opts) {
+            TryPut::Done(done) => Some(done),
+            TryPut::NeedsPlan | TryPut::NotAttached => None,
+        }
+    }
+
+    /// Whether it is read into host memory first: over tcp that saves a plan.
+    fn joins(&self, key: &[u8], parts: &[Source<'_>], opts: &PutOptions) -> bool {
+        let log = self.log_rank(key_hash(key), opts);
+        let peer = log.and_then(|rank| self.shared.peers.first_of(rank));
+        Value::Sources(parts).len() <= JOINED && peer.is_some_and(|peer| peer.kind() == Kind::Tcp)
+    }
+
+    async fn put_joined(
+        &self,
+        joined: Vec<(&[u8], Result<Vec<u8>>)>,
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        let read = joined.iter().filter_map(|(k, v)| Some((*k, &**v.as_ref().ok()?)));
+        let read: Vec<(&[u8], &[u8])> = read.collect();
+        let put = self.put_many(&read, opts).await;
+        let failed = joined.into_iter().map(|(key, v)| v.err().map(|e| Err(e.about(key))));
+        filled(failed.collect(), put)
+    }
+
+    async fn put_sources_by_plan(
+        &self,
+        key: &[u8],
+        parts: &[Source<'_>],
+        opts: &PutOptions,
+    ) -> Result<()> {
+        let done = self.place_sources(key, parts, opts).await;
+        match done {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && opts.if_exists == IfExists::Keep => {
+                Ok(())
+            }
+            done => done.map_err(|e| e.about(key)),
+        }
+    }
+
+    async fn place_sources(
+        &self,
+        key: &[u8],
+        parts: &[Source<'_>],
+        opts: &PutOptions,
+    ) -> Result<()> {
+        let bytes = Value::Sources(parts).len() as u64;
+        let plan = self.open_for_write(key, bytes, opts).await?;
+        let mut offset = 0;
+        for part in parts {
+            let pieces: Vec<Source<'_>> = match part {
+                Source::Host(bytes) => bytes.chunks(JOINED).map(Source::Host).collect(),
+                Source::Device(buffer) => buffer.chunks(JOINED).map(Source::Device).collect(),
+            };
+            for piece in pieces {
+                plan.write_source(offset, piece)?;
+                offset += piece.len() as u64;
+            }
+        }
+        plan.publish().await?;
+        self.shared.writes.by_plan.one();
+        Ok(())
+    }
+}
+
+fn join(parts: &[Source<'_>]) -> Result<Vec<u8>> {
+    let mut all = Vec::with_capacity(Value::Sources(parts).len());
+    parts.iter().try_for_each(|part| part.append_to(&mut all))?;
+    Ok(all)
+}

@@ -1,0 +1,226 @@
+//! Memory of a caller's tensors, as the buffer of a put or a get: ranges that another allocator
+//! owns, one after another, and the stream on which the caller uses them.
+
+use super::lanes::Lanes;
+use super::span::{Cursor, Span};
+use crate::driver::{Device, Driver, DriverError};
+use crate::registered::registered;
+use nkv_store::memory::{DeviceMemory, HostRegion};
+use nkv_store::{Export, Memory, StoreError, words};
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The devices on which this process has tensors. Each is opened at its first use, and stays open.
+#[derive(Debug)]
+pub struct TensorDevices {
+    driver: Arc<Driver>,
+    open: Mutex<Vec<(u32, Arc<Lanes>)>>,
+}
+
+impl TensorDevices {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// What the driver lacks. Later calls try again.
+    pub fn of_process() -> Result<&'static TensorDevices, DriverError> {
+        static OPEN: OnceLock<TensorDevices> = OnceLock::new();
+        if let Some(open) = OPEN.get() {
+            return Ok(open);
+        }
+        let driver = Driver::open()?;
+        Ok(OPEN.get_or_init(|| TensorDevices::new(driver)))
+    }
+
+    /// None are open yet.
+    pub fn new(driver: Arc<Driver>) -> Self {
+        Self { driver, open: Mutex::default() }
+    }
+
+    fn lanes(&self, ordinal: u32) -> Result<Arc<Lanes>, DriverError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, lanes)) = open.iter().find(|(of, _)| *of == ordinal) {
+            return Ok(lanes.clone());
+        }
+        let lanes = Arc::new(Lanes::new(&Device::new(self.driver.clone(), ordinal)?)?);
+        open.push((ordinal, lanes.clone()));
+        Ok(lanes)
+    }
+
+    /// Memory of these ranges, which are in one device. They must stay allocated as long as the
+    /// value lives. Copies wait for what is in `stream` by then: 1 is the legacy default stream, 2
+    /// that of the thread; None: the caller has waited already.
+    ///
+    /// # Errors
+    /// If a range is not in a device, or they are in several.
+    pub fn tensor(
+        &self,
+        spans: Vec<Span>,
+        stream: Option<u64>,
+    ) -> Result<TensorMemory, DriverError> {
+        let mut of: Option<u32> = None;
+        for span in spans.iter().filter(|span| span.bytes > 0) {
+            let ordinal = self.driver.device_of(span.address)?;
+            if of.is_some_and(|of| of != ordinal) {
+                return Err(DriverError::Invalid(format!(
+                    "{} bytes at {:#x} are on GPU {ordinal}, others of the same value on GPU {}: \
+                     put them as values of their own",
+                    span.bytes,
+                    span.address,
+                    of.unwrap_or_default()
+                )));
+            }
+            of = Some(ordinal);
+        }
+        let lanes = self.lanes(of.unwrap_or_default())?;
+        let bytes = spans.iter().map(|span| span.bytes as u64).sum();
+        Ok(TensorMemory { lanes, spans, bytes, stream })
+    }
+}
+
+/// See [`TensorDevices::tensor`]. A copy is complete when it returns.
+#[derive(Debug)]
+pub struct TensorMemory {
+    lanes: Arc<Lanes>,
+    spans: Vec<Span>,
+    bytes: u64,
+    stream: Option<u64>,
+}
+
+impl TensorMemory {
+    /// Runs copies on a lane, after the caller's stream.
+    fn run(
+        &self,
+        what: &'static str,
+        (offset, len): (u64, usize),
+        copies: impl FnOnce(&super::lane::Lane, &mut Cursor<'_>) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        StoreError::check_bounds(what, offset, len as u64, self.bytes)?;
+        if len == 0 {
+            return Ok(());
+        }
+        fence(Ordering::SeqCst);
+        self.lanes.run(|lane| {
+            if let Some(stream) = self.stream {
+                lane.wait_for(stream)?;
+            }
+            copies(lane, &mut Cursor::new(&self.spans, offset))
+        })
+    }
+
+    fn no_words(&self, offset: u64) -> StoreError {
+        StoreError::Unsupported(format!(
+            "a word at offset {offset} of a tensor of {} bytes: tensors have bytes alone",
+            self.bytes
+        ))
+    }
+}
+
+impl Memory for TensorMemory {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn export(&self) -> Export {
+        Export::Private
+    }
+
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        let len = dst.len();
+        self.run("read", (offset, len), |lane, spans| {
+            lane.read(spans, len, |at, piece| {
+                dst[at as usize..][..piece.len()].copy_from_slice(piece);
+                Ok(())
+            })
+        })
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.run("write", (offset, src.len()), |lane, spans| {
+            lane.write(spans, src.len(), |at, piece| {
+                piece.copy_from_slice(&src[at as usize..][..piece.len()]);
+                Ok(())
+            })
+        })
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        Err(self.no_words(offset))
+    }
+
+    fn store(&self, offset: u64, _: u64) -> Result<(), StoreError> {
+        Err(self.no_words(offset))
+    }
+
+    fn compare_swap(&self, offset: u64, _: u64, _: u64) -> Result<u64, StoreError> {
+        Err(self.no_words(offset))
+    }
+
+    fn fetch_add(&self, offset: u64, _: u64) -> Result<u64, StoreError> {
+        Err(self.no_words(offset))
+    }
+}
+
+impl DeviceMemory for TensorMemory {
+    fn copy_to_host(
+        &self,
+        offset: u64,
+        host: &HostRegion,
+        at: u64,
+        len: usize,
+    ) -> Result<(), StoreError> {
+        let into = host.at("write", at, len as u64)?;
+        self.run("read", (offset, len), |lane, spans| {
+            if let Some(_pinned) = registered(into, len) {
+                let into = [Span { address: into.as_ptr().addr() as u64, bytes: len }];
+                return Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len)?);
+            }
+            lane.read(spans, len, |done, piece| words::write(host, at + done, piece))
+        })
+    }
+
+    fn copy_from_host(
+        &self,
+        offset: u64,
+        host: &HostRegion,
+        at: u64,
+        len: usize,
+    ) -> Result<(), StoreError> {
+        let from = host.at("read", at, len as u64)?;
+        self.run("write", (offset, len), |lane, spans| {
+            if let Some(_pinned) = registered(from, len) {
+                let from = [Span { address: from.as_ptr().addr() as u64, bytes: len }];
+                return Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len)?);
+            }
+            lane.write(spans, len, |done, piece| words::read(host, at + done, piece))
+        })
+    }
+
+    fn copy_to_device(
+        &self,
+        offset: u64,
+        address: u64,
+        len: usize,
+    ) -> Option<Result<(), StoreError>> {
+        let into = [Span { address, bytes: len }];
+        Some(self.run("read", (offset, len), |lane, spans| {
+            Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len)?)
+        }))
+    }
+
+    fn copy_from_device(
+        &self,
+        offset: u64,
+        address: u64,
+        len: usize,
+    ) -> Option<Result<(), StoreError>> {
+        let from = [Span { address, bytes: len }];
+        Some(self.run("write", (offset, len), |lane, spans| {
+            Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len)?)
+        }))
+    }
+}
