@@ -13,7 +13,7 @@ use nkv_actors::{
     Client, ClientConfig, Environment, ErrorKind, MemoryChoice, Node, NodeConfig, TransportChoice,
 };
 use nkv_store::memory::SplitMemory;
-use nkv_store::testkit::MemoryDouble;
+use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::TransportError;
 use nkv_transport::wire::BoxFuture;
@@ -22,17 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory without an address.
-#[derive(Debug)]
-struct Device(AnonMemory);
-
-impl MemoryDouble for Device {
-    fn inner(&self) -> &dyn Memory {
-        &self.0
-    }
-}
-
-/// This machine, with such a device.
+/// This machine, with a device whose memory the CPU cannot address.
 #[derive(Debug)]
 struct WithDevice(OsMachine);
 
@@ -47,7 +37,7 @@ impl Machine for WithDevice {
             return self.0.create(kind, bytes, prefault);
         };
         let control = Arc::new(AnonMemory::new(payloads)?);
-        let device = Arc::new(Device(AnonMemory::new(bytes - payloads)?));
+        let device = Arc::new(Unaddressable(AnonMemory::new(bytes - payloads)?));
         Ok(NewSegment::private(Arc::new(SplitMemory::new(control, device).unwrap())))
     }
     fn boot_id(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! What tests of several crates share.
 
-use crate::{Export, Memory, StoreError};
+use crate::memory::DeviceMemory;
+use crate::{AnonMemory, Export, Memory, StoreError};
 use std::fmt::Debug;
 use std::ptr::NonNull;
 
@@ -96,3 +97,15 @@ impl<D: MemoryDouble> Memory for D {
         MemoryDouble::flush(self);
     }
 }
+
+/// Memory that the CPU cannot address, as that of a GPU.
+#[derive(Debug)]
+pub struct Unaddressable(pub AnonMemory);
+
+impl MemoryDouble for Unaddressable {
+    fn inner(&self) -> &dyn Memory {
+        &self.0
+    }
+}
+
+impl DeviceMemory for Unaddressable {}

@@ -93,7 +93,7 @@ impl Client {
         key: &[u8],
         parts: &mut [impl Place],
     ) -> Option<Result<usize>> {
-        let room = parts.iter().map(Place::room).sum();
+        let room = parts.iter_mut().map(Place::room).sum();
         self.with_found(key, |peer, hit| {
             self.copied(peer, hit, room, |reader| reader.copy_parts(hit, parts))
         })

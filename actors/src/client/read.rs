@@ -453,7 +453,7 @@ impl Client {
 
 /// Copies an object's bytes into buffers, one after another; returns how many there are.
 pub(super) fn scatter(bytes: &[u8], parts: &mut [impl Place]) -> Result<usize> {
-    let room = parts.iter().map(Place::room).sum();
+    let room = parts.iter_mut().map(Place::room).sum();
     if bytes.len() > room {
         return Err(too_small(bytes.len() as u64, room));
     }

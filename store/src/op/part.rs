@@ -61,7 +61,7 @@ impl<'a> From<&'a [u8]> for Source<'a> {
 /// Where a part of an object that is read goes.
 pub trait Place {
     /// How many bytes it takes.
-    fn room(&self) -> usize;
+    fn room(&mut self) -> usize;
 
     /// Reads `len` bytes of a segment into it.
     ///
@@ -79,22 +79,22 @@ pub trait Place {
     fn host(&mut self) -> Option<&mut [u8]>;
 }
 
-impl Place for &mut [u8] {
-    fn room(&self) -> usize {
-        self.len()
+impl<T: AsMut<[u8]> + ?Sized> Place for &mut T {
+    fn room(&mut self) -> usize {
+        (**self).as_mut().len()
     }
 
     fn read(&mut self, memory: &dyn Memory, offset: u64, len: usize) -> Result<(), StoreError> {
-        memory.read(offset, &mut self[..len])
+        memory.read(offset, &mut (**self).as_mut()[..len])
     }
 
     fn fill(&mut self, from: &[u8]) -> Result<(), StoreError> {
-        self[..from.len()].copy_from_slice(from);
+        (**self).as_mut()[..from.len()].copy_from_slice(from);
         Ok(())
     }
 
     fn host(&mut self) -> Option<&mut [u8]> {
-        Some(self)
+        Some((**self).as_mut())
     }
 }
 
@@ -108,7 +108,7 @@ pub enum Target<'a> {
 }
 
 impl Place for Target<'_> {
-    fn room(&self) -> usize {
+    fn room(&mut self) -> usize {
         match self {
             Target::Host(bytes) => bytes.len(),
             Target::Device(buffer) => buffer.len(),

@@ -2,7 +2,7 @@
 
 use nkv_store::memory::SplitMemory;
 use nkv_store::shm;
-use nkv_store::testkit::MemoryDouble;
+use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory, Stripes, random_u64};
 use nkv_transport::access::OpenAccess;
 use nkv_transport::wire::auth::{Credentials, Guard, Secret};
@@ -176,14 +176,4 @@ fn over_devices(pairs: usize) -> Fixture {
     let verbs = offering.connect(&answer, SEGMENT_BYTES, alive.clone()).unwrap();
     let kill = Box::new(move || served.sever());
     Fixture { verbs, memory, alive, kill, keep: vec![Box::new(exported)] }
-}
-
-/// Memory without an address.
-#[derive(Debug)]
-pub struct Unaddressable(pub AnonMemory);
-
-impl MemoryDouble for Unaddressable {
-    fn inner(&self) -> &dyn Memory {
-        &self.0
-    }
 }

@@ -1,7 +1,8 @@
 //! Buffers of the caller that no load can read, as in VRAM.
 
 use super::{bytes_at, pattern};
-use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN, Unaddressable};
+use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN};
+use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::verbs::{DeviceBuffer, NoObserver, Post};
 use nkv_transport::{Op, TransportError};
