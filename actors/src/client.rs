@@ -3,6 +3,7 @@
 //! memory, on the caller's thread. The Producer actor does the background work, which continues
 //! when no call is running.
 
+mod addresses;
 mod batch;
 mod blocking;
 mod buffers;
@@ -34,6 +35,7 @@ mod view;
 mod when_ready;
 mod write;
 
+pub use addresses::MappedSegment;
 pub use blocking::{Blocking, BlockingWhenReady};
 pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
@@ -41,7 +43,7 @@ pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use put_options::{IfExists, PutOptions};
 pub use shared::Shared;
-pub use view::ObjectView;
+pub use view::{DeviceView, ObjectView};
 use when_ready::Waits;
 pub use when_ready::WhenReady;
 pub use write::{PublishError, WritePlan};
@@ -219,18 +221,6 @@ impl Client {
     /// ```
     pub fn blocking(&self) -> Result<Blocking> {
         Blocking::new(self)
-    }
-
-    /// Segments whose payloads this process maps, as rank, address and bytes; of each rank the
-    /// first. They stay mapped while this handle is attached to their owners.
-    pub fn mapped_segments(&self) -> Vec<(u32, usize, u64)> {
-        let mapped = self.shared.peers.mapped();
-        let of = |peer: &Arc<Peer>| {
-            let words = peer.reader.as_ref().filter(|reader| reader.maps_payloads())?.memory();
-            let region = words.words();
-            Some((peer.rank, region.base().expose_provenance().get(), region.len()))
-        };
-        mapped.iter().filter(|peer| peer.first && peer.is_alive()).filter_map(of).collect()
     }
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.

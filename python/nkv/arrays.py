@@ -18,7 +18,7 @@ import hashlib
 import math
 import struct
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from . import _nkv
 from .errors import InvalidArgument
@@ -81,6 +81,38 @@ class Source(NamedTuple):
     trailer: bytes
     #: Keeps the memory alive.
     owner: Any
+    #: The memory, if it is in a GPU.
+    tensor: Any = None
+
+
+def long_name(dtype: str) -> str:
+    """The name that torch and NumPy have for a type."""
+    return _LONG_NAMES.get(dtype, dtype)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element of a type."""
+    return _ITEM_BYTES[dtype]
+
+
+def typestr(dtype: str) -> str | None:
+    """The type as array protocols name it; None if they cannot."""
+    kinds = {"bool": "b", "int": "i", "uint": "u", "float": "f", "complex": "c"}
+    kind = kinds.get(dtype.rstrip("0123456789"))
+    item = _ITEM_BYTES[dtype]
+    return f"{'|' if item == 1 else '<'}{kind}{item}" if kind else None
+
+
+def library_of(shape: Shape) -> Literal["bytes", "numpy", "torch"]:
+    """The library that a value came from."""
+    libraries: tuple[Literal["bytes"], Literal["numpy"], Literal["torch"]]
+    libraries = ("bytes", "numpy", "torch")
+    return libraries[shape.library]
+
+
+def plain(size: int) -> Shape:
+    """The shape of bytes without one."""
+    return Shape(_PLAIN, "uint8", (size,))
 
 
 def _digest(described: bytes, payload_bytes: int) -> bytes:
@@ -132,7 +164,7 @@ def _plain_trailer(data: bytes | memoryview) -> bytes:
         return b""
     if parse(data[-MAX_TRAILER_BYTES:], len(data)) is None:
         return b""
-    return trailer(Shape(_PLAIN, "uint8", (len(data),)), len(data))
+    return trailer(plain(len(data)), len(data))
 
 
 def _is_torch(value: Any) -> bool:
@@ -142,9 +174,10 @@ def _is_torch(value: Any) -> bool:
 
 def _torch_source(tensor: Any, dst: bool) -> Source:
     what = "dst" if dst else "the tensor"
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(
-            f"{what} is on {tensor.device}: this build moves memory of the host; use .cpu()"
+            f"{what} is on {tensor.device}: memory of the host and of NVIDIA's GPUs can be moved; "
+            "use .cpu()"
         )
     if tensor.layout != sys.modules["torch"].strided or not tensor.is_contiguous():
         raise InvalidArgument(
@@ -161,7 +194,12 @@ def _torch_source(tensor: Any, dst: bool) -> Source:
         raise InvalidArgument(f"{what} is of {tensor.dtype}, which cannot be stored")
     size = tensor.numel() * tensor.element_size()
     shape = Shape(_TORCH, dtype, tuple(tensor.shape))
-    return Source(None, tensor.data_ptr(), size, trailer(shape, size), tensor)
+    described = trailer(shape, size)
+    if tensor.device.type == "cuda" and size:
+        from . import cuda  # noqa: PLC0415 - only who has tensors in a GPU needs it
+
+        return Source(None, 0, size, described, tensor, cuda.torch_place(tensor, size))
+    return Source(None, tensor.data_ptr() if size else 0, size, described, tensor)
 
 
 def _type_of(value: Any, code: str, what: str) -> str:
@@ -182,11 +220,13 @@ def _type_of(value: Any, code: str, what: str) -> str:
     return dtype
 
 
-def _array_source(value: Any, interface: dict[str, Any], dst: bool, typed: bool) -> Source:
+def _array_source(
+    value: Any, interface: dict[str, Any], dst: bool, typed: bool, cuda: bool = False
+) -> Source:
     what = "dst" if dst else "the array"
     shape, code = tuple(interface["shape"]), str(interface["typestr"])
     dtype = _type_of(value, code, what) if typed else "uint8"
-    item = _ITEM_BYTES[dtype] if typed else int(value.itemsize)
+    item = _ITEM_BYTES[dtype] if typed else int(code[2:] if cuda else value.itemsize)
     dense = True
     if interface.get("strides") is not None:
         step = item
@@ -197,12 +237,17 @@ def _array_source(value: Any, interface: dict[str, Any], dst: bool, typed: bool)
     if not dense and size > 0:
         raise InvalidArgument(
             f"{what} of shape {shape} is not contiguous"
-            + ("" if dst else ": use numpy.ascontiguousarray")
+            + ("" if dst else f": use {'cupy' if cuda else 'numpy'}.ascontiguousarray")
         )
     address, readonly = interface["data"]
     if dst and readonly:
         raise InvalidArgument("dst is read-only")
     described = trailer(Shape(_NUMPY, dtype, shape), size) if typed else b""
+    if cuda and size:
+        from . import cuda as gpu  # noqa: PLC0415 - only who has arrays in a GPU needs it
+
+        place = gpu.interface_place(interface, size)
+        return Source(None, 0, size, described, (value, interface), place)
     # The dictionary too: it may be all that keeps the memory.
     return Source(None, address if size else 0, size, described, (value, interface))
 
@@ -211,8 +256,9 @@ def source(value: Any, *, dst: bool = False, typed: bool = True) -> Source:
     """The memory of a value, in place.
 
     Args:
-        value: bytes and the like, a memoryview, a NumPy array, a torch tensor, or anything with the
-            buffer protocol, ``__array_interface__`` or DLPack. It must be contiguous.
+        value: bytes and the like, a memoryview, a NumPy array, a torch tensor of the host or of a
+            GPU, or anything with the buffer protocol, ``__array_interface__``,
+            ``__cuda_array_interface__`` or DLPack. It must be contiguous.
         dst: whether it will be written.
         typed: whether shape and type of an array are stored with it.
     """
@@ -220,6 +266,9 @@ def source(value: Any, *, dst: bool = False, typed: bool = True) -> Source:
         return Source(value, 0, len(value), _plain_trailer(value) if typed else b"", value)
     if _is_torch(value):
         return _torch_source(value, dst)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if isinstance(interface, dict):
+        return _array_source(value, interface, dst, typed, cuda=True)
     interface = getattr(value, "__array_interface__", None)
     if isinstance(interface, dict):
         import numpy  # noqa: PLC0415 - nkv works without it
@@ -289,10 +338,10 @@ def restored(owner: _nkv.Bytes | _nkv.View, *, readonly: bool, library: str | No
     whole = memory(owner, readonly=readonly)
     found = parse(whole[-MAX_TRAILER_BYTES:], len(whole))
     if found is None:
-        shape, data = Shape(_PLAIN, "uint8", (len(whole),)), whole
+        shape, data = plain(len(whole)), whole
     else:
         shape, data = found[0], whole[: len(whole) - found[1]]
-    wanted = library or ("bytes", "numpy", "torch")[shape.library]
+    wanted = library or library_of(shape)
     if wanted == "torch" and (library or "torch" in sys.modules):
         return _tensor(data, shape)
     if wanted in ("numpy", "torch"):
@@ -305,7 +354,7 @@ def restored(owner: _nkv.Bytes | _nkv.View, *, readonly: bool, library: str | No
 def _tensor(data: memoryview, shape: Shape) -> Any:
     import torch  # noqa: PLC0415 - only who asks for tensors needs it
 
-    dtype = getattr(torch, _LONG_NAMES.get(shape.dtype, shape.dtype))
+    dtype = getattr(torch, long_name(shape.dtype))
     if len(data) == 0:
         return torch.empty(shape.dims, dtype=dtype)
     # Of a view torch warns that it could be written: nobody may.
@@ -320,7 +369,7 @@ def _array(data: memoryview, shape: Shape, *, strict: bool) -> Any:
             raise
         return data
     try:
-        dtype = numpy.dtype(_LONG_NAMES.get(shape.dtype, shape.dtype))
+        dtype = numpy.dtype(long_name(shape.dtype))
     except TypeError as error:
         raise InvalidArgument(
             f'NumPy has no type {shape.dtype}: get the value with library="torch" or "bytes"'

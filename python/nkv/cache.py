@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from . import _nkv, arrays
+from . import _nkv, arrays, cuda
 from .aio import AsyncCalls
 from .errors import Error, InvalidArgument, NotFound, Timeout, Unsupported
 from .layouts import (
@@ -160,9 +160,10 @@ class NanoKVCache(AsyncCalls):
 
         Args:
             key: 1 to 1,024 bytes; a str counts as UTF-8.
-            value: bytes, a contiguous NumPy array or torch tensor of the host, or anything with the
-                buffer protocol, DLPack or ``__array_interface__``. It is read in place;
-                by tcp and by plans an array is joined with its trailer first.
+            value: bytes, a contiguous NumPy array, a torch tensor of the host or of a GPU, or
+                anything with the buffer protocol, DLPack, ``__array_interface__`` or
+                ``__cuda_array_interface__``. It is read in place, in a GPU after what is in its
+                stream; by tcp and by plans an array is joined with its trailer first.
             preferred_segment: the rank that should own it; None: by hash of the key.
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
@@ -195,16 +196,23 @@ class NanoKVCache(AsyncCalls):
             _raise_first(done)
         return done
 
-    def get(self, key: Key, *, dst: Any = None, library: Library | None = None) -> Any:
+    def get(
+        self, key: Key, *, dst: Any = None, library: Library | None = None, device: Any = None
+    ) -> Any:
         """The value of a key. NotFound (a KeyError) if there is none.
 
         Args:
             key: as in :meth:`put`.
-            dst: a writable array, tensor or buffer of the value's size, which is filled and
-                returned. After an error its contents are undefined.
+            dst: a writable array, tensor or buffer of the value's size, of the host or of a GPU,
+                which is filled and returned. After an error its contents are undefined.
+            device: a device of torch, such as "cuda:0": the value as a tensor there.
             library: "torch", "numpy" or "bytes" to have the value as such; None: as it was put. A
                 value that was no array is a memoryview.
         """
+        if device is not None:
+            if dst is not None:
+                raise InvalidArgument("dst and device: give one of them")
+            return cuda.fetched(self._c, key, device, library)
         if dst is None:
             return arrays.restored(self._c.get(key), readonly=False, library=library)
         place = arrays.source(dst, dst=True)
@@ -249,9 +257,16 @@ class NanoKVCache(AsyncCalls):
         """The value in its owner's memory, without a copy; Unsupported if that is not mapped here.
 
         Its bytes do not change while the result, or anything made from it, lives, and nobody may
-        write to them. Their space is reused only afterwards, so drop it soon.
+        write to them. Their space is reused only afterwards, so drop it soon. A value in a GPU is a
+        tensor of torch there, or a :class:`nkv.cuda.DeviceArray`.
         """
-        return arrays.restored(self._c.view(key), readonly=True, library=library)
+        try:
+            view = self._c.view(key)
+        except Unsupported:
+            if not any(control != payload for _, control, payload, _, _ in self._c.mapped()):
+                raise
+            return cuda.viewed(self._c.device_view(key), library)
+        return arrays.restored(view, readonly=True, library=library)
 
     def register(self, memory: Any) -> Registration:
         """Registers writable memory with the RDMA devices: an array, or an address and a size.
@@ -387,22 +402,23 @@ class NanoKVCache(AsyncCalls):
     def device_ptr(self, rank: int, offset: int) -> int:
         """The address in this process of an offset in the first segment of a rank.
 
-        Unsupported if this process does not map it.
+        Where its payloads are in a GPU: an address of the GPU for them, and one of the host for
+        what precedes them. Unsupported if this process does not map it.
         """
-        for mapped, address, size in self._c.mapped():
+        for mapped, control, payload, payloads, size in self._c.mapped():
             if mapped == rank:
                 if not 0 <= offset <= size:
                     raise InvalidArgument(f"offset {offset} in a segment of {size} bytes")
-                return address + offset
+                return (control if offset < payloads else payload) + offset
         raise Unsupported(f"this process does not map the memory of rank {rank}")
 
     @property
     def heap_bases(self) -> list[int]:
         """The address in this process of each rank's first segment; 0 where it is not mapped."""
         bases = [0] * self.world_size
-        for rank, address, _ in self._c.mapped():
+        for rank, _, payload, _, _ in self._c.mapped():
             if rank < len(bases):
-                bases[rank] = address
+                bases[rank] = payload
         return bases
 
     @property

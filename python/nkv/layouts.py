@@ -98,7 +98,9 @@ class ListedKey:
 
 
 def given(source: arrays.Source) -> Any:
-    """What the native part takes: a buffer, or an address and a size."""
+    """What the native part takes: a buffer, an address and a size, or memory of a GPU."""
+    if source.tensor is not None:
+        return source.tensor
     return source.buffer if source.buffer is not None else (source.address, source.size)
 
 
@@ -139,7 +141,10 @@ def check_fit(key: Key, place: arrays.Source, total: int, tail: bytearray) -> No
     end = bytes(tail[:after]) if after > 0 else b""
     if after == 0 and total:
         keep = min(total, arrays.MAX_TRAILER_BYTES)
-        end = ctypes.string_at(arrays.address_of(place) + total - keep, keep)
+        if place.tensor is None:
+            end = ctypes.string_at(arrays.address_of(place) + total - keep, keep)
+        else:
+            end = bytes(place.tensor.read(total - keep, keep))
     found = arrays.parse(end, total) if after >= 0 else None
     if after == 0 and found is None:
         return

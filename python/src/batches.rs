@@ -2,8 +2,8 @@
 //! value, or the exception that a single call would raise.
 
 use crate::arguments;
-use crate::buffers::Memory;
 use crate::cache::{Cache, Wanted, options};
+use crate::devices::Part;
 use crate::errors::exception_of;
 use crate::memory::Bytes;
 use crate::reports::{Location, locations, readable};
@@ -37,7 +37,7 @@ fn alike(keys: usize, name: &str, others: usize) -> PyResult<()> {
 
 /// The values of a batch, or the places for them: the parts of each one, behind those of the last.
 struct Parts {
-    all: Vec<Memory>,
+    all: Vec<Part>,
     /// Where the parts of each end.
     ends: Vec<usize>,
 }
@@ -47,7 +47,7 @@ impl Parts {
         let mut parts = Parts { all: Vec::with_capacity(values.len()), ends: Vec::new() };
         for value in values {
             for part in value {
-                parts.all.push(Memory::given(part, writable)?);
+                parts.all.push(Part::given(part, writable)?);
             }
             parts.ends.push(parts.all.len());
         }
@@ -55,10 +55,10 @@ impl Parts {
     }
 
     /// Memory at addresses, none of which may be 0.
-    fn at(addresses: Numbers, sizes: Numbers) -> PyResult<Parts> {
+    fn at(py: Python<'_>, addresses: Numbers, sizes: Numbers) -> PyResult<Parts> {
         let memory = |(at, size): (&usize, &usize)| match at {
             0 => Err(PyValueError::new_err("address 0")),
-            at => Memory::at(*at, *size),
+            at => Part::at(py, *at, *size),
         };
         match (addresses, sizes) {
             (Numbers::One(addresses), Numbers::One(sizes)) => {
@@ -142,7 +142,12 @@ impl Cache {
         sizes: Bound<'py, PyAny>,
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
-        self.put_all(py, &keys, &Parts::at(Numbers::of(&addresses)?, Numbers::of(&sizes)?)?, wanted)
+        self.put_all(
+            py,
+            &keys,
+            &Parts::at(py, Numbers::of(&addresses)?, Numbers::of(&sizes)?)?,
+            wanted,
+        )
     }
 
     /// Reads objects, each into a list of buffers, one after another.
@@ -163,7 +168,7 @@ impl Cache {
         addresses: Bound<'py, PyAny>,
         sizes: Bound<'py, PyAny>,
     ) -> PyResult<Results<'py>> {
-        self.get_all(py, &keys, Parts::at(Numbers::of(&addresses)?, Numbers::of(&sizes)?)?)
+        self.get_all(py, &keys, Parts::at(py, Numbers::of(&addresses)?, Numbers::of(&sizes)?)?)
     }
 
     /// Bytes of objects, each in a buffer of its own.
@@ -213,11 +218,16 @@ impl Cache {
         alike(keys.len(), "values", values.ends.len())?;
         let (keys, options) = (arguments::keys(keys)?, options(wanted));
         let done = self.handles.with(py, |handle| {
-            let parts: Vec<&[u8]> = values.all.iter().map(Memory::bytes).collect();
             let starts = std::iter::once(0).chain(values.ends.iter().copied());
-            let of_each = starts.zip(&values.ends).map(|(start, end)| &parts[start..*end]);
-            let items: Vec<_> = keys.iter().copied().zip(of_each).collect();
-            Ok(handle.put_many_parts(&items, &options))
+            let ranges = starts.zip(&values.ends).map(|(start, end)| start..*end);
+            let keyed = keys.iter().copied().zip(ranges);
+            if let Some(parts) = Part::hosts(&values.all) {
+                let items: Vec<_> = keyed.map(|(key, range)| (key, &parts[range])).collect();
+                return Ok(handle.put_many_parts(&items, &options));
+            }
+            let parts: Vec<_> = values.all.iter().map(Part::source).collect();
+            let items: Vec<_> = keyed.map(|(key, range)| (key, &parts[range])).collect();
+            Ok(handle.put_many_sources(&items, &options))
         })?;
         results(py, done, |()| None::<usize>)
     }
@@ -231,12 +241,12 @@ impl Cache {
         alike(keys.len(), "places", places.ends.len())?;
         let keys = arguments::keys(keys)?;
         let Parts { all, ends } = &mut places;
-        let apart = Memory::apart(all.iter());
+        let apart = Part::apart(all.iter());
         if !apart {
-            cut(all, ends).try_for_each(|parts| Memory::check_apart(parts))?;
+            cut(all, ends).try_for_each(|parts| Part::check_apart(parts))?;
         }
         let done = self.handles.with(py, |handle| {
-            let mut parts: Vec<&mut [u8]> = all.iter_mut().map(Memory::bytes_mut).collect();
+            let mut parts: Vec<_> = all.iter_mut().map(Part::target).collect();
             let of_each = keys.iter().copied().zip(cut(&mut parts, ends));
             if !apart {
                 // One after another: the last that is read into a place stays there.

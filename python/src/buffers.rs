@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "Python's memory is reached by raw pointers here")]
 
+use crate::devices::{Tensor, is_device};
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::TransportError;
 use nkv_transport::fabric::{Fabric, RegisteredRange};
@@ -40,6 +41,10 @@ unsafe extern "C" {
     fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
 }
 
+/// Why memory of a GPU is refused.
+const OF_HOST: &str = "memory of a GPU: this call takes memory of the host; copy it there first, \
+                       such as by tensor.cpu()";
+
 /// Memory of a Python object, which neither moves nor ends while this lives.
 pub(crate) struct Memory {
     at: *mut u8,
@@ -60,8 +65,12 @@ impl Memory {
         match object.cast::<PyTuple>() {
             Ok(pair) => {
                 let (address, size) = pair.extract()?;
+                if is_device(address) {
+                    return Err(PyTypeError::new_err(OF_HOST));
+                }
                 Memory::at(address, size)
             }
+            Err(_) if object.is_instance_of::<Tensor>() => Err(PyTypeError::new_err(OF_HOST)),
             Err(_) => Memory::of(object, writable),
         }
     }
@@ -77,14 +86,6 @@ impl Memory {
             all.filter(|m| m.len > 0).map(|m| (m.at.addr(), m.at.addr() + m.len)).collect();
         ranges.sort_unstable();
         ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0)
-    }
-
-    /// Refuses parts of one place that overlap.
-    pub(crate) fn check_apart(parts: &[Memory]) -> PyResult<()> {
-        match Memory::apart(parts.iter()) {
-            true => Ok(()),
-            false => Err(PyValueError::new_err("the parts to read an object into overlap")),
-        }
     }
 
     /// The bytes of an object with the buffer protocol, which must be contiguous.

@@ -3,9 +3,10 @@
 
 use crate::arguments;
 use crate::buffers::{Memory, Registered};
+use crate::devices::Part;
 use crate::errors::{exception_of, not_started, of_kind};
 use crate::handles::Handles;
-use crate::memory::{Bytes, View};
+use crate::memory::{Bytes, View, ViewInDevice};
 use crate::plan::Plan;
 use crate::reports::{Location, location};
 use crate::tasks::{self, SIGNALS};
@@ -16,6 +17,7 @@ use nkv_programs::settings::{self, Given, Machine};
 use nkv_programs::{launcher, open_files};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::fork::OwnProcessOnly;
+use nkv_store::op::{Source, Target};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -195,11 +197,14 @@ impl Cache {
         trailer: &[u8],
         wanted: Wanted,
     ) -> PyResult<()> {
-        let (key, data) = (arguments::key(key)?, Memory::given(data, false)?);
+        let (key, data) = (arguments::key(key)?, Part::given(data, false)?);
         let options = options(wanted);
-        self.handles.with(py, |handle| match trailer {
-            [] => handle.put(key, data.bytes(), &options),
-            trailer => handle.put_parts(key, &[data.bytes(), trailer], &options),
+        self.handles.with(py, |handle| match (data.host(), trailer) {
+            (Some(bytes), []) => handle.put(key, bytes, &options),
+            (Some(bytes), trailer) => handle.put_parts(key, &[bytes, trailer], &options),
+            (None, trailer) => {
+                handle.put_sources(key, &[data.source(), Source::Host(trailer)], &options)
+            }
         })
     }
 
@@ -232,12 +237,12 @@ impl Cache {
         parts: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
         let key = arguments::key(key)?;
-        let mut memory = Memory::all(&parts, true)?;
-        Memory::check_apart(&memory)?;
-        let mut parts: Vec<&mut [u8]> = memory.iter_mut().map(Memory::bytes_mut).collect();
-        self.handles.with(py, |handle| match &mut parts[..] {
-            [one] => handle.get_into(key, one),
-            parts => handle.get_into_parts(key, parts),
+        let mut parts = Part::all(&parts, true)?;
+        Part::check_apart(&parts)?;
+        let mut places: Vec<Target<'_>> = parts.iter_mut().map(Part::target).collect();
+        self.handles.with(py, |handle| match &mut places[..] {
+            [Target::Host(one)] => handle.get_into(key, one),
+            places => handle.get_into_parts(key, places),
         })
     }
 
@@ -245,6 +250,12 @@ impl Cache {
     fn view(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<View> {
         let key = arguments::key(key)?;
         self.handles.with(py, |handle| handle.get_view(key)).map(View::new)
+    }
+
+    /// The same in a GPU: address, bytes, and what keeps them in place.
+    fn device_view(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<ViewInDevice> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get_device_view(key)).map(ViewInDevice::new)
     }
 
     /// Registers memory with the RDMA devices of this handle, until the result is dropped.
@@ -328,9 +339,11 @@ impl Cache {
         self.handles.with(py, |handle| handle.evict_until_below(usage_ratio))
     }
 
-    /// Segments that this process maps: rank, address, bytes.
-    fn mapped(&self) -> Vec<(u32, usize, u64)> {
-        self.handles.client().mapped_segments()
+    /// Segments that this process maps: rank, the bases of control words and of payloads, offset
+    /// of the first payload byte, bytes.
+    fn mapped(&self) -> Vec<(u32, u64, u64, u64, u64)> {
+        let mapped = self.handles.client().mapped_segments();
+        mapped.iter().map(|m| (m.rank, m.control, m.payload, m.payloads, m.bytes)).collect()
     }
 }
 

@@ -6,6 +6,7 @@ mod arguments;
 mod batches;
 mod buffers;
 mod cache;
+mod devices;
 mod digest;
 mod errors;
 mod handles;
@@ -24,9 +25,11 @@ mod _nkv {
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
+    use crate::devices::{Tensor, register_device, unregister_device};
+    #[pymodule_export]
     use crate::digest::{seal, unseal};
     #[pymodule_export]
-    use crate::memory::{Bytes, View};
+    use crate::memory::{Bytes, View, ViewInDevice};
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

@@ -2,7 +2,7 @@
 //! memoryviews, arrays and tensors of it, which keep the object alive.
 
 use crate::errors::of_kind;
-use nkv::{ErrorKind, ObjectView};
+use nkv::{DeviceView, ErrorKind, ObjectView};
 use nkv_store::fork::{self, ProcessMark};
 use pyo3::prelude::*;
 
@@ -71,5 +71,36 @@ impl View {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.here(py)?;
         Ok(self.inner.len())
+    }
+}
+
+/// An object in its owner's memory, which is in a GPU. Its bytes do not change while this lives.
+#[pyclass(frozen)]
+pub(crate) struct ViewInDevice {
+    inner: DeviceView,
+}
+
+impl ViewInDevice {
+    pub(crate) fn new(inner: DeviceView) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl ViewInDevice {
+    /// Where it begins, in the GPU. Nobody may write there.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.inner.address()
+    }
+
+    /// The rank in whose memory it lies.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.bytes() as usize
     }
 }

@@ -1,10 +1,11 @@
 //! A plan in Python's hands: it is written page by page, then published or aborted.
 
-use crate::buffers::Memory;
+use crate::devices::Part;
 use crate::errors::exception_of;
 use crate::handles::Handles;
 use crate::reports::{Location, location};
 use nkv::{ErrorKind, WritePlan};
+use nkv_store::op::Source;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -34,12 +35,12 @@ impl Plan {
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        write: impl FnOnce(&WritePlan, &[u8]) -> nkv::Result<()> + Send,
+        write: impl FnOnce(&WritePlan, Source<'_>) -> nkv::Result<()> + Send,
     ) -> PyResult<()> {
-        let data = Memory::given(data, false)?;
+        let data = Part::given(data, false)?;
         let done = py.detach(|| {
             let plan = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-            write(plan.as_ref().ok_or_else(finished)?, data.bytes())
+            write(plan.as_ref().ok_or_else(finished)?, data.source())
         });
         done.map_err(|error| exception_of(py, &error))
     }
@@ -59,12 +60,12 @@ impl Plan {
 
     /// Writes one page. Pages may come in any order, from any thread.
     fn write_page(&self, py: Python<'_>, index: u32, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.write(py, data, |plan, bytes| plan.write_page(index, bytes))
+        self.write(py, data, |plan, part| plan.write_page_source(index, part))
     }
 
     /// Writes bytes at an offset of the object.
     fn write_at(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.write(py, data, |plan, bytes| plan.write_from(offset, bytes))
+        self.write(py, data, |plan, part| plan.write_source(offset, part))
     }
 
     /// Sets READY and commits. If bytes are missing, the plan stays open.

@@ -3,13 +3,14 @@
 
 use crate::arguments;
 use crate::batches::results;
-use crate::buffers::Memory;
 use crate::cache::{Cache, Wanted, duration, options};
+use crate::devices::Part;
 use crate::errors::{exception_of, of_kind};
 use crate::memory::Bytes;
 use crate::reports::{locations, readable};
 use nkv::ErrorKind;
 use nkv_store::fork::ProcessMark;
+use nkv_store::op::Source;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -121,12 +122,16 @@ impl Cache {
         wanted: Wanted,
         done: &Done<'_>,
     ) -> PyResult<Task> {
-        let (key, data) = (arguments::key(key)?.to_vec(), Memory::given(data, false)?);
+        let (key, data) = (arguments::key(key)?.to_vec(), Part::given(data, false)?);
         let (client, options) = (self.beside().clone(), options(wanted));
         let work = async move {
-            match &trailer[..] {
-                [] => client.put(&key, data.bytes(), &options).await,
-                trailer => client.put_parts(&key, &[data.bytes(), trailer], &options).await,
+            match (data.host(), &trailer[..]) {
+                (Some(bytes), []) => client.put(&key, bytes, &options).await,
+                (Some(bytes), trailer) => client.put_parts(&key, &[bytes, trailer], &options).await,
+                (None, trailer) => {
+                    let parts = [data.source(), Source::Host(trailer)];
+                    client.put_sources(&key, &parts, &options).await
+                }
             }
         };
         spawn(done, Some(kept), work, |py, ()| Ok(py.None()))
@@ -145,10 +150,10 @@ impl Cache {
         kept: Py<PyAny>,
         done: &Done<'_>,
     ) -> PyResult<Task> {
-        let (key, mut memory) = (arguments::key(key)?.to_vec(), Memory::all(&parts, true)?);
+        let (key, mut memory) = (arguments::key(key)?.to_vec(), Part::all(&parts, true)?);
         let client = self.beside().clone();
         let work = async move {
-            let mut parts: Vec<&mut [u8]> = memory.iter_mut().map(Memory::bytes_mut).collect();
+            let mut parts: Vec<_> = memory.iter_mut().map(Part::target).collect();
             client.get_into_parts(&key, &mut parts).await
         };
         spawn(done, Some(kept), work, |py, read| read.into_py_any(py))

@@ -5,7 +5,7 @@
 
 mod holder;
 
-pub use holder::{NoPin, PinnedBytes, Pins};
+pub use holder::{NoPin, Pin, PinnedBytes, Pins};
 
 use crate::error::StoreError;
 use crate::layout::Region;

@@ -3,7 +3,9 @@
 
 use super::put_log::TryPut;
 use super::value::Value;
-use super::{Client, ClientConfig, ObjectView, PublishError, WhenReady, WritePlan, one, spread};
+use super::{
+    Client, ClientConfig, DeviceView, ObjectView, PublishError, WhenReady, WritePlan, one, spread,
+};
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
@@ -157,6 +159,11 @@ impl Blocking {
     /// See [`Client::when_ready`]. Each call of `next` waits.
     pub fn when_ready(&self, keys: &[&[u8]], limit: Duration) -> Result<BlockingWhenReady<'_>> {
         Ok(BlockingWhenReady { ready: self.client.when_ready(keys, limit)?, handle: self })
+    }
+
+    /// See [`Client::get_device_view`].
+    pub fn get_device_view(&self, key: &[u8]) -> Result<DeviceView> {
+        self.wait(self.client.get_device_view(key))
     }
 
     /// See [`Client::get_view`].

@@ -1,13 +1,13 @@
 //! Views of objects in place, without a copy: a pin keeps the bytes of an object in place until its
-//! view is dropped [I9]. Only for memory that this process maps.
+//! view is dropped [I9]. Only for memory that this process maps, of the host or of a device.
 
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, Touch, Via};
-use nkv_store::pins::{NoPin, PINS, PinnedBytes};
-use nkv_store::reader::Hit;
+use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins};
+use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -37,6 +37,35 @@ impl Deref for ObjectView {
     }
 }
 
+/// One object in the memory of a device, as [`ObjectView`]: kernels of this process may read it.
+#[derive(Debug)]
+pub struct DeviceView {
+    address: u64,
+    bytes: u64,
+    _pin: Pin,
+    peer: Arc<Peer>,
+}
+
+impl DeviceView {
+    /// The rank in whose memory the bytes lie.
+    pub fn rank(&self) -> u32 {
+        self.peer.rank
+    }
+
+    /// Their address, for kernels and the driver.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// None if the object changed before it was pinned.
+type Viewed<T> = Option<Result<T>>;
+
 impl Client {
     /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
     /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
@@ -61,11 +90,24 @@ impl Client {
 
     /// Views an object that the mapped indexes do not resolve.
     pub(super) async fn view_further(&self, key: &[u8]) -> Result<ObjectView> {
-        self.view_located(key).await.map_err(|e| e.about(key))
+        let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_bytes(peer, hit, via);
+        self.view_located(key, view).await.map_err(|e| e.about(key))
+    }
+
+    /// The same for an object whose payload is in a device that this process maps. `Unsupported` if
+    /// it is not.
+    pub async fn get_device_view(&self, key: &[u8]) -> Result<DeviceView> {
+        self.check_usable().map_err(|e| e.about(key))?;
+        let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_device(peer, hit, via);
+        self.view_located(key, view).await.map_err(|e| e.about(key))
     }
 
     #[tracing::instrument(level = "debug", name = "view", skip_all, fields(key = shown(key)))]
-    async fn view_located(&self, key: &[u8]) -> Result<ObjectView> {
+    async fn view_located<T>(
+        &self,
+        key: &[u8],
+        view: impl Fn(&Arc<Peer>, &Hit, Via) -> Viewed<T>,
+    ) -> Result<T> {
         check_keys(&[key])?;
         let id = self.shared.keys.now().id(key);
         let mut tried = SearchState::default();
@@ -73,17 +115,9 @@ impl Client {
             let located = self.locate(&[key], std::slice::from_ref(&tried)).await;
             let Located { meta, via, .. } = super::one(located)?;
             let peer = self.peer(meta.at.incarnation).await?;
-            let Some(reader) = peer.reader.as_ref().filter(|r| r.maps_payloads()) else {
-                return Err(Error::unsupported(format!(
-                    "key {} lies on rank {}, whose memory this process does not map ({}): read it \
-                     with get_into",
-                    shown(key),
-                    peer.rank,
-                    peer.kind()
-                )));
-            };
+            let Some(reader) = &peer.reader else { return Err(not_mapped(&peer)) };
             if let Some(hit) = reader.read_slot(meta.at.slot, id)
-                && let Some(view) = self.pin(&peer, &hit, via)
+                && let Some(view) = view(&peer, &hit, via)
             {
                 return view;
             }
@@ -97,13 +131,44 @@ impl Client {
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
         let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
-        // What the CPU cannot load is refused with its reason, by the caller.
-        peer.reader.as_ref().filter(|reader| reader.maps_payloads())?;
-        self.pin(&peer, &hit, Via::Index)
+        self.view_bytes(&peer, &hit, Via::Index)
     }
 
-    /// None if the object changed before it was pinned.
-    fn pin(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Option<Result<ObjectView>> {
+    fn view_bytes(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<ObjectView> {
+        if !peer.reader.as_ref().is_some_and(Reader::maps_payloads) {
+            return Some(Err(not_mapped(peer)));
+        }
+        let place = (hit.header.payload_base, hit.header.bytes_total);
+        let bytes = self.pin(peer, hit, via, |pins, reader| {
+            pins.pin_bytes((hit.slot, hit.epoch()), place, || reader.still(hit))
+        });
+        Some(bytes?.map(|bytes| ObjectView { bytes, peer: peer.clone() }))
+    }
+
+    fn view_device(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<DeviceView> {
+        let (offset, bytes) = (hit.header.payload_base, hit.header.bytes_total);
+        let memory = peer.reader.as_ref().map(|reader| reader.memory().memory());
+        let Some(address) = memory.and_then(|memory| memory.device_address(offset, bytes)) else {
+            return Some(Err(Error::unsupported(format!(
+                "it lies on rank {}, in no memory of a device that this process maps ({}): read \
+                 it with get or get_into",
+                peer.rank,
+                peer.kind()
+            ))));
+        };
+        let pin = self.pin(peer, hit, via, |pins, reader| {
+            pins.pin((hit.slot, hit.epoch()), || reader.still(hit))
+        });
+        Some(pin?.map(|pin| DeviceView { address, bytes, _pin: pin, peer: peer.clone() }))
+    }
+
+    fn pin<P>(
+        &self,
+        peer: &Peer,
+        hit: &Hit,
+        via: Via,
+        pin: impl FnOnce(&Arc<Pins>, &Reader) -> std::result::Result<P, NoPin>,
+    ) -> Viewed<P> {
         let Some((reader, pins)) = peer.reader.as_ref().zip(peer.pins.as_ref()) else {
             return Some(Err(Error::unsupported(format!(
                 "rank {} has no room for the pins of one more process: read with get_into, or \
@@ -111,16 +176,14 @@ impl Client {
                 peer.rank
             ))));
         };
-        let (header, object) = (&hit.header, (hit.slot, hit.epoch()));
-        let place = (header.payload_base, header.bytes_total);
-        match pins.pin(object, place, || reader.still(hit)) {
+        match pin(pins, reader) {
             // Checked last: the memory of an owner that is gone may hold anything.
-            Ok(bytes) if peer.is_alive() => {
-                let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };
-                peer.note(Some(via), touch);
+            Ok(pinned) if peer.is_alive() => {
+                let bytes = hit.header.bytes_total;
+                peer.note(Some(via), Touch { slot: hit.slot, epoch: hit.epoch(), bytes });
                 self.shared.reads.viewed.one();
                 self.shared.reads.via(via);
-                Some(Ok(ObjectView { bytes, peer: peer.clone() }))
+                Some(Ok(pinned))
             }
             Ok(_) | Err(NoPin::Closed) => Some(Err(Error::disconnected(format!(
                 "rank {} is gone, or this handle is closed",
@@ -136,4 +199,13 @@ impl Client {
             ))),
         }
     }
+}
+
+/// Why there is no view of an object in the memory of this owner.
+fn not_mapped(peer: &Peer) -> Error {
+    Error::unsupported(format!(
+        "it lies on rank {}, whose memory this process does not map ({}): read it with get_into",
+        peer.rank,
+        peer.kind()
+    ))
 }

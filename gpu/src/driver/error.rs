@@ -138,6 +138,7 @@ fn advice(code: u32) -> &'static str {
             "no GPU can be used; compare nvidia-smi -L with CUDA_VISIBLE_DEVICES of this process"
         }
         201 | 709 => "the GPU's context is gone; another library of this process reset the device",
+        400 => "give a stream of this GPU that has not been destroyed",
         304 => "the operating system refused; check the limits of open files and locked memory",
         700..=719 => {
             "the GPU's context is lost with all of its memory; a kernel of this process failed \

@@ -37,6 +37,14 @@ impl TensorDevices {
         Self { driver, open: Mutex::default() }
     }
 
+    /// The number of the GPU that the memory at this address is in.
+    ///
+    /// # Errors
+    /// If it is in none.
+    pub fn device_of(&self, address: u64) -> Result<u32, DriverError> {
+        self.driver.device_of(address)
+    }
+
     fn lanes(&self, ordinal: u32) -> Result<Arc<Lanes>, DriverError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, lanes)) = open.iter().find(|(of, _)| *of == ordinal) {
@@ -60,7 +68,7 @@ impl TensorDevices {
     ) -> Result<TensorMemory, DriverError> {
         let mut of: Option<u32> = None;
         for span in spans.iter().filter(|span| span.bytes > 0) {
-            let ordinal = self.driver.device_of(span.address)?;
+            let ordinal = self.device_of(span.address)?;
             if of.is_some_and(|of| of != ordinal) {
                 return Err(DriverError::Invalid(format!(
                     "{} bytes at {:#x} are on GPU {ordinal}, others of the same value on GPU {}: \

@@ -120,7 +120,7 @@ class Core:
         return 2 if isinstance(answer, int) else 0
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Remembers a range, and registers it with RDMA devices, if there are any.
+        """Remembers a range, of the host or of a GPU, and registers it with RDMA devices.
 
         The memory must stay until ``unregister_buffer``, or ``close``.
         """
@@ -131,7 +131,9 @@ class Core:
         if buffer_ptr not in self._registered:
             bisect.insort(self._starts, buffer_ptr)
         self._registered[buffer_ptr] = size
-        self._register(buffer_ptr, size)
+        # A GPU's memory is copied by its driver, and not known to RDMA devices.
+        if not _nkv.register_device(buffer_ptr, size):
+            self._register(buffer_ptr, size)
         return OK
 
     def _register(self, buffer_ptr: int, size: int) -> None:
@@ -150,6 +152,7 @@ class Core:
             return INVALID_PARAMS
         self._starts.remove(buffer_ptr)
         self._devices.pop(buffer_ptr, None)
+        _nkv.unregister_device(buffer_ptr)
         return OK
 
     def _room(self, address: int) -> int:

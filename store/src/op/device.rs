@@ -23,6 +23,11 @@ impl<'a> DeviceBuffer<'a> {
         Ok(Self { memory, offset, len })
     }
 
+    /// All of a memory.
+    pub fn all(memory: &'a dyn DeviceMemory) -> Self {
+        Self { memory, offset: 0, len: memory.len() as usize }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

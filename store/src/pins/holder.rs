@@ -60,15 +60,25 @@ impl Pins {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object and returns its `len` bytes at `offset`. `still_valid` is called after the
-    /// fence and returns whether the header is still valid [I2].
-    pub fn pin(
+    /// Pins an object and returns its `len` bytes at `offset`. As [`Pins::pin`].
+    pub fn pin_bytes(
         self: &Arc<Self>,
-        (slot, epoch): (u32, u32),
+        object: (u32, u32),
         (offset, len): (u64, u64),
         still_valid: impl FnOnce() -> bool,
     ) -> Result<PinnedBytes, NoPin> {
         let at = self.memory.words().at("pin", offset, len).map_err(|_| NoPin::Changed)?;
+        let pin = self.pin(object, still_valid)?;
+        Ok(PinnedBytes { pin, at, len: len as usize })
+    }
+
+    /// Pins an object. `still_valid` is called after the fence and returns whether the header is
+    /// still valid [I2].
+    pub fn pin(
+        self: &Arc<Self>,
+        (slot, epoch): (u32, u32),
+        still_valid: impl FnOnce() -> bool,
+    ) -> Result<Pin, NoPin> {
         let mut held = self.lock();
         if held.closed {
             return Err(NoPin::Closed);
@@ -85,8 +95,7 @@ impl Pins {
             debug_assert!(set.is_ok(), "a pin table outside its segment");
         }
         drop(held);
-        let pinned =
-            PinnedBytes { pins: self.clone(), object: (slot, epoch), at, len: len as usize };
+        let pinned = Pin { pins: self.clone(), object: (slot, epoch) };
         // If it is dropped here, the pin is cleared.
         if still_valid() { Ok(pinned) } else { Err(NoPin::Changed) }
     }
@@ -113,12 +122,27 @@ impl Pins {
     }
 }
 
-/// The bytes of a pinned object in place. They do not change until this is dropped.
+/// A pinned object: its bytes stay in place, and do not change, until this is dropped.
 #[derive(Debug)]
-pub struct PinnedBytes {
+pub struct Pin {
     pins: Arc<Pins>,
     /// Slot and epoch.
     object: (u32, u32),
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // In a forked child the table is not mapped, and the pin is its parent's.
+        if self.pins.made.is_here() {
+            self.pins.release(self.object);
+        }
+    }
+}
+
+/// The bytes of a pinned object in place.
+#[derive(Debug)]
+pub struct PinnedBytes {
+    pin: Pin,
     at: NonNull<u8>,
     len: usize,
 }
@@ -134,19 +158,10 @@ impl Deref for PinnedBytes {
 
     fn deref(&self) -> &[u8] {
         // A child made by fork has no mapping here: panic with a text instead of SIGSEGV.
-        assert!(self.pins.made.is_here(), "{}", fork::MESSAGE);
+        assert!(self.pin.pins.made.is_here(), "{}", fork::MESSAGE);
         // SAFETY: `at` was checked to have `len` bytes in the mapping that `pins` keeps; published
         // bytes do not change [I6], and their extent is not given away while the pin stands [I9].
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for PinnedBytes {
-    fn drop(&mut self) {
-        // In a forked child the table is not mapped, and the pin is its parent's.
-        if self.pins.made.is_here() {
-            self.pins.release(self.object);
-        }
     }
 }
 
@@ -177,9 +192,9 @@ mod tests {
     #[test]
     fn i9_an_object_stays_named_until_its_last_view_is_gone() {
         let (heap, pins) = pins();
-        let a = pins.pin((5, 1), (8192, 16), || true).unwrap();
-        let b = pins.pin((5, 1), (8192, 16), || true).unwrap();
-        let c = pins.pin((0, 9), (8192, 16), || true).unwrap();
+        let a = pins.pin_bytes((5, 1), (8192, 16), || true).unwrap();
+        let b = pins.pin_bytes((5, 1), (8192, 16), || true).unwrap();
+        let c = pins.pin_bytes((0, 9), (8192, 16), || true).unwrap();
         assert_eq!((seen(&heap), pins.lock().by_object.len()), (vec![(0, 9), (5, 1)], 2));
         drop(a);
         assert_eq!(seen(&heap), [(0, 9), (5, 1)]);
@@ -193,21 +208,22 @@ mod tests {
     fn i9_a_pin_whose_second_look_fails_is_taken_back() {
         let (heap, pins) = pins();
         let named = || seen(&heap) == [(7, 2)];
-        assert_eq!(pins.pin((7, 2), (0, 8), || !named()).unwrap_err(), NoPin::Changed);
+        assert_eq!(pins.pin_bytes((7, 2), (0, 8), || !named()).unwrap_err(), NoPin::Changed);
         assert!(seen(&heap).is_empty());
-        assert_eq!(pins.pin((7, 2), (u64::MAX, 8), || true).unwrap_err(), NoPin::Changed);
+        assert_eq!(pins.pin_bytes((7, 2), (u64::MAX, 8), || true).unwrap_err(), NoPin::Changed);
     }
 
     #[test]
     fn pins_are_bounded_and_end_with_the_handle() {
         let (heap, pins) = pins();
-        let all: Vec<_> = (0..PINS).map(|i| pins.pin((i, 1), (0, 1), || true).unwrap()).collect();
-        assert_eq!(pins.pin((PINS, 1), (0, 1), || true).unwrap_err(), NoPin::Full);
+        let all: Vec<_> =
+            (0..PINS).map(|i| pins.pin_bytes((i, 1), (0, 1), || true).unwrap()).collect();
+        assert_eq!(pins.pin_bytes((PINS, 1), (0, 1), || true).unwrap_err(), NoPin::Full);
         assert_eq!(seen(&heap).len(), PINS as usize);
         assert!(!pins.close(), "an object is pinned");
         drop(all);
         assert!(pins.close());
-        assert_eq!(pins.pin((1, 1), (0, 1), || true).unwrap_err(), NoPin::Closed);
+        assert_eq!(pins.pin_bytes((1, 1), (0, 1), || true).unwrap_err(), NoPin::Closed);
         assert!(Pins::new(pins.memory.clone(), &heap.layout().pins, 128).is_none());
     }
 
@@ -216,8 +232,8 @@ mod tests {
         let (heap, pins) = pins();
         let other = Arc::new(Pins::new(pins.memory.clone(), &heap.layout().pins, 4).unwrap());
         let (_a, _b) = (
-            pins.pin((1, 1), (0, 1), || true).unwrap(),
-            other.pin((2, 1), (0, 1), || true).unwrap(),
+            pins.pin_bytes((1, 1), (0, 1), || true).unwrap(),
+            other.pin_bytes((2, 1), (0, 1), || true).unwrap(),
         );
         pins.table.wipe(pins.memory.words()).unwrap();
         assert_eq!(seen(&heap), [(2, 1)]);

@@ -35,28 +35,36 @@ impl Client {
             let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
             self.attach_log_owners(&hashes, opts).await;
         }
-        let now = |(key, parts): &(&[u8], &[Source<'_>])| self.try_put_sources(key, parts, opts);
-        let done: Vec<_> = items.iter().map(now).collect();
-        let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
-        let mut left = left.map(|(item, _)| *item).peekable();
+        let mut done: Vec<Option<Result<()>>> = Vec::with_capacity(items.len());
+        let mut left: Vec<(&[u8], &[Source<'_>])> = Vec::new();
+        for (key, parts) in items {
+            done.push(self.try_put_sources(key, parts, opts));
+            left.extend(matches!(done.last(), Some(None)).then_some((*key, *parts)));
+        }
         let mut put = Vec::new();
-        while let Some((key, parts)) = left.next() {
-            if !self.joins(key, parts, opts) {
+        let mut rest = &left[..];
+        while let [(key, parts), later @ ..] = rest {
+            let together = self.joined_together(rest, opts);
+            if together == 0 {
                 put.push(self.put_sources_by_plan(key, parts, opts).await);
-                continue;
+                rest = later;
+            } else {
+                let (some, later) = rest.split_at(together);
+                put.extend(self.put_joined(some, opts).await);
+                rest = later;
             }
-            // Those that go through host memory share requests.
-            let mut joined = vec![(key, join(parts))];
-            let mut bytes = Value::Sources(parts).len();
-            while let Some((key, parts)) = left.next_if(|(key, parts)| {
-                bytes += Value::Sources(parts).len();
-                bytes <= JOINED && self.joins(key, parts, opts)
-            }) {
-                joined.push((key, join(parts)));
-            }
-            put.extend(self.put_joined(joined, opts).await);
         }
         filled(done, put)
+    }
+
+    /// How many of these, first to last, are read into host memory and share requests.
+    fn joined_together(&self, items: &[(&[u8], &[Source<'_>])], opts: &PutOptions) -> usize {
+        let mut bytes = 0;
+        let fits = items.iter().take_while(|(key, parts)| {
+            bytes += Value::Sources(parts).len();
+            bytes <= JOINED && self.joins(key, opts)
+        });
+        fits.count()
     }
 
     /// None: it needs a plan, or goes through host memory.
@@ -76,22 +84,29 @@ impl Client {
     }
 
     /// Whether it is read into host memory first: over tcp that saves a plan.
-    fn joins(&self, key: &[u8], parts: &[Source<'_>], opts: &PutOptions) -> bool {
+    fn joins(&self, key: &[u8], opts: &PutOptions) -> bool {
         let log = self.log_rank(key_hash(key), opts);
         let peer = log.and_then(|rank| self.shared.peers.first_of(rank));
-        Value::Sources(parts).len() <= JOINED && peer.is_some_and(|peer| peer.kind() == Kind::Tcp)
+        peer.is_some_and(|peer| peer.kind() == Kind::Tcp)
     }
 
     async fn put_joined(
         &self,
-        joined: Vec<(&[u8], Result<Vec<u8>>)>,
+        items: &[(&[u8], &[Source<'_>])],
         opts: &PutOptions,
     ) -> Vec<Result<()>> {
-        let read = joined.iter().filter_map(|(k, v)| Some((*k, &**v.as_ref().ok()?)));
-        let read: Vec<(&[u8], &[u8])> = read.collect();
-        let put = self.put_many(&read, opts).await;
-        let failed = joined.into_iter().map(|(key, v)| v.err().map(|e| Err(e.about(key))));
-        filled(failed.collect(), put)
+        let (mut values, mut done) = (Vec::new(), Vec::new());
+        for (key, parts) in items {
+            match join(parts) {
+                Ok(value) => {
+                    values.push((*key, value));
+                    done.push(None);
+                }
+                Err(e) => done.push(Some(Err(e.about(key)))),
+            }
+        }
+        let values: Vec<(&[u8], &[u8])> = values.iter().map(|(key, v)| (*key, &v[..])).collect();
+        filled(done, self.put_many(&values, opts).await)
     }
 
     async fn put_sources_by_plan(

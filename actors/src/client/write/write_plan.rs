@@ -86,6 +86,11 @@ impl WritePlan {
 
     /// Writes one page. Pages may come in any order, from any thread.
     pub fn write_page(&self, index: u32, page: &[u8]) -> Result<()> {
+        self.write_page_source(index, Source::Host(page))
+    }
+
+    /// As [`WritePlan::write_page`], of bytes that may be in a device.
+    pub fn write_page_source(&self, index: u32, page: Source<'_>) -> Result<()> {
         let object = &self.state()?.desc.meta.object;
         if index >= object.n_pages() {
             return Err(Error::invalid(format!("page {index} of {}", object.n_pages())));
@@ -98,7 +103,7 @@ impl WritePlan {
                 page.len()
             )));
         }
-        self.write_from(offset, page)
+        self.write_source(offset, page)
     }
 
     /// Writes bytes at an offset of the object.
