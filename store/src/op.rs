@@ -9,7 +9,7 @@ use crate::memory::Memory;
 use crate::stripes::{Stripes, stripe_bytes};
 use crate::threads::side_by_side;
 pub use device::{DeviceBuffer, through_host};
-pub use part::{Place, Source, Target};
+pub use part::{Fill, Source, Target};
 
 /// One verb of a batch. Offsets are bytes from the start of the segment.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::key::KeyId;
 use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use crate::memory::{HostMemory, HostRegion};
 use crate::object::{Expect, header_at, settled_header, unchanged, validate};
-use crate::op::{Op, Place};
+use crate::op::{Fill, Op};
 use crate::segment_layout::SegmentLayout;
 use crate::stripes::Stripes;
 use crate::words::{self, Words};
@@ -191,7 +191,7 @@ impl Reader {
 
     /// As [`Reader::copy`], into several buffers, one after another. Together they must have its
     /// length at least.
-    pub fn copy_parts(&self, hit: &Hit, parts: &mut [impl Place]) -> bool {
+    pub fn copy_parts(&self, hit: &Hit, parts: &mut [impl Fill]) -> bool {
         let (mut at, mut left) = (hit.header.payload_base, hit.header.bytes_total);
         for part in parts {
             let bytes = left.min(part.room() as u64);

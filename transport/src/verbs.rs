@@ -9,7 +9,7 @@ use crate::error::TransportError;
 pub use append::{Append, Appended};
 pub use find::{Find, Found};
 use nkv_store::device_log::ControlLine;
-pub use nkv_store::op::{DeviceBuffer, Op, Place, Source, Target};
+pub use nkv_store::op::{DeviceBuffer, Fill, Op, Source, Target};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

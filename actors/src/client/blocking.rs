@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
 use bytes::Bytes;
 use nkv_store::fork::OwnProcessOnly;
-use nkv_transport::verbs::{Place, Source};
+use nkv_transport::verbs::{Fill, Source};
 use nkv_transport::wire::Address;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -122,7 +122,7 @@ impl Blocking {
     }
 
     /// See [`Client::get_into_parts`].
-    pub fn get_into_parts<P: Place>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
+    pub fn get_into_parts<P: Fill>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
         match self.client.read_parts_now(key, parts) {
             Some(done) => done,
             None => self.wait(self.client.get_into_parts(key, parts)),
@@ -135,7 +135,7 @@ impl Blocking {
     }
 
     /// See [`Client::get_many_into_parts`].
-    pub fn get_many_into_parts<P: Place>(
+    pub fn get_many_into_parts<P: Fill>(
         &self,
         items: &mut [(&[u8], &mut [P])],
     ) -> Vec<Result<usize>> {

@@ -12,7 +12,7 @@ use crate::message::{Touch, Via};
 use bytes::Bytes;
 use nkv_store::reader::{Hit, Reader};
 use nkv_store::{KeyId, fork};
-use nkv_transport::verbs::Place;
+use nkv_transport::verbs::Fill;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 const MANY_TOUCHES: usize = 1024;
@@ -91,9 +91,9 @@ impl Client {
     pub(super) fn read_parts_now(
         &self,
         key: &[u8],
-        parts: &mut [impl Place],
+        parts: &mut [impl Fill],
     ) -> Option<Result<usize>> {
-        let room = parts.iter_mut().map(Place::room).sum();
+        let room = parts.iter_mut().map(Fill::room).sum();
         self.with_found(key, |peer, hit| {
             self.copied(peer, hit, room, |reader| reader.copy_parts(hit, parts))
         })

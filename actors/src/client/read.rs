@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
-use nkv_transport::verbs::Place;
+use nkv_transport::verbs::Fill;
 use std::collections::BTreeMap;
 
 /// Objects in one batch of verbs.
@@ -209,7 +209,7 @@ impl Client {
 
     /// As [`Client::get_into_parts`] for many objects; one result per key, in order. What is not in
     /// mapped memory is read as by [`Client::get_many`].
-    pub async fn get_many_into_parts<P: Place>(
+    pub async fn get_many_into_parts<P: Fill>(
         &self,
         items: &mut [(&[u8], &mut [P])],
     ) -> Vec<Result<usize>> {
@@ -233,7 +233,7 @@ impl Client {
 
     /// Reads an object into several buffers, one after another; returns its length. InvalidArgument
     /// if they are too small together. From mapped memory it is copied once, else through a buffer.
-    pub async fn get_into_parts<P: Place>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
+    pub async fn get_into_parts<P: Fill>(&self, key: &[u8], parts: &mut [P]) -> Result<usize> {
         match self.read_parts_now(key, parts) {
             Some(done) => done,
             None => scatter(&self.get_further(key).await?, parts),
@@ -452,8 +452,8 @@ impl Client {
 }
 
 /// Copies an object's bytes into buffers, one after another; returns how many there are.
-pub(super) fn scatter(bytes: &[u8], parts: &mut [impl Place]) -> Result<usize> {
-    let room = parts.iter_mut().map(Place::room).sum();
+pub(super) fn scatter(bytes: &[u8], parts: &mut [impl Fill]) -> Result<usize> {
+    let room = parts.iter_mut().map(Fill::room).sum();
     if bytes.len() > room {
         return Err(too_small(bytes.len() as u64, room));
     }

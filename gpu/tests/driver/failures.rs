@@ -48,8 +48,8 @@ fn check(symbol: &str, failure: &str, ended: &Ended) {
     let Ended { good, text, left, .. } = ended;
     assert!(!text.contains("panicked"), "{failure}: {text}");
     if *good {
-        // A context that cannot be made current can stop a drop, too: of a stream with its event and
-        // pinned memory. So can the stream itself.
+        // A context that cannot be made current can stop a drop, too: of a stream with its event
+        // and pinned memory. So can the stream itself.
         let dropping = ["cuCtxPushCurrent_v2", "cuStreamSynchronize"].contains(&symbol);
         assert!(dropping || GIVE_BACK.contains(&symbol), "{failure} was not noticed: {text}");
         assert!(ended.left_in_all() <= 3, "{failure}: {left:?}");

@@ -59,7 +59,7 @@ impl<'a> From<&'a [u8]> for Source<'a> {
 }
 
 /// Where a part of an object that is read goes.
-pub trait Place {
+pub trait Fill {
     /// How many bytes it takes.
     fn room(&mut self) -> usize;
 
@@ -79,7 +79,7 @@ pub trait Place {
     fn host(&mut self) -> Option<&mut [u8]>;
 }
 
-impl<T: AsMut<[u8]> + ?Sized> Place for &mut T {
+impl<T: AsMut<[u8]> + ?Sized> Fill for &mut T {
     fn room(&mut self) -> usize {
         (**self).as_mut().len()
     }
@@ -107,7 +107,7 @@ pub enum Target<'a> {
     Device(DeviceBuffer<'a>),
 }
 
-impl Place for Target<'_> {
+impl Fill for Target<'_> {
     fn room(&mut self) -> usize {
         match self {
             Target::Host(bytes) => bytes.len(),
