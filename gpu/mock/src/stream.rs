@@ -120,8 +120,8 @@ impl Delays {
     }
 }
 
-/// The stream of a handle. The legacy default stream, 0 or 1, is a stream like others here: it waits
-/// for none of them, nor they for it. That of a thread, 2, is the same.
+/// The stream of a handle. The legacy default stream, 0 or 1, is a stream like others here: it
+/// waits for none of them, nor they for it. That of a thread, 2, is the same.
 pub fn stream(handle: u64) -> Result<Arc<Stream>, u32> {
     static DEFAULT: OnceLock<Result<Arc<Stream>, u32>> = OnceLock::new();
     if handle <= 2 {

@@ -161,7 +161,7 @@ fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
     put(&mut slots, 1, 1, key(1), 6);
     let hit = reader.find(key(0)).unwrap();
     let place = (hit.header.payload_base, hit.header.bytes_total);
-    let view = pins.pin((0, 1), place, || reader.still(&hit)).unwrap();
+    let view = pins.pin_bytes((0, 1), place, || reader.still(&hit)).unwrap();
     slots.retire(0, 1, true, 0).unwrap();
     slots.retire(1, 1, true, 0).unwrap();
     let freed = slots.due(10_000_000);
@@ -170,7 +170,7 @@ fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
     assert_eq!(slots.held_longer(11_000_001, 10_000_000), (1, 1));
     assert!(slots.due(u64::MAX).is_empty());
     assert_eq!(&*view, [5; BYTES]);
-    let late = pins.pin((0, 1), place, || reader.still(&hit));
+    let late = pins.pin_bytes((0, 1), place, || reader.still(&hit));
     assert_eq!(late.unwrap_err(), crate::pins::NoPin::Changed, "after the retire");
     drop(view);
     assert_eq!(slots.due(u64::MAX).len(), 1);

@@ -1,5 +1,5 @@
-//! Puts of values of which some bytes are in a device, such as VRAM. Into mapped memory the device's
-//! driver copies them; else they go through host memory.
+//! Puts of values of which some bytes are in a device, such as VRAM. Into mapped memory the
+//! device's driver copies them; else they go through host memory.
 
 use super::super::value::{MOST_PARTS, Value};
 use super::super::{Client, filled};
