@@ -195,7 +195,7 @@ fn i2_i7_a_payload_that_cannot_be_loaded_is_found_by_loads_and_read_through_its_
     let hit = reader.find(key(2)).unwrap();
     let place = (hit.header.payload_base, hit.header.bytes_total);
     let pins = crate::pins::Pins::new(reader.memory().clone(), &layout.pins, 0).unwrap();
-    assert!(Arc::new(pins).pin((2, 1), place, || true).is_err(), "no bytes to borrow");
+    assert!(Arc::new(pins).pin_bytes((2, 1), place, || true).is_err(), "no bytes to borrow");
     slots.retire(2, 1, true, 0).unwrap();
     assert_eq!(got(&reader, key(2)), None);
     let device: Arc<dyn Memory> = payload;
