@@ -6,10 +6,11 @@
 use cudarc::driver::sys;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUflushGPUDirectRDMAWritesScope,
-    CUflushGPUDirectRDMAWritesTarget, CUipcMemHandle, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUresult, CUstream, CUuuid,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
+    CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUipcMemHandle,
+    CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmodule, CUresult,
+    CUstream, CUuuid,
 };
 
 /// `CUDA_SUCCESS`.
@@ -94,6 +95,23 @@ table! {
     cuStreamSynchronize(CUstream);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
+    cuModuleLoadDataEx(
+        *mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void
+    );
+    cuModuleUnload(CUmodule);
+    cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+    cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+    cuLaunchKernel(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+        *mut *mut c_void, *mut *mut c_void
+    );
+    cuEventCreate(*mut CUevent, c_uint);
+    cuEventDestroy_v2(CUevent);
+    cuEventRecord(CUevent, CUstream);
+    cuEventQuery(CUevent);
+    cuEventSynchronize(CUevent);
     cuFlushGPUDirectRDMAWrites(
         CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope
     );
