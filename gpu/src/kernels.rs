@@ -7,7 +7,7 @@ mod layout;
 mod loaded;
 mod params;
 mod parts;
-mod rooms;
+mod pool;
 
 pub use check::{LogAddresses, Reach, Span};
 pub use launch::{Launch, LaunchOptions, LaunchStream};
@@ -17,7 +17,7 @@ pub use params::{
     GatherPublish, LogPut, LogPutObject, LogPutResult, LogPutStatus, ScatterResult, WaitScatter,
 };
 pub use parts::OwnStream;
-pub use rooms::{MAX_IN_FLIGHT, MAX_LAUNCH_BYTES};
+pub use pool::{MAX_IN_FLIGHT, MAX_LAUNCH_BYTES};
 
 /// PTX for GPUs from compute capability 8.0 on.
 pub const PTX_SM80: &str = include_str!("../kernels/nkv_sm80.ptx");

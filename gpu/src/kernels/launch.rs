@@ -1,15 +1,15 @@
-//! A launch on its way: its room goes to the device, the kernel follows, and the result comes back
-//! with its end.
+//! A launch on its way: its memory goes to the device, the kernel follows, and the result comes
+//! back with its end.
 
 use super::check;
 use super::loaded::Kernels;
-use super::parts::{OwnStream, Room};
+use super::parts::{LaunchMemory, OwnStream};
 use crate::driver::{Device, DriverError};
 use cudarc::driver::sys::CUstream;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a launch has its counter and its result in its room; then comes its list.
+/// Where a launch has its counter and its result in its memory; then comes its list.
 pub const DONE: u64 = 0;
 pub const RESULT: u64 = 16;
 pub const LIST: u64 = 32;
@@ -44,13 +44,13 @@ impl LaunchStream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LaunchOptions {
     /// Multiprocessors; None: all. A launch gets one block for each of them, so that others have
-    /// room beside it.
+    /// place beside it.
     pub multiprocessors: Option<u32>,
     /// Threads of a block; None: 512.
     pub threads: Option<u32>,
 }
 
-/// A kernel with its parameters, but for what lies in its room.
+/// A kernel with its parameters, but for what lies in its memory.
 pub struct Order<'a> {
     pub kernel: &'static str,
     pub grid: u32,
@@ -63,7 +63,7 @@ pub struct Order<'a> {
 }
 
 impl Kernels {
-    /// Queues the room's bytes, the kernel and its result.
+    /// Queues the memory's bytes, the kernel and its result.
     ///
     /// # Safety
     /// What the addresses among the arguments mean is the kernel's contract.
@@ -80,7 +80,7 @@ impl Kernels {
             return check::refuse(kernel, why);
         };
         let behind = LIST as usize + list.len();
-        let mut room = self.rooms.take(self.device(), behind + results)?;
+        let mut memory = self.pool.take(self.device(), behind + results)?;
         let result = match results {
             0 => RESULT as usize..RESULT as usize + 8,
             n => behind..behind + n,
@@ -88,13 +88,13 @@ impl Kernels {
         let about =
             format!("of {kernel} {}, {} blocks of {}", order.about, order.grid, order.block);
         let queue = || {
-            let host = room.host()?;
+            let host = memory.host()?;
             host[..LIST as usize].fill(0);
             host[LIST as usize..behind].copy_from_slice(list);
             // What a kernel that was killed leaves is no result.
             host[behind..behind + results].fill(0);
-            room.send(stream.raw(), behind + results)?;
-            let mut args = args(room.address());
+            memory.send(stream.raw(), behind + results)?;
+            let mut args = args(memory.address());
             let mut values: Vec<_> = args.iter_mut().map(|arg| (&raw mut *arg).cast()).collect();
             let (grid, block, shared, none) =
                 (order.grid, order.block, order.shared, std::ptr::null_mut());
@@ -118,29 +118,29 @@ impl Kernels {
             };
             current.check("cuLaunchKernel", rc, || about.clone())?;
             drop(current);
-            room.receive(stream.raw(), result.clone())
+            memory.receive(stream.raw(), result.clone())
         };
         if let Err(e) = queue() {
-            self.give_up(stream, room);
+            self.give_up(stream, memory);
             return Err(e);
         }
         Ok(Launch {
             kernels: self.clone(),
             _stream: stream.clone(),
-            room: Some(room),
+            memory: Some(memory),
             result,
             decode: Some(Box::new(decode)),
             about,
         })
     }
 
-    /// After an error: what was queued may still use the room.
-    fn give_up(&self, stream: &LaunchStream, room: Room) {
+    /// After an error: what was queued may still use the memory.
+    fn give_up(&self, stream: &LaunchStream, memory: LaunchMemory) {
         if let Some(current) = self.device().enter_to_drop() {
             // SAFETY: the stream is the caller's or kept by it.
             let _ = unsafe { (current.api().cuStreamSynchronize)(stream.raw()) };
         }
-        self.rooms.lost(room.bytes());
+        self.pool.lost(memory.bytes());
     }
 }
 
@@ -149,7 +149,7 @@ type Decode<R> = Box<dyn FnOnce(&[u8]) -> Result<R, DriverError> + Send>;
 /// A kernel that was queued. Dropped without being waited for, it runs to its end all the same.
 #[must_use = "its result says whether it did what it was for"]
 pub struct Launch<R> {
-    room: Option<Room>,
+    memory: Option<LaunchMemory>,
     _stream: LaunchStream,
     kernels: Arc<Kernels>,
     result: Range<usize>,
@@ -169,7 +169,7 @@ impl<R> Launch<R> {
     /// # Errors
     /// Those of the driver, which are the kernel's as well.
     pub fn is_done(&self) -> Result<bool, DriverError> {
-        self.room.as_ref().map_or(Ok(true), Room::is_done)
+        self.memory.as_ref().map_or(Ok(true), LaunchMemory::is_done)
     }
 
     /// Waits for its end. Kernels end: their waits are bounded by `spins`.
@@ -177,24 +177,24 @@ impl<R> Launch<R> {
     /// # Errors
     /// Those of the driver, which are the kernel's as well.
     pub fn wait(mut self) -> Result<R, DriverError> {
-        let (Some(mut room), Some(decode)) = (self.room.take(), self.decode.take()) else {
+        let (Some(mut memory), Some(decode)) = (self.memory.take(), self.decode.take()) else {
             return check::refuse("a kernel", "its launch was waited for already");
         };
-        if let Err(e) = room.wait(|| self.about.clone()) {
-            // Whether the device is done with the room is not known.
-            self.room = Some(room);
+        if let Err(e) = memory.wait(|| self.about.clone()) {
+            // Whether the device is done with the memory is not known.
+            self.memory = Some(memory);
             return Err(e);
         }
-        let result = room.host().and_then(|host| decode(&host[self.result.clone()]));
-        self.kernels.rooms.give_back(room);
+        let result = memory.host().and_then(|host| decode(&host[self.result.clone()]));
+        self.kernels.pool.give_back(memory);
         result
     }
 }
 
 impl<R> Drop for Launch<R> {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take() {
-            self.kernels.rooms.leave(room);
+        if let Some(memory) = self.memory.take() {
+            self.kernels.pool.leave(memory);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The kernels of a device: each has a call that checks its arguments, chooses a grid and queues it.
+//! The kernels of a device: each has a call that checks its arguments, chooses a grid and queues
+//! it.
 
 use super::check::{self, LogAddresses, Reach, Span};
 use super::launch::{DONE, LIST, Launch, LaunchOptions, LaunchStream, Order, RESULT};
 use super::parts::Module;
-use super::rooms::Rooms;
+use super::pool::LaunchPool;
 use super::{
     BULK_SHARED_BYTES, Descriptor, Descriptors, GATHER_BULK, GATHER_PUBLISH, GatherPublish,
     LOG_PUT, LogPut, LogPutObject, LogPutResult, LogPutStatus, MAX_BLOCK, MAX_GRID, PTX_SM80,
@@ -56,7 +57,7 @@ pub struct LogPutOutcome {
 #[derive(Debug)]
 pub struct Kernels {
     // Dropped first: it waits for launches that nobody waited for.
-    pub(super) rooms: Rooms,
+    pub(super) pool: LaunchPool,
     pub(super) module: Module,
 }
 
@@ -85,7 +86,7 @@ impl Kernels {
     /// As [`Kernels::load`], and if a kernel is missing.
     pub fn load_ptx(device: &Arc<Device>, ptx: &str) -> Result<Arc<Self>, DriverError> {
         let module = Module::load(device, ptx)?;
-        Ok(Arc::new(Self { rooms: Rooms::default(), module }))
+        Ok(Arc::new(Self { pool: LaunchPool::default(), module }))
     }
 
     /// The device.
@@ -163,7 +164,7 @@ impl Kernels {
                 .args()
                 .to_vec()
         };
-        // SAFETY: by this function's contract; the rest lies in the launch's room.
+        // SAFETY: by this function's contract; the rest lies in the launch's memory.
         unsafe { self.launch(stream, order, args, |words| Ok(word_at(words, 0))) }
     }
 
@@ -186,7 +187,7 @@ impl Kernels {
         let kernel = WAIT_SCATTER;
         check::word(kernel, "header", wanted.header)?;
         check::copies(kernel, copies, reach)?;
-        // One block for each multiprocessor: blocks that wait leave room for the writer's.
+        // One block for each multiprocessor: blocks that wait leave place for the writer's.
         let (most, block) = self.grid(kernel, options, 1)?;
         let (copies, grid) = shares(kernel, copies, most)?;
         let list = bytes_of(copies.list());
@@ -216,7 +217,7 @@ impl Kernels {
             let word = word_at(words, 0);
             ScatterResult::from_word(word).ok_or_else(|| wrote(WAIT_SCATTER, word))
         };
-        // SAFETY: by this function's contract; the rest lies in the launch's room.
+        // SAFETY: by this function's contract; the rest lies in the launch's memory.
         unsafe { self.launch(stream, order, args, decode) }
     }
 
@@ -280,7 +281,7 @@ impl Kernels {
             };
             (0..n).map(outcome).collect()
         };
-        // SAFETY: by this function's contract; the rest lies in the launch's room.
+        // SAFETY: by this function's contract; the rest lies in the launch's memory.
         unsafe { self.launch(stream, order, args, decode) }
     }
 

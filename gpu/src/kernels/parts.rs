@@ -55,10 +55,10 @@ impl Module {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
             let log = String::from_utf8_lossy(&log[..end]);
             let bytes = ptx.len();
-            let said = if log.is_empty() { "nothing" } else { log.trim() };
+            let reported = if log.is_empty() { "nothing" } else { log.trim() };
             format!(
                 "for {bytes} bytes of PTX on GPU {} of compute capability {major}.{minor}; its \
-                 compiler says: {said}",
+                 compiler reports: {reported}",
                 device.ordinal()
             )
         };
@@ -193,7 +193,7 @@ impl Drop for Event {
 /// Memory of a launch: as many bytes on the device as in pinned memory of the host, and the event
 /// that tells when the device is done with both.
 #[derive(Debug)]
-pub struct Room {
+pub struct LaunchMemory {
     device: Arc<Device>,
     pub event: Event,
     address: u64,
@@ -202,24 +202,24 @@ pub struct Room {
 }
 
 // SAFETY: both memories may be used from any thread, one at a time.
-unsafe impl Send for Room {}
+unsafe impl Send for LaunchMemory {}
 
-impl Room {
+impl LaunchMemory {
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, DriverError> {
         let event = Event::new(device)?;
         let about = || format!("for {bytes} bytes of a launch on GPU {}", device.ordinal());
         let (current, mut pinned) = (device.enter()?, null_mut());
         // From here on `drop` frees what is there.
-        let mut room = Self { device: device.clone(), event, address: 0, pinned: None, bytes };
+        let mut memory = Self { device: device.clone(), event, address: 0, pinned: None, bytes };
         // SAFETY: the pointers live until the calls return.
         unsafe {
-            let rc = (current.api().cuMemAlloc_v2)(&mut room.address, bytes);
+            let rc = (current.api().cuMemAlloc_v2)(&mut memory.address, bytes);
             current.check("cuMemAlloc", rc, about)?;
             let rc = (current.api().cuMemAllocHost_v2)(&mut pinned, bytes);
             current.check("cuMemAllocHost", rc, about)?;
         }
-        room.pinned = NonNull::new(pinned.cast());
-        Ok(room)
+        memory.pinned = NonNull::new(pinned.cast());
+        Ok(memory)
     }
 
     /// Its first byte on the device; a multiple of 256.
@@ -272,7 +272,7 @@ impl Room {
     }
 }
 
-impl Room {
+impl LaunchMemory {
     /// Waits until the device is done with it.
     pub fn wait(&self, about: impl FnOnce() -> String) -> Result<(), DriverError> {
         let current = self.device.enter()?;
@@ -292,7 +292,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for LaunchMemory {
     fn drop(&mut self) {
         let Some(current) = self.device.enter_to_drop() else { return };
         if self.address != 0 {

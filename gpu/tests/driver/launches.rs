@@ -367,7 +367,9 @@ fn bad_text() -> Done {
     let device = task::device()?;
     let broken = PTX_SM80.replacen("bar.sync", "nowhere.sync", 1);
     let refused = Kernels::load_ptx(&device, &broken).unwrap_err().to_string();
-    for part in ["cuModuleLoadDataEx failed with CUDA_ERROR_INVALID_PTX", "compiler says", "13.0"] {
+    for part in
+        ["cuModuleLoadDataEx failed with CUDA_ERROR_INVALID_PTX", "compiler reports", "13.0"]
+    {
         assert!(refused.contains(part), "no {part:?} in {refused}");
     }
     assert!(refused.contains("nowhere"), "{refused}");
@@ -417,7 +419,7 @@ fn in_flight() -> Done {
     assert!(refused.contains(&part) && refused.contains("wait for one"), "{refused}");
     side.control.store(PUBLISH, word(state::READY, EPOCH))?;
     let drained = LaunchStream::own(&device)?;
-    // Their rooms come back when they have ended.
+    // Their memory comes back when they have ended.
     let until = BootClock.now_ns() + 60_000_000_000;
     while BootClock.now_ns() < until {
         match side.scatter(&drained, side.wanted()) {

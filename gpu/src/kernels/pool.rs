@@ -1,6 +1,6 @@
 //! Memory of launches, kept for later ones. It is bounded: in bytes, and in launches in flight.
 
-use super::parts::Room;
+use super::parts::LaunchMemory;
 use crate::driver::{Device, DriverError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,31 +10,31 @@ pub const MAX_LAUNCH_BYTES: usize = 64 << 20;
 const MAX_BYTES: usize = 256 << 20;
 /// Most launches in flight.
 pub const MAX_IN_FLIGHT: usize = 256;
-/// Bytes of the smallest room.
+/// Fewest bytes that are allocated.
 const LEAST: usize = 4096;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
-pub struct Rooms(Mutex<State>);
+pub struct LaunchPool(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<Room>,
+    free: Vec<LaunchMemory>,
     /// Launches in them may be in flight, and nobody waits for those.
-    left: Vec<Room>,
-    /// Rooms that launches hold.
+    left: Vec<LaunchMemory>,
+    /// LaunchPool that launches hold.
     held: usize,
-    /// Bytes of all rooms.
+    /// Bytes of all pool.
     bytes: usize,
 }
 
-impl Rooms {
+impl LaunchPool {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A room of `bytes` or more for one launch.
-    pub fn take(&self, device: &Arc<Device>, bytes: usize) -> Result<Room, DriverError> {
+    /// Memory of `bytes` or more for one launch.
+    pub fn take(&self, device: &Arc<Device>, bytes: usize) -> Result<LaunchMemory, DriverError> {
         if bytes > MAX_LAUNCH_BYTES {
             return Err(DriverError::Invalid(format!(
                 "a launch with {bytes} bytes of descriptors or objects: at most \
@@ -46,16 +46,16 @@ impl Rooms {
         {
             let mut state = self.lock();
             state.collect();
-            if let Some(at) = state.free.iter().position(|room| room.bytes() == rounded) {
+            if let Some(at) = state.free.iter().position(|memory| memory.bytes() == rounded) {
                 state.held += 1;
                 return Ok(state.free.swap_remove(at));
             }
-            // Rooms of other sizes go if there are too many bytes.
+            // LaunchPool of other sizes go if there are too many bytes.
             while state.bytes + rounded > MAX_BYTES
-                && let Some(room) = state.free.pop()
+                && let Some(memory) = state.free.pop()
             {
-                state.bytes -= room.bytes();
-                dropped.push(room);
+                state.bytes -= memory.bytes();
+                dropped.push(memory);
             }
             let in_flight = state.held + state.left.len();
             if state.bytes + rounded > MAX_BYTES || in_flight >= MAX_IN_FLIGHT {
@@ -69,24 +69,24 @@ impl Rooms {
             state.bytes += rounded;
         }
         drop(dropped);
-        Room::new(device, rounded).inspect_err(|_| self.lost(rounded))
+        LaunchMemory::new(device, rounded).inspect_err(|_| self.lost(rounded))
     }
 
     /// A launch has ended.
-    pub fn give_back(&self, room: Room) {
+    pub fn give_back(&self, memory: LaunchMemory) {
         let mut state = self.lock();
         state.held -= 1;
-        state.free.push(room);
+        state.free.push(memory);
     }
 
     /// A launch may be in flight, and nobody waits for it.
-    pub fn leave(&self, room: Room) {
+    pub fn leave(&self, memory: LaunchMemory) {
         let mut state = self.lock();
         state.held -= 1;
-        state.left.push(room);
+        state.left.push(memory);
     }
 
-    /// A room that was taken does not come back.
+    /// Memory that was taken does not come back.
     pub fn lost(&self, bytes: usize) {
         let mut state = self.lock();
         state.held -= 1;
@@ -95,18 +95,18 @@ impl Rooms {
 }
 
 impl State {
-    /// Finds the rooms whose launches have ended. After an error that is not known.
+    /// Finds the pool whose launches have ended. After an error that is not known.
     fn collect(&mut self) {
-        let ended = self.left.extract_if(.., |room| room.is_done().unwrap_or(false));
+        let ended = self.left.extract_if(.., |memory| memory.is_done().unwrap_or(false));
         self.free.extend(ended);
     }
 }
 
-impl Drop for Rooms {
+impl Drop for LaunchPool {
     fn drop(&mut self) {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for room in &state.left {
-            let waited = room.wait(|| "for a launch that nobody waited for".to_string());
+        for memory in &state.left {
+            let waited = memory.wait(|| "for a launch that nobody waited for".to_string());
             // What a lost context used is lost with it.
             waited.unwrap_or_else(|e| tracing::debug!("{e}"));
         }
