@@ -5,6 +5,7 @@ mod check;
 mod launch;
 mod layout;
 mod loaded;
+mod log;
 mod params;
 mod parts;
 mod pool;
@@ -13,6 +14,7 @@ pub use check::{LogAddresses, Reach, Span};
 pub use launch::{Launch, LaunchOptions, LaunchStream};
 pub use layout::{Descriptor, Descriptors, KvDims, KvLayout, KvShape, KvStrides, LayoutError};
 pub use loaded::{Kernels, LogPutOutcome, Publish, Wanted};
+pub use log::{LogMemory, Source};
 pub use params::{
     GatherPublish, LogPut, LogPutObject, LogPutResult, LogPutStatus, ScatterResult, WaitScatter,
 };

@@ -50,6 +50,10 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn host_len(&self) -> u64 {
         if self.host_base().is_some() { self.len() } else { 0 }
     }
+    /// Address at which kernels of a GPU have the byte at an offset. None if it lies in no GPU.
+    fn device_address(&self, _offset: u64) -> Option<u64> {
+        None
+    }
     /// What the host's CPU can access, for accesses without a call through a trait object.
     ///
     /// # Safety

@@ -146,7 +146,8 @@ driver_calls! {
         }
         let function = state().functions.get(&function).ok_or(code::INVALID_HANDLE)?.clone();
         let kernel = function.kernel()?;
-        if grid == 0 || !(1..=MOST_THREADS).contains(&block) || shared_bytes > function.shared_bytes {
+        let threads = (1..=MOST_THREADS).contains(&block);
+        if grid == 0 || !threads || shared_bytes > function.shared_bytes {
             return Err(code::INVALID_VALUE);
         }
         if values.is_null() && !kernel.params().is_empty() {

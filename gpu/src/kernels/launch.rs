@@ -6,6 +6,7 @@ use super::loaded::Kernels;
 use super::parts::{LaunchMemory, OwnStream};
 use crate::driver::{Device, DriverError};
 use cudarc::driver::sys::CUstream;
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -164,6 +165,12 @@ impl<R> std::fmt::Debug for Launch<R> {
 }
 
 impl<R> Launch<R> {
+    /// Keeps something until it has ended, also if nobody waits for it.
+    pub(super) fn keep(mut self, what: Arc<dyn Any + Send + Sync>) -> Self {
+        self.memory.iter_mut().for_each(|memory| memory.kept.push(what.clone()));
+        self
+    }
+
     /// Whether it has ended.
     ///
     /// # Errors

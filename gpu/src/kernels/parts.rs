@@ -7,6 +7,7 @@ use cudarc::driver::sys::{
     CUevent, CUfunction, CUfunction_attribute_enum as FunctionAttribute,
     CUjit_option_enum as JitOption, CUmodule, CUstream,
 };
+use std::any::Any;
 use std::ffi::CString;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -199,6 +200,8 @@ pub struct LaunchMemory {
     address: u64,
     pinned: Option<NonNull<u8>>,
     bytes: usize,
+    /// What the launch uses besides.
+    pub kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: both memories may be used from any thread, one at a time.
@@ -210,7 +213,8 @@ impl LaunchMemory {
         let about = || format!("for {bytes} bytes of a launch on GPU {}", device.ordinal());
         let (current, mut pinned) = (device.enter()?, null_mut());
         // From here on `drop` frees what is there.
-        let mut memory = Self { device: device.clone(), event, address: 0, pinned: None, bytes };
+        let (device_of, kept) = (device.clone(), Vec::new());
+        let mut memory = Self { device: device_of, event, address: 0, pinned: None, bytes, kept };
         // SAFETY: the pointers live until the calls return.
         unsafe {
             let rc = (current.api().cuMemAlloc_v2)(&mut memory.address, bytes);

@@ -76,7 +76,7 @@ impl LaunchPool {
     pub fn give_back(&self, memory: LaunchMemory) {
         let mut state = self.lock();
         state.held -= 1;
-        state.free.push(memory);
+        state.free.push(released(memory));
     }
 
     /// A launch may be in flight, and nobody waits for it.
@@ -98,8 +98,14 @@ impl State {
     /// Finds the pool whose launches have ended. After an error that is not known.
     fn collect(&mut self) {
         let ended = self.left.extract_if(.., |memory| memory.is_done().unwrap_or(false));
-        self.free.extend(ended);
+        self.free.extend(ended.map(released));
     }
+}
+
+/// After its launch has ended.
+fn released(mut memory: LaunchMemory) -> LaunchMemory {
+    memory.kept.clear();
+    memory
 }
 
 impl Drop for LaunchPool {

@@ -122,6 +122,10 @@ impl Memory for VramMemory {
         None
     }
 
+    fn device_address(&self, offset: u64) -> Option<u64> {
+        (offset < self.len()).then(|| self.range.address() + offset)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let len = dst.len();
         self.copy("read", offset, len, |lane, address| lane.read(address, dst))

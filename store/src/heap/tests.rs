@@ -111,7 +111,7 @@ fn regions_outside_misaligned_or_overlapping_are_refused() {
         (|e| e.segment_bytes += 4096) as fn(&mut HeapExt),
         |e| e.segment_bytes -= 4096,
         |e| e.incarnation = 0,
-        |e| e.atomic_domain = 2,
+        |e| e.atomic_domain = 3,
         |e| e.quarantine_ms = 0,
         |e| e.log_slots = 11,
     ] {

@@ -75,6 +75,10 @@ impl Memory for SplitMemory {
         self.border()
     }
 
+    fn device_address(&self, offset: u64) -> Option<u64> {
+        self.payload.device_address(offset.checked_sub(self.border())?)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let ((at, control), (beyond, payload)) = self.parts(offset, dst.len())?;
         if !control.is_empty() {
