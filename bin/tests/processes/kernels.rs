@@ -8,8 +8,9 @@ use nkv::{Blocking, ClientConfig, DeviceLog, DevicePut, ErrorKind, PutOptions, T
 use nkv_gpu::kernels::{LaunchOptions, LaunchStream, LogPutStatus, Source};
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
 use nkv_pace::HANGS;
-use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, PUBLISH_OFF, low, state};
+use nkv_store::{Memory, shm};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ExitCode, Stdio};
@@ -68,11 +69,18 @@ fn is_served(client: &Blocking, seed: u64, n: u64) -> bool {
     }
 }
 
-/// A producer of a seed; it puts until it has put all, or without end.
-fn producer(cluster: &ProcessCluster, libraries: &Path, seed: u64, objects: u64) -> Child {
+/// A producer of a seed, whose blocks have so many threads: with few, copies take long.
+fn producer(
+    cluster: &ProcessCluster,
+    libraries: &Path,
+    (seed, objects): (u64, u64),
+    threads: u32,
+) -> Child {
     let address = cluster.address(0);
-    let mut command =
-        task::command(Kind::Kernels, format_args!("{address} {} {seed} {objects}", cluster.job()));
+    let mut command = task::command(
+        Kind::Kernels,
+        format_args!("{address} {} {seed} {objects} {threads}", cluster.job()),
+    );
     let clean = clean_command("");
     for (name, value) in clean.get_envs() {
         if let Some(value) = value {
@@ -93,19 +101,19 @@ pub fn main(text: &str) -> ExitCode {
     let config = ClientConfig { job, transport, ..ClientConfig::default() };
     let client = Blocking::connect(&address, config).unwrap();
     let log = client.device_log(0).unwrap();
-    put_all(&log, seed, objects);
+    put_all(&log, (seed, objects), words[4].parse().unwrap());
     // What was put last is served here too, through the mapped VRAM. The owner accepts it soon.
     until(HANGS, "the last object", || is_served(&client, seed, objects - 1));
     ExitCode::SUCCESS
 }
 
-fn put_all(log: &DeviceLog, seed: u64, objects: u64) {
+fn put_all(log: &DeviceLog, (seed, objects): (u64, u64), threads: u32) {
     let device = log.kernels().device().clone();
     let room = MOST.next_multiple_of(16);
     let vram = Arc::new(Vram::allocate(&device, BATCH * room).unwrap());
     let (memory, source) = (VramMemory::new(vram.clone()).unwrap(), Source::of(vram.clone()));
     let stream = LaunchStream::own(&device).unwrap();
-    let options = LaunchOptions { multiprocessors: Some(3), threads: Some(32) };
+    let options = LaunchOptions { multiprocessors: Some(3), threads: Some(threads) };
     let mut waiting: Vec<u64> = Vec::new();
     let (mut next, mut counts) = (0, [0_u64; 5]);
     let until = BootClock.now_ns() + HANGS.as_nanos() as u64;
@@ -141,7 +149,7 @@ pub fn i1_kernels_of_two_processes_put_into_one_log_for_several_laps() {
     let folder = with_driver();
     let cluster = cluster(folder.path());
     let mut producers: Vec<_> =
-        (1..=2).map(|seed| producer(&cluster, folder.path(), seed, OBJECTS)).collect();
+        (1..=2).map(|seed| producer(&cluster, folder.path(), (seed, OBJECTS), 32)).collect();
     // By tcp, while they put: right bytes or none.
     let client = cluster.connect_by(0, TransportChoice::Tcp);
     let (mut served, mut n) = (0_u64, 0_u64);
@@ -172,22 +180,48 @@ pub fn i1_kernels_of_two_processes_put_into_one_log_for_several_laps() {
     assert!(!is_served(&client, 1, OBJECTS - 1));
 }
 
+/// The headers of rank 0's log, mapped past any handle.
+fn headers(client: &Blocking) -> (Arc<dyn Memory>, u32) {
+    let (info, _) = client.membership().unwrap().ranks.remove(0);
+    let memory = shm::attach(info.memory.name().unwrap(), false).unwrap();
+    assert_eq!(info.layout.header_base, CTL_BYTES);
+    (memory, info.layout.log_slots)
+}
+
+/// The slots of claims that are being written, with their publish words.
+fn half_written((memory, slots): &(Arc<dyn Memory>, u32)) -> Vec<(u32, u64)> {
+    let word = |slot: u32| memory.load(CTL_BYTES + u64::from(slot) * HEADER_BYTES + PUBLISH_OFF);
+    let all = (0..*slots).map(|slot| (slot, word(slot).unwrap()));
+    all.filter(|(_, word)| low(*word) == state::WRITING).collect()
+}
+
 pub fn i14_kernels_of_killed_processes_leave_nothing_that_stays() {
     let folder = with_driver();
     let cluster = cluster(folder.path());
     let client = cluster.connect_by(0, TransportChoice::Tcp);
-    for round in 0..6 {
-        let mut child = producer(&cluster, folder.path(), 10 + round, 1 << 19);
+    let headers = headers(&client);
+    let mut left = 0;
+    for round in 0..20 {
+        let before = half_written(&headers);
+        let mut child = producer(&cluster, folder.path(), (10 + round, 1 << 19), 1);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // It has put for a while, another while in each round.
-        for _ in 0..20 + 13 * round {
+        for _ in 0..5 + round {
             lines.next().unwrap().unwrap();
         }
+        let begun = || half_written(&headers).iter().any(|claim| !before.contains(claim));
+        until(HANGS, "a kernel is in the middle of a claim", begun);
         child.kill().unwrap();
         child.wait().unwrap();
+        left += u64::from(begun());
+        if left == 3 {
+            break;
+        }
     }
+    assert_eq!(left, 3, "kernels that were killed in the middle of a claim");
     // Several laps beyond everything that they left.
-    let mut child = producer(&cluster, folder.path(), 1, OBJECTS);
+    let mut child = producer(&cluster, folder.path(), (1, OBJECTS), 32);
     assert!(child.wait().unwrap().success());
     assert!(is_served(&client, 1, OBJECTS - 1));
+    let (_, status) = cluster.get(0, "/status");
+    assert!(!status.contains("\"log_voided_bytes\":0,"), "{status}");
 }
