@@ -7,7 +7,7 @@ use crate::environment::Platform;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
-use nkv_store::device_log::{BUMP_PTR_OFF, Copier, LogLayout, Step};
+use nkv_store::device_log::{Copier, LogLayout, Step};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{AtomicDomain, PUBLISH_OFF, epoch_of, low, state};
 use nkv_store::threads::{short_sleeps, spawn_named};
@@ -243,7 +243,8 @@ impl Poll {
             + load(&g.log_skipped_bytes)
             + load(&g.log_abandoned_bytes)
             + load(&g.log_voided_bytes);
-        self.durable.heap.memory().load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
+        let claimed = self.durable.heap.memory().load(self.log.claim_word());
+        claimed.is_ok_and(|bump| bump > known)
     }
 
     /// Notifies the owner; false if it has not handled the last notification yet.

@@ -64,9 +64,9 @@ pub struct SettingFlags {
     /// less than --heap-bytes] [default: auto]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub log_bytes: Option<String>,
-    /// Who executes claims in the device log: processors of this host, or its RDMA device [default:
-    /// cpu]
-    #[arg(long, value_name = "cpu|nic", allow_hyphen_values = true)]
+    /// Who executes claims in the device log: processors of this host, its RDMA device, or kernels
+    /// of the GPU that --memory cuda names [default: cpu]
+    #[arg(long, value_name = "cpu|nic|gpu", allow_hyphen_values = true)]
     pub atomic_domain: Option<String>,
     /// Whether this node's own handle puts into device logs [default: true]
     #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]

@@ -1,13 +1,26 @@
-//! The kernels' PTX, their parameters, and the descriptors from which they copy. It loads and
-//! launches nothing. docs/reference/gpu-kernels.md describes the kernels.
+//! The kernels: their PTX, their parameters, the descriptors from which they copy, and their
+//! launches. docs/reference/gpu-kernels.md describes them.
 
+mod check;
+mod launch;
 mod layout;
+mod loaded;
+mod log;
 mod params;
+mod parts;
+mod pool;
 
+pub use crate::vram::Span;
+pub use check::{LogAddresses, Reach};
+pub use launch::{Launch, LaunchOptions, LaunchStream};
 pub use layout::{Descriptor, Descriptors, KvDims, KvLayout, KvShape, KvStrides, LayoutError};
+pub use loaded::{Kernels, LogPutOutcome, Publish, Wanted};
+pub use log::{LogMemory, Source};
 pub use params::{
     GatherPublish, LogPut, LogPutObject, LogPutResult, LogPutStatus, ScatterResult, WaitScatter,
 };
+pub use parts::OwnStream;
+pub use pool::{MAX_IN_FLIGHT, MAX_LAUNCH_BYTES};
 
 /// PTX for GPUs from compute capability 8.0 on.
 pub const PTX_SM80: &str = include_str!("../kernels/nkv_sm80.ptx");

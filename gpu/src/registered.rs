@@ -2,8 +2,9 @@
 
 use crate::driver::{Device, DriverError};
 use nkv_store::memory::{HostMemory, Memory};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const PORTABLE_AND_MAPPED: u32 = 0x1 | 0x2;
@@ -30,7 +31,27 @@ pub struct RegisteredHost {
     address: u64,
 }
 
+/// Those of this process that others may share, by the address of their memory.
+static SHARED: Mutex<BTreeMap<usize, Weak<RegisteredHost>>> = Mutex::new(BTreeMap::new());
+
 impl RegisteredHost {
+    /// As [`RegisteredHost::new`], or the registration that this process has already: the driver
+    /// refuses a second one of the same bytes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shared(device: &Arc<Device>, memory: Arc<dyn Memory>) -> Result<Arc<Self>, DriverError> {
+        let base = memory.host_base().map_or(0, |base| base.as_ptr().addr());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|_, one| one.strong_count() > 0);
+        if let Some(one) = shared.get(&base).and_then(Weak::upgrade) {
+            return Ok(one);
+        }
+        let made = Arc::new(Self::new(device, memory)?);
+        shared.insert(base, Arc::downgrade(&made));
+        Ok(made)
+    }
+
     /// Pins what the CPU can access of `memory`, and maps it for the device.
     ///
     /// # Errors

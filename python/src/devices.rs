@@ -33,7 +33,8 @@ fn failed(py: Python<'_>, error: &DriverError) -> PyErr {
 }
 
 fn tensor(spans: Vec<(u64, usize)>, stream: Option<u64>) -> Result<TensorMemory, DriverError> {
-    let spans = spans.into_iter().map(|(address, bytes)| Span { address, bytes }).collect();
+    let spans =
+        spans.into_iter().map(|(address, bytes)| Span { address, bytes: bytes as u64 }).collect();
     TensorDevices::of_process()?.tensor(spans, stream)
 }
 

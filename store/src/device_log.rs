@@ -40,7 +40,7 @@ pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use log_layout::{LogLayout, MAX_LOG_UNITS, MIN_LOG_UNITS};
 pub use moves::Moves;
-pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims};
+pub use open_claims::{Entry, Landing, LaunchClaims, Line, OPEN_CLAIMS, OpenClaim, OpenClaims};
 pub use retire::Retire;
 
 use crate::error::StoreError;
@@ -145,7 +145,7 @@ impl DeviceLog {
         rules: LogRules,
         moves: Arc<Moves>,
     ) -> Result<DeviceLog, StoreError> {
-        let bump = memory.load(BUMP_PTR_OFF)?;
+        let bump = memory.load(layout.claim_word())?;
         if bump != 0 {
             return Err(StoreError::BadSegment(format!(
                 "{bump} bytes of its log are claimed though it is new: make another segment"
@@ -198,7 +198,7 @@ impl DeviceLog {
 
     /// Bytes claimed so far, waiting claims included, as whole units.
     pub fn claimed_bytes(&self) -> Result<u64, StoreError> {
-        let bump = self.memory.load(BUMP_PTR_OFF)?;
+        let bump = self.memory.load(self.layout.claim_word())?;
         Ok(bump - bump % self.layout.unit())
     }
 

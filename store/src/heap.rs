@@ -113,9 +113,15 @@ impl HeapConfig {
         arena.offset + arena.len
     }
 
-    /// Where the payloads begin, log and arena: all before is control words.
-    pub fn payloads(&self) -> u64 {
-        self.regions()[RegionKind::Log as usize].offset
+    /// Where the payloads begin, or the claim word among them: all before is control words.
+    pub fn control_bytes(&self) -> u64 {
+        self.regions()[RegionKind::Log as usize].offset - self.claim_page()
+    }
+
+    /// Bytes before the log for the claim word, if kernels claim.
+    fn claim_page(&self) -> u64 {
+        let by_gpu = self.atomic_domain == AtomicDomain::Gpu && self.log_bytes > 0;
+        u64::from(by_gpu) * PAYLOAD_ALIGN
     }
 
     /// The regions in order, each on its own memory pages; an absent one has length 0.
@@ -131,6 +137,9 @@ impl HeapConfig {
             (RegionKind::Log, self.log_units() * PAYLOAD_ALIGN),
             (RegionKind::Arena, self.arena_units() * PAYLOAD_ALIGN),
         ] {
+            if kind == RegionKind::Log {
+                next += self.claim_page();
+            }
             regions[kind as usize] = Region { offset: next, len };
             next += len.next_multiple_of(PAYLOAD_ALIGN);
         }
@@ -174,6 +183,10 @@ impl Heap {
             let at = CTL_BYTES + u64::from(slot) * HEADER_BYTES;
             arm(memory.as_ref(), at, FIRST_EPOCH)?;
         }
+        if config.claim_page() > 0 {
+            // Memory of a GPU is not zero when it is allocated.
+            memory.store(config.control_bytes(), 0)?;
+        }
         memory.store(EXT_OFF, MAGIC)?;
         Heap::open(memory)
     }
@@ -201,7 +214,7 @@ impl Heap {
     /// The memory as the CPU sees it, if it can access all that precedes the payloads.
     pub fn host_control(&self) -> Option<HostMemory> {
         let host = HostMemory::of(self.memory.clone())?;
-        (host.words().len() >= self.layout.payloads().offset).then_some(host)
+        (host.words().len() >= self.layout.device_part().offset).then_some(host)
     }
 
     /// Where things lie in it.

@@ -88,7 +88,7 @@ pub struct HeapExt {
 }
 
 /// Which device executes all atomic operations on words with several writers, in a whole segment
-/// [I1]. 2 is reserved for a GPU.
+/// [I1].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum AtomicDomain {
@@ -97,10 +97,13 @@ pub enum AtomicDomain {
     Cpu = 0,
     /// One RDMA device of the owner's host, also for the host's own processes.
     Nic = 1,
+    /// The GPU in which the payloads lie: kernels of any process that maps them. The claim word is
+    /// in its memory then.
+    Gpu = 2,
 }
 
 impl AtomicDomain {
-    pub(crate) const ALL: [Self; 2] = [Self::Cpu, Self::Nic];
+    pub(crate) const ALL: [Self; 3] = [Self::Cpu, Self::Nic, Self::Gpu];
 }
 
 impl std::str::FromStr for AtomicDomain {
@@ -108,7 +111,7 @@ impl std::str::FromStr for AtomicDomain {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|domain| domain.to_string() == text);
-        named.ok_or_else(|| format!("cpu or nic, not '{text}'"))
+        named.ok_or_else(|| format!("cpu, nic or gpu, not '{text}'"))
     }
 }
 
@@ -117,6 +120,7 @@ impl std::fmt::Display for AtomicDomain {
         f.write_str(match self {
             Self::Cpu => "cpu",
             Self::Nic => "nic",
+            Self::Gpu => "gpu",
         })
     }
 }

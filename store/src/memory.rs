@@ -62,8 +62,8 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
         // caller ensures; mappings are page aligned.
         self.host_base().map(|base| unsafe { HostRegion::new(base, self.host_len()) })
     }
-    /// Where `len` bytes at an offset are in the addresses of a device's driver. None unless they
-    /// all are in that device.
+    /// Where `len` bytes at an offset are in the addresses of a device's driver and of its kernels.
+    /// None unless they all are in that device.
     fn device_address(&self, _offset: u64, _len: u64) -> Option<u64> {
         None
     }

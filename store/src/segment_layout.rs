@@ -48,7 +48,7 @@ impl SegmentLayout {
     /// block or another process states them: sizes are possible, and all regions lie inside the
     /// segment and do not overlap. A caller that did not lay out the segment must call it first.
     pub fn check(&self) -> Result<(), StoreError> {
-        let regions = self.regions();
+        let regions = self.parts()?;
         for (i, r) in regions.iter().enumerate() {
             let payload = i == RegionKind::Log as usize || i == RegionKind::Arena as usize;
             let unit = if payload { PAYLOAD_ALIGN } else { HEADER_BYTES };
@@ -103,6 +103,19 @@ impl SegmentLayout {
         Ok(())
     }
 
+    /// All regions, and the page of the claim word if it lies among the payloads.
+    fn parts(&self) -> Result<Vec<Region>, StoreError> {
+        let mut parts = self.regions().to_vec();
+        if self.claims_by_gpu() {
+            let offset = self.log.offset.checked_sub(PAYLOAD_ALIGN).ok_or_else(|| {
+                let text = "its log has no page before it for the claim word".to_string();
+                StoreError::BadSegment(text)
+            })?;
+            parts.push(Region { offset, len: PAYLOAD_ALIGN });
+        }
+        Ok(parts)
+    }
+
     /// The region table that belongs in its control block.
     pub(crate) fn regions(&self) -> [Region; REGIONS] {
         let headers =
@@ -134,7 +147,9 @@ impl SegmentLayout {
     pub fn device_log(&self) -> Option<LogLayout> {
         let log = self.log;
         // Checked when the segment was opened, so an error means an absent log.
-        LogLayout::new(log.offset, log.len, PAYLOAD_ALIGN, self.header_base).ok()
+        let made = LogLayout::new(log.offset, log.len, PAYLOAD_ALIGN, self.header_base).ok()?;
+        let word = self.claims_by_gpu().then(|| log.offset.checked_sub(PAYLOAD_ALIGN)).flatten();
+        Some(word.map_or(made, |word| made.with_claim_word(word)))
     }
 
     /// The slots of the managed arena.
@@ -146,6 +161,20 @@ impl SegmentLayout {
     pub fn payloads(&self) -> Region {
         let log = self.log.len;
         Region { offset: self.arena.offset - log, len: log + self.arena.len }
+    }
+
+    /// What lies in the memory of the GPU, if payloads do: they, and the page of the claim word
+    /// before them if kernels claim.
+    pub fn device_part(&self) -> Region {
+        let Region { offset, len } = self.payloads();
+        // Checked: the page lies in the segment.
+        let page = u64::from(self.claims_by_gpu()) * PAYLOAD_ALIGN;
+        Region { offset: offset.saturating_sub(page), len: len + page }
+    }
+
+    /// Whether kernels alone claim in the device log, by a word in the memory of their GPU [I1].
+    pub fn claims_by_gpu(&self) -> bool {
+        self.atomic_domain == AtomicDomain::Gpu && self.log.len > 0
     }
 
     /// Whether an RDMA device alone counts the claims in the device log [I1].

@@ -32,7 +32,7 @@ impl Gate {
     }
 
     /// Enters without a guard: the caller must call [`Gate::release`] once for every true.
-    pub(crate) fn acquire(&self) -> bool {
+    pub fn acquire(&self) -> bool {
         // SeqCst against `close`: either this thread sees the gate closed or the closer sees it
         // inside.
         let went = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
@@ -43,7 +43,7 @@ impl Gate {
     }
 
     /// Leaves; every byte written inside is visible to a thread that then sees the gate empty.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         let before = self.0.fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before & !CLOSED > 0, "left an empty gate");
         // Only a fence waits, and it closes first: leaving an open gate costs no system call.

@@ -4,7 +4,8 @@
 use super::put_log::TryPut;
 use super::value::Value;
 use super::{
-    Client, ClientConfig, DeviceView, ObjectView, PublishError, WhenReady, WritePlan, one, spread,
+    Client, ClientConfig, DeviceLog, DeviceView, ObjectView, PublishError, WhenReady, WritePlan,
+    one, spread,
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -67,6 +68,11 @@ impl Blocking {
             TryPut::NeedsPlan => self.wait(self.client.put_by_plan(key, value, opts)),
             TryPut::NotAttached => self.wait(self.client.put(key, value, opts)),
         }
+    }
+
+    /// See [`Client::device_log`].
+    pub fn device_log(&self, rank: u32) -> Result<DeviceLog> {
+        self.wait(self.client.device_log(rank))
     }
 
     /// See [`Client::put_parts`].

@@ -6,6 +6,7 @@ mod attaching;
 mod link;
 
 pub(crate) use attaching::Attaching;
+pub(super) use attaching::beside_driver;
 use link::Outgoing;
 
 use super::counters::Messages;

@@ -135,7 +135,8 @@ impl Client {
             return TryPut::NeedsPlan;
         }
         let clock = &*self.shared.env.clock;
-        let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
+        let claims = |log: &&PeerLog| log.layout.claims_by_hosts() && !log.is_refused(clock);
+        let Some(log) = peer.open_log().filter(claims) else {
             return TryPut::NeedsPlan;
         };
         // Hashed as the owner hashes: under another identity nobody could find the object in its

@@ -33,7 +33,7 @@ pub(super) fn attach(
     fd: OwnedFd,
     layout: &SegmentLayout,
 ) -> Result<Arc<dyn Memory>, StoreError> {
-    let payloads = layout.payloads();
+    let payloads = layout.device_part();
     if control.len() != payloads.offset {
         return Err(StoreError::BadSegment(format!(
             "its control words have {} bytes in place of {}",

@@ -89,7 +89,8 @@ pub struct NodeConfig {
     pub log_claim_ttl_ms: u64,
     /// Who executes claims in the device log [I1]. `Nic`: this host's first RDMA device, so that
     /// producers of other hosts put there without asking; those of this host do so through it, too,
-    /// and a tcp client takes plans.
+    /// and a tcp client takes plans. `Gpu`: kernels of processes that map the payloads, which must
+    /// be in VRAM; other puts take plans.
     pub atomic_domain: AtomicDomain,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,
@@ -202,7 +203,9 @@ impl NodeConfig {
                 self.rank
             ));
         }
-        if matches!(self.memory, MemoryChoice::Cuda(_)) && self.needs_devices() {
+        let in_vram =
+            matches!(self.memory, MemoryChoice::Cuda(_)) || self.atomic_domain == AtomicDomain::Gpu;
+        if in_vram && self.needs_devices() {
             return bad(
                 "payloads in VRAM are not reached by RDMA devices yet: use --memory dram, \
                         or neither --atomic-domain nic nor --rdma-devices by name"
@@ -225,6 +228,14 @@ impl NodeConfig {
             return bad(
                 "atomic_domain nic is about the device log and needs an RDMA device: give \
                  log_bytes, and not rdma_devices none"
+                    .to_string(),
+            );
+        }
+        let in_vram = matches!(self.memory, MemoryChoice::Cuda(_) | MemoryChoice::Auto(_));
+        if self.atomic_domain == AtomicDomain::Gpu && (self.parts().1 == 0 || !in_vram) {
+            return bad(
+                "atomic_domain gpu is about a device log in VRAM, in which kernels put: give \
+                 log_bytes, and --memory cuda"
                     .to_string(),
             );
         }

@@ -334,11 +334,15 @@ fn make_memory(
     let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
     let create = |kind| machine.create(kind, bytes, config.prefault);
     let on_device =
-        |ordinal| SegmentKind::Device { name: &called, ordinal, payloads: wanted.payloads() };
+        |ordinal| SegmentKind::Device { name: &called, ordinal, payloads: wanted.control_bytes() };
     let made = match config.memory {
         MemoryChoice::Shm => create(SegmentKind::Shared(&called)),
         MemoryChoice::Private => create(SegmentKind::Private),
         MemoryChoice::Cuda(ordinal) => create(on_device(ordinal)),
+        // Kernels claim in VRAM alone: there is nothing to fall back to.
+        MemoryChoice::Auto(ordinal) if config.atomic_domain == AtomicDomain::Gpu => {
+            create(on_device(ordinal))
+        }
         // Nothing registers VRAM with RDMA devices yet.
         MemoryChoice::Auto(_) if config.needs_devices() => create(SegmentKind::Shared(&called)),
         MemoryChoice::Auto(ordinal) => create(on_device(ordinal)).or_else(|why| {

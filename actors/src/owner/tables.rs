@@ -11,7 +11,7 @@ use crate::slot_map::SlotMap;
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
 use nkv_store::SegmentLayout;
-use nkv_store::device_log::{BUMP_PTR_OFF, Moves};
+use nkv_store::device_log::Moves;
 use nkv_store::heap::Heap;
 use nkv_store::object::Usage;
 use nkv_store::{Key, KeyPool};
@@ -131,7 +131,7 @@ pub struct OwnerTables {
     tables: Mutex<Tables>,
     /// Where the key strings come from: a master of this process has the same ones.
     pub key_pool: Arc<KeyPool>,
-    // To read the log's `bump_ptr`: claims leave no plan in these tables.
+    // To read the log's claim word: claims leave no plan in these tables.
     heap: Heap,
     /// tcp tokens, shared with the agent.
     pub grants: Arc<Grants>,
@@ -209,7 +209,8 @@ impl OwnerTables {
     pub fn memory(&self) -> (Term, bool, SeenView) {
         let log = self.heap.layout().device_log();
         // Memory that cannot be read may hold anything.
-        let claimed = log.is_some() && !matches!(self.heap.memory().load(BUMP_PTR_OFF), Ok(0));
+        let bump = log.map(|log| self.heap.memory().load(log.claim_word()));
+        let claimed = bump.is_some_and(|bump| !matches!(bump, Ok(0)));
         let t = self.lock();
         (t.term, t.last_opened.is_some() || claimed, t.seen.clone())
     }

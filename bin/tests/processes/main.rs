@@ -9,7 +9,10 @@ mod chaos;
 mod cluster_process;
 mod content;
 mod flood;
+mod kernels;
 mod late_writers;
+#[path = "../../../gpu/tests/mock_library.rs"]
+mod mock_library;
 mod past_the_handle;
 mod random;
 mod stress;
@@ -52,6 +55,13 @@ fn main() -> ExitCode {
         chaos::hole_rounds { i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer }
     );
     trials!(all, flood { i13_every_claim_of_a_flood_is_accounted_for_by_position });
+    trials!(
+        all,
+        kernels {
+            i1_kernels_of_two_processes_put_into_one_log_for_several_laps,
+            i14_kernels_of_killed_processes_leave_nothing_that_stays,
+        }
+    );
     trials!(
         all,
         late_writers::expired {

@@ -1,7 +1,7 @@
 //! This program as a process that a test starts, stops and kills. Its kind and its task are in its
 //! environment.
 
-use crate::{chaos, flood, late_writers, stress};
+use crate::{chaos, flood, kernels, late_writers, stress};
 use std::fmt::Display;
 use std::process::{Command, ExitCode};
 
@@ -18,6 +18,8 @@ pub enum Kind {
     Chaos,
     /// A producer of `flood`.
     Flood,
+    /// A producer of `kernels`.
+    Kernels,
     /// A writer of `late_writers`.
     LateWriter,
     /// A writer or reader of `stress`.
@@ -25,9 +27,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Self, &str, Main); 4] = [
+    const ALL: [(Self, &str, Main); 5] = [
         (Self::Chaos, "chaos", chaos::producer::main),
         (Self::Flood, "flood", flood::producer::main),
+        (Self::Kernels, "kernels", kernels::main),
         (Self::LateWriter, "late-writer", late_writers::steps::main),
         (Self::Stress, "stress", stress::process::main),
     ];

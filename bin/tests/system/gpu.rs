@@ -126,6 +126,25 @@ fn cuda_without_a_driver_is_one_sentence_that_says_what_to_install() {
 }
 
 #[test]
+fn kernels_claim_in_vram_alone() {
+    let nowhere = tempfile::tempdir().unwrap();
+    for (memory, parts) in [
+        ("dram", ["atomic_domain gpu is about a device log in VRAM", "--memory cuda"]),
+        ("private", ["atomic_domain gpu is about a device log in VRAM", "--memory cuda"]),
+        // No falling back to DRAM, where kernels could not claim.
+        ("auto", ["CUDA driver library cannot be loaded", "install the NVIDIA driver"]),
+    ] {
+        let mut command = node_command(&new_job());
+        finds(nowhere.path())(&mut command);
+        command.args(["--memory", memory, "--atomic-domain", "gpu"]);
+        let ended = run_to_end(command, HANGS);
+        assert_ne!(ended.code, 0, "{memory}");
+        let sentence = ended.sentence();
+        assert!(parts.iter().all(|part| sentence.contains(part)), "{memory}: {sentence}");
+    }
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let folder = with_driver();
     let mut command = node_command(&new_job());

@@ -3,9 +3,9 @@
 use crate::calls::{driver_calls, give};
 use crate::state::{next_number, state};
 use crate::stream::stream;
-use crate::{code, settings};
+use crate::{Outcome, code, settings};
 use nkv_ptx::{Kernel, Launch, Module};
-use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,17 @@ pub struct Function {
     module: Arc<Module>,
     of: u64,
     name: String,
+    /// Most dynamic shared memory of a launch.
+    shared_bytes: c_uint,
 }
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const MAX_DYNAMIC_SHARED: c_int = 8;
+/// Shared memory of a block without that attribute, and with it, of an H100.
+const USUAL_SHARED: c_uint = 48 << 10;
+const MOST_SHARED: c_int = 227 << 10;
+/// Most threads of a block, by the bounds that the kernels were compiled with.
+const MOST_THREADS: c_uint = 512;
 
 impl Function {
     fn kernel(&self) -> Result<&Kernel, u32> {
@@ -46,17 +56,65 @@ fn next_seed() -> u64 {
     seed.wrapping_mul(1 << 20) + LAUNCHES.fetch_add(1, Ordering::Relaxed) + 1
 }
 
+/// Parses a module's text. On an error the reason goes to `log`.
+///
+/// # Safety
+/// `image` is a text that ends with a zero byte.
+unsafe fn load(into: *mut u64, image: *const c_char, log: impl FnOnce(&str)) -> Outcome {
+    // SAFETY: by this function's contract.
+    let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| code::INVALID_IMAGE)?;
+    let module = Module::parse(text).map_err(|e| {
+        log(&e.to_string());
+        code::INVALID_PTX
+    })?;
+    let number = next_number();
+    give(into, number)?;
+    state().modules.insert(number, Arc::new(module));
+    Ok(())
+}
+
+/// Options of `cuModuleLoadDataEx`: the address of a buffer for errors, and its length.
+const ERROR_LOG: c_uint = 5;
+const ERROR_LOG_BYTES: c_uint = 6;
+
 driver_calls! {
     Context cuModuleLoadData(into: *mut u64, image: *const c_char) {
-        // SAFETY: the caller passes a text that ends with a zero byte.
-        let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| code::INVALID_IMAGE)?;
-        let module = Module::parse(text).map_err(|e| {
-            eprintln!("mock CUDA: {e}");
-            code::INVALID_PTX
-        })?;
-        let number = next_number();
-        give(into, number)?;
-        state().modules.insert(number, Arc::new(module));
+        // SAFETY: the caller's contract with the real call is the same.
+        unsafe { load(into, image, |e| eprintln!("mock CUDA: {e}")) }
+    }
+    Context cuModuleLoadDataEx(
+        into: *mut u64, image: *const c_char, count: c_uint, options: *const c_uint,
+        values: *mut usize
+    ) {
+        let (mut buffer, mut bytes) = (0, None);
+        for at in 0..count as usize {
+            // SAFETY: the caller passes two lists of `count` elements.
+            match unsafe { (*options.add(at), *values.add(at)) } {
+                (ERROR_LOG, address) => buffer = address,
+                (ERROR_LOG_BYTES, room) => bytes = Some((at, room)),
+                _ => return Err(code::INVALID_VALUE),
+            }
+        }
+        // SAFETY: the caller's contract with the real call is the same.
+        unsafe {
+            load(into, image, |text| {
+                let Some((at, room)) = bytes.filter(|(_, room)| buffer != 0 && *room > 0) else {
+                    return;
+                };
+                let n = text.len().min(room - 1);
+                (buffer as *mut u8).copy_from_nonoverlapping(text.as_ptr(), n);
+                (buffer as *mut u8).add(n).write(0);
+                *values.add(at) = n + 1;
+            })
+        }
+    }
+    Context cuFuncSetAttribute(function: u64, attribute: c_int, value: c_int) {
+        let mut state = state();
+        let function = state.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
+        if attribute != MAX_DYNAMIC_SHARED || !(0..=MOST_SHARED).contains(&value) {
+            return Err(code::INVALID_VALUE);
+        }
+        function.shared_bytes = value as c_uint;
         Ok(())
     }
     Context cuModuleUnload(module: u64) {
@@ -70,7 +128,7 @@ driver_calls! {
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         let mut state = state();
         let module = state.modules.get(&of).ok_or(code::INVALID_HANDLE)?.clone();
-        let function = Function { module, of, name };
+        let function = Function { module, of, name, shared_bytes: USUAL_SHARED };
         function.kernel()?;
         let number = next_number();
         give(into, number)?;
@@ -88,6 +146,10 @@ driver_calls! {
         }
         let function = state().functions.get(&function).ok_or(code::INVALID_HANDLE)?.clone();
         let kernel = function.kernel()?;
+        let threads = (1..=MOST_THREADS).contains(&block);
+        if grid == 0 || !threads || shared_bytes > function.shared_bytes {
+            return Err(code::INVALID_VALUE);
+        }
         if values.is_null() && !kernel.params().is_empty() {
             return Err(code::INVALID_VALUE);
         }

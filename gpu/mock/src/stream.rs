@@ -49,6 +49,17 @@ pub struct Stream {
 pub struct Event {
     queued: Mutex<u64>,
     ran: Counter,
+    /// Error of its stream when it was recorded last; 0: none.
+    failed: AtomicU32,
+}
+
+impl Event {
+    fn outcome(&self) -> Outcome {
+        match self.failed.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            e => Err(e),
+        }
+    }
 }
 
 impl Stream {
@@ -231,18 +242,22 @@ driver_calls! {
     Context cuEventRecord(handle: u64, of: u64) {
         let (event, stream) = (event(handle)?, stream(of)?);
         *event.queued.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        stream.push(move || event.ran.add_one())
+        let failed = stream.failed.clone();
+        stream.push(move || {
+            event.failed.store(failed.load(Ordering::SeqCst), Ordering::SeqCst);
+            event.ran.add_one();
+        })
     }
     Context cuEventQuery(handle: u64) {
         let event = event(handle)?;
         let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);
-        if event.ran.now() >= queued { Ok(()) } else { Err(code::NOT_READY) }
+        if event.ran.now() >= queued { event.outcome() } else { Err(code::NOT_READY) }
     }
     Context cuEventSynchronize(handle: u64) {
         let event = event(handle)?;
         let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);
         event.ran.wait_for(queued);
-        Ok(())
+        event.outcome()
     }
     Context cuStreamWaitEvent(waiting: u64, handle: u64, _flags: c_uint) {
         let (event, stream) = (event(handle)?, stream(waiting)?);

@@ -139,6 +139,10 @@ fn advice(code: u32) -> &'static str {
         }
         201 | 709 => "the GPU's context is gone; another library of this process reset the device",
         400 => "give a stream of this GPU that has not been destroyed",
+        209 | 218..=222 => {
+            "this driver cannot compile the kernels for this GPU; they need a driver for CUDA 13.0 \
+             or later (580) and a GPU of compute capability 8.0 or later"
+        }
         304 => "the operating system refused; check the limits of open files and locked memory",
         700..=719 => {
             "the GPU's context is lost with all of its memory; a kernel of this process failed \

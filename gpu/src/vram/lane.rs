@@ -80,7 +80,8 @@ impl Lane {
             let next = self.half(at)?;
             let mut filled = 0;
             while filled < bytes {
-                let Span { address, bytes: n } = spans.take(bytes - filled);
+                let Span { address, bytes: n } = spans.take((bytes - filled) as u64);
+                let n = n as usize;
                 // SAFETY: within the half, which no copy in flight uses.
                 let rc = unsafe {
                     let into = next.as_ptr().add(filled);
@@ -117,7 +118,8 @@ impl Lane {
             }
             let mut sent = 0;
             while sent < bytes {
-                let Span { address, bytes: n } = spans.take(bytes - sent);
+                let Span { address, bytes: n } = spans.take((bytes - sent) as u64);
+                let n = n as usize;
                 // SAFETY: within the half, which is not written until the copy is complete.
                 let rc = unsafe {
                     let from = half.as_ptr().add(sent);
@@ -136,7 +138,7 @@ impl Lane {
         &self,
         into: &mut Cursor<'_>,
         from: &mut Cursor<'_>,
-        len: usize,
+        len: u64,
     ) -> Result<(), DriverError> {
         let current = self.device.enter()?;
         let mut done = 0;
@@ -145,9 +147,10 @@ impl Lane {
             let mut filled = 0;
             while filled < bytes {
                 let Span { address, bytes: n } = from.take(bytes - filled);
-                let to = to + filled as u64;
+                let to = to + filled;
                 // SAFETY: the caller ensures that both ranges exist.
-                let rc = unsafe { (current.api().cuMemcpyAsync)(to, address, n, self.stream) };
+                let rc =
+                    unsafe { (current.api().cuMemcpyAsync)(to, address, n as usize, self.stream) };
                 current.check("cuMemcpyAsync", rc, || {
                     format!("for {n} of {len} bytes from {address:#x} to {to:#x}")
                 })?;

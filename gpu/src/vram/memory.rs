@@ -55,7 +55,7 @@ impl VramMemory {
         if len == 0 {
             return Ok(());
         }
-        let span = [Span { address: self.range.address() + offset, bytes: len }];
+        let span = [Span { address: self.range.address() + offset, bytes: len as u64 }];
         self.lanes.run(|lane| copy(lane, &mut Cursor::new(&span, 0)))
     }
 

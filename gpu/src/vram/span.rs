@@ -1,12 +1,27 @@
-//! Ranges of addresses that follow one another in an object, but need not in memory.
+//! Ranges of addresses of a device, which may follow one another in an object and not in memory.
 
-/// One range.
+use super::DeviceRange;
+
+/// A range of addresses of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// Its first byte, as the driver names it.
     pub address: u64,
     /// Its length.
-    pub bytes: usize,
+    pub bytes: u64,
+}
+
+impl Span {
+    /// The range, as `DeviceRange` describes it.
+    pub fn of(range: &dyn DeviceRange) -> Self {
+        Self { address: range.address(), bytes: range.bytes() }
+    }
+
+    /// Whether `bytes` at `address` lie in it.
+    pub fn covers(&self, address: u64, bytes: u64) -> bool {
+        let before = address.checked_sub(self.address);
+        before.is_some_and(|before| before <= self.bytes && bytes <= self.bytes - before)
+    }
 }
 
 /// Walks through spans, from the first byte that is wanted.
@@ -14,13 +29,13 @@ pub struct Span {
 pub struct Cursor<'a> {
     spans: &'a [Span],
     /// Bytes of the first span that are passed.
-    at: usize,
+    at: u64,
 }
 
 impl<'a> Cursor<'a> {
     /// Of spans, from the byte at `offset` on.
     pub fn new(mut spans: &'a [Span], offset: u64) -> Self {
-        let mut at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut at = offset;
         while let [first, rest @ ..] = spans
             && at >= first.bytes
         {
@@ -30,10 +45,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next bytes, at most `most` and as far as they follow one another. There must be some.
-    pub fn take(&mut self, most: usize) -> Span {
+    pub fn take(&mut self, most: u64) -> Span {
         let Some(first) = self.spans.first() else { return Span { address: 0, bytes: most } };
         let left = first.bytes - self.at;
-        let taken = Span { address: first.address + self.at as u64, bytes: left.min(most) };
+        let taken = Span { address: first.address + self.at, bytes: left.min(most) };
         self.at += taken.bytes;
         while let [first, rest @ ..] = self.spans
             && self.at >= first.bytes
@@ -52,21 +67,21 @@ mod tests {
     proptest! {
         #[test]
         fn a_cursor_passes_each_byte_once_and_in_order(
-            lengths in proptest::collection::vec(0usize..9, 1..12),
+            lengths in proptest::collection::vec(0u64..9, 1..12),
             skip in 0usize..40,
-            steps in proptest::collection::vec(1usize..7, 1..80),
+            steps in proptest::collection::vec(1u64..7, 1..80),
         ) {
             let spans: Vec<Span> = lengths
                 .iter()
                 .enumerate()
                 .map(|(i, bytes)| Span { address: 1000 * (i as u64 + 1), bytes: *bytes })
                 .collect();
-            let each = |s: &Span| (0..s.bytes as u64).map(|at| s.address + at).collect::<Vec<_>>();
+            let each = |s: &Span| (0..s.bytes).map(|at| s.address + at).collect::<Vec<_>>();
             let all: Vec<u64> = spans.iter().flat_map(each).collect();
             let skip = skip.min(all.len());
             let (mut cursor, mut seen) = (Cursor::new(&spans, skip as u64), Vec::new());
             for step in steps {
-                let left = all.len() - skip - seen.len();
+                let left = (all.len() - skip - seen.len()) as u64;
                 if left > 0 {
                     let taken = cursor.take(step.min(left));
                     prop_assert!(taken.bytes > 0 && taken.bytes <= step);

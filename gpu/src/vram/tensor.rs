@@ -81,7 +81,7 @@ impl TensorDevices {
             of = Some(ordinal);
         }
         let lanes = self.lanes(of.unwrap_or_default())?;
-        let bytes = spans.iter().map(|span| span.bytes as u64).sum();
+        let bytes = spans.iter().map(|span| span.bytes).sum();
         Ok(TensorMemory { lanes, spans, bytes, stream })
     }
 }
@@ -184,8 +184,8 @@ impl DeviceMemory for TensorMemory {
         let into = host.at("write", at, len as u64)?;
         self.run("read", (offset, len), |lane, spans| {
             if let Some(_pinned) = registered(into, len) {
-                let into = [Span { address: into.as_ptr().addr() as u64, bytes: len }];
-                return Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len)?);
+                let into = [Span { address: into.as_ptr().addr() as u64, bytes: len as u64 }];
+                return Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len as u64)?);
             }
             lane.read(spans, len, |done, piece| words::write(host, at + done, piece))
         })
@@ -201,8 +201,8 @@ impl DeviceMemory for TensorMemory {
         let from = host.at("read", at, len as u64)?;
         self.run("write", (offset, len), |lane, spans| {
             if let Some(_pinned) = registered(from, len) {
-                let from = [Span { address: from.as_ptr().addr() as u64, bytes: len }];
-                return Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len)?);
+                let from = [Span { address: from.as_ptr().addr() as u64, bytes: len as u64 }];
+                return Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len as u64)?);
             }
             lane.write(spans, len, |done, piece| words::read(host, at + done, piece))
         })
@@ -214,9 +214,9 @@ impl DeviceMemory for TensorMemory {
         address: u64,
         len: usize,
     ) -> Option<Result<(), StoreError>> {
-        let into = [Span { address, bytes: len }];
+        let into = [Span { address, bytes: len as u64 }];
         Some(self.run("read", (offset, len), |lane, spans| {
-            Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len)?)
+            Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len as u64)?)
         }))
     }
 
@@ -226,9 +226,9 @@ impl DeviceMemory for TensorMemory {
         address: u64,
         len: usize,
     ) -> Option<Result<(), StoreError>> {
-        let from = [Span { address, bytes: len }];
+        let from = [Span { address, bytes: len as u64 }];
         Some(self.run("write", (offset, len), |lane, spans| {
-            Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len)?)
+            Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len as u64)?)
         }))
     }
 }

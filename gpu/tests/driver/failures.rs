@@ -12,16 +12,19 @@ pub fn tasks() -> Tasks {
 
 /// What gives something back is called by a drop, which has nobody to return an error to: it is
 /// still there then, with what depends on it.
-const GIVE_BACK: [&str; 11] = [
+const GIVE_BACK: [&str; 14] = [
     "cuCtxPopCurrent_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",
+    "cuEventSynchronize",
     "cuIpcCloseMemHandle",
     "cuMemAddressFree",
     "cuMemFreeHost",
+    "cuMemFree_v2",
     "cuMemHostUnregister",
     "cuMemRelease",
     "cuMemUnmap",
+    "cuModuleUnload",
     "cuStreamDestroy_v2",
     "cuMemGetHandleForAddressRange",
 ];

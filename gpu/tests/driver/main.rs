@@ -65,7 +65,13 @@ fn main() -> ExitCode {
         }
         launches {
             i4_a_kernel_reads_what_a_kernel_of_another_process_published,
-            a_launch_that_fails_is_an_error_of_its_stream,
+            i4_a_kernel_waits_for_what_a_kernel_of_another_stream_publishes,
+            i4_objects_are_put_into_a_log_by_a_launch,
+            a_launch_is_queued_in_a_stream_of_the_caller,
+            arguments_that_cannot_be_are_refused_before_the_launch,
+            text_that_does_not_compile_is_an_error_with_the_reason,
+            a_launch_that_fails_is_an_error_with_the_kernel_and_the_sizes,
+            launches_that_nobody_waits_for_are_bounded_and_give_their_memory_back,
         }
         processes {
             two_processes_see_each_others_bytes,

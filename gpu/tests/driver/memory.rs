@@ -1,8 +1,10 @@
 //! VRAM within one process.
 
+use crate::launches::Side;
 use crate::start::Start;
 use crate::task::{self, Done, Tasks, Tensor, pattern, peek};
 use cudarc::driver::sys;
+use nkv_gpu::kernels::LaunchStream;
 use nkv_gpu::registered::RegisteredHost;
 use nkv_gpu::vram::{DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
 use nkv_store::memory::SplitMemory;
@@ -47,6 +49,13 @@ pub fn everything() -> Done {
     let registered = RegisteredHost::new(&device, control)?;
     assert_eq!(registered.bytes(), 8192);
     crate::tensors::segments()?;
+    let side = Side::new_segment(&device)?;
+    let stream = LaunchStream::own(&device)?;
+    side.fill_pages(1)?;
+    side.gather(&stream, false)?;
+    side.scatter(&stream, side.wanted())?.wait()?;
+    // Nobody waits for this one.
+    drop(side.scatter(&stream, side.wanted())?);
     crate::processes::with_tensor_of_other(|handle, wanted| {
         let foreign = VramMemory::new(Arc::new(ForeignVram::open(&device, handle)?))?;
         let mut there = vec![0; wanted.len()];

@@ -35,7 +35,7 @@ fn devices() -> Result<TensorDevices, task::Error> {
 fn in_parts(mut address: u64, sizes: &[usize]) -> Vec<Span> {
     let mut spans = Vec::new();
     for bytes in sizes {
-        spans.push(Span { address, bytes: *bytes });
+        spans.push(Span { address, bytes: *bytes as u64 });
         address += *bytes as u64;
     }
     spans.reverse();

@@ -2,7 +2,7 @@
 //! [I9]. The owner claims the same bytes of the next lap itself, so that no producer writes there,
 //! and the tail goes on. At the next lap it looks again.
 
-use super::{BUMP_PTR_OFF, DeviceLog, Kind};
+use super::{DeviceLog, Kind};
 use crate::error::StoreError;
 
 /// A pinned extent behind the tail.
@@ -81,7 +81,8 @@ impl DeviceLog {
         if void_to >= to {
             return Ok(true);
         }
-        let bump = self.memory.load(BUMP_PTR_OFF)?;
+        let word = self.layout.claim_word();
+        let bump = self.memory.load(word)?;
         if bump > void_to || !bump.is_multiple_of(self.layout.unit()) {
             // If its producer is dead, nobody gives the claim up: a hole check finds out.
             self.stuck_since_ns.get_or_insert(now_ns);
@@ -94,7 +95,7 @@ impl DeviceLog {
         if !full || !wanted || !self.rules.owner_claims {
             return Ok(false);
         }
-        if self.memory.compare_swap(BUMP_PTR_OFF, bump, to)? != bump {
+        if self.memory.compare_swap(word, bump, to)? != bump {
             return Ok(false);
         }
         self.ahead.insert(bump, to - bump);

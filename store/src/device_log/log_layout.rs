@@ -1,6 +1,7 @@
 //! The position of a segment's log, and how a position in the log determines bytes, slot and epoch.
 //! Arithmetic only: it reads no memory.
 
+use super::BUMP_PTR_OFF;
 use crate::error::StoreError;
 use crate::layout::NOWHERE;
 use crate::layout::{HEADER_BYTES, Region};
@@ -18,6 +19,7 @@ pub struct LogLayout {
     log_bytes: u64,
     unit: u64,
     header_base: u64,
+    claim_word: u64,
 }
 
 impl LogLayout {
@@ -53,7 +55,25 @@ impl LogLayout {
                  give multiples of {HEADER_BYTES} inside the segment"
             ));
         }
-        Ok(LogLayout { log_base, log_bytes, unit, header_base })
+        Ok(LogLayout { log_base, log_bytes, unit, header_base, claim_word: BUMP_PTR_OFF })
+    }
+
+    /// The same log, with the word of claimed bytes at another segment offset than `bump_ptr`.
+    #[must_use]
+    pub fn with_claim_word(self, offset: u64) -> LogLayout {
+        LogLayout { claim_word: offset, ..self }
+    }
+
+    /// Segment offset of the word of claimed bytes.
+    #[inline]
+    pub fn claim_word(&self) -> u64 {
+        self.claim_word
+    }
+
+    /// Whether processors and devices of hosts claim by `bump_ptr`, and not kernels by another
+    /// word.
+    pub fn claims_by_hosts(&self) -> bool {
+        self.claim_word == BUMP_PTR_OFF
     }
 
     /// Length in bytes (L).

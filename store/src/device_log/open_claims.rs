@@ -18,6 +18,7 @@
 //! arrives after the owner's read.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Entries of a table: concurrent puts of one process into one segment. Further puts use the plan
@@ -91,6 +92,14 @@ impl OpenClaims {
     #[inline]
     pub fn enter(&self, lower_bound: u64) -> Option<OpenClaim<'_>> {
         self.enter_from(home(), lower_bound)
+    }
+
+    /// As [`OpenClaims::enter`], for claims that outlast the call, as those of a launch do.
+    pub fn enter_launch(self: &Arc<Self>, lower_bound: u64) -> Option<LaunchClaims> {
+        let entered = self.enter(lower_bound)?;
+        let at = entered.at;
+        std::mem::forget(entered);
+        Some(LaunchClaims { table: self.clone(), at, ended: false })
     }
 }
 
@@ -174,6 +183,30 @@ impl<E: Entry> Drop for OpenClaim<'_, E> {
             Landing::Later => self.entry().load(Ordering::Relaxed) | IN_DOUBT,
         };
         self.entry().store(word, Ordering::Release);
+    }
+}
+
+/// The entry of a launch, whose kernel makes any number of claims. Dropped before the launch has
+/// ended, it is in doubt for as long as the process lives.
+#[derive(Debug)]
+pub struct LaunchClaims {
+    table: Arc<OpenClaims>,
+    at: usize,
+    ended: bool,
+}
+
+impl LaunchClaims {
+    /// The launch has ended: its claims are settled, or abandoned.
+    pub fn leave(mut self) {
+        self.ended = true;
+    }
+}
+
+impl Drop for LaunchClaims {
+    fn drop(&mut self) {
+        let entry = &self.table.entries[self.at];
+        let word = if self.ended { 0 } else { entry.load(Ordering::Relaxed) | IN_DOUBT };
+        entry.store(word, Ordering::Release);
     }
 }
 

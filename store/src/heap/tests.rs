@@ -90,6 +90,33 @@ fn a_log_has_the_first_slots_and_lies_before_the_arena() {
 }
 
 #[test]
+fn i1_the_claim_word_of_kernels_has_the_page_before_the_log() {
+    let atomic_domain = AtomicDomain::Gpu;
+    let config = HeapConfig { log_bytes: 20_000, atomic_domain, ..small() };
+    let memory = memory(config.segment_bytes());
+    // As memory of a GPU may be when it is allocated.
+    memory.write(0, &vec![7; config.segment_bytes() as usize]).unwrap();
+    let heap = Heap::format(memory.clone(), &config).unwrap();
+    let g = *heap.layout();
+    let word = g.log.offset - 4096;
+    let log = g.device_log().unwrap();
+    assert_eq!((log.claim_word(), log.claims_by_hosts(), g.claims_by_gpu()), (word, false, true));
+    assert_eq!((memory.load(word).unwrap(), config.control_bytes()), (0, word));
+    assert_eq!(g.payloads().offset, g.log.offset, "objects never lie in that page");
+    assert_eq!(g.device_part(), Region { offset: word, len: g.segment_bytes - word });
+    // The pin tables may not reach into it, nor may it begin before the segment.
+    let pins = Region { offset: g.pins.offset, len: g.pins.len + 4096 };
+    for wrong in
+        [SegmentLayout { pins, ..g }, SegmentLayout { log: Region { offset: 0, ..g.log }, ..g }]
+    {
+        assert!(matches!(wrong.check(), Err(StoreError::BadSegment(_))), "{wrong:?}");
+    }
+    // Without a log there is no such word.
+    let none = formatted(&HeapConfig { log_bytes: 0, ..config });
+    assert_eq!(none.layout().device_part(), none.layout().payloads());
+}
+
+#[test]
 fn memory_that_was_never_formatted_is_refused() {
     let open = Heap::open(memory(1 << 20));
     assert!(matches!(open, Err(StoreError::BadSegment(_))));
@@ -111,7 +138,7 @@ fn regions_outside_misaligned_or_overlapping_are_refused() {
         (|e| e.segment_bytes += 4096) as fn(&mut HeapExt),
         |e| e.segment_bytes -= 4096,
         |e| e.incarnation = 0,
-        |e| e.atomic_domain = 2,
+        |e| e.atomic_domain = 3,
         |e| e.quarantine_ms = 0,
         |e| e.log_slots = 11,
     ] {

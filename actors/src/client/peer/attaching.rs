@@ -78,7 +78,7 @@ struct PathChoice {
 const DRIVER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs calls of a GPU's driver, not on the thread of actors.
-async fn beside_driver<T: Send + 'static>(
+pub(in crate::client) async fn beside_driver<T: Send + 'static>(
     calls: impl FnOnce() -> std::result::Result<T, StoreError> + Send + 'static,
 ) -> Result<T> {
     match tokio::time::timeout(DRIVER_LIMIT, tokio::task::spawn_blocking(calls)).await {
@@ -187,6 +187,9 @@ impl Attaching {
 
     /// For a segment that this process maps.
     fn mapped_path(&self) -> PathChoice {
+        if self.info.layout.claims_by_gpu() {
+            tracing::debug!(rank = self.info.rank, "kernels claim in its log: puts take plans");
+        }
         let claims = self.claims.clone().filter(|_| !self.info.layout.claims_by_nic());
         self.path(claims, Vec::new())
     }

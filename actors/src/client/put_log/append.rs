@@ -136,7 +136,12 @@ impl Client {
     }
 
     /// A claim is given up, unwritten, and the owner is notified.
-    pub(super) fn give_up_claim(&self, peer: &Peer, log: &PeerLog, abandoned: Abandoned) {
+    pub(in crate::client) fn give_up_claim(
+        &self,
+        peer: &Peer,
+        log: &PeerLog,
+        abandoned: Abandoned,
+    ) {
         debug_assert!(log.layout.is_claim(abandoned.position, abandoned.bytes));
         // If it is never reported, the claim is a hole that the owner asks about.
         if !peer.send(ClientToOwner::Abandoned(abandoned)) {

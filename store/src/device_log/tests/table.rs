@@ -49,6 +49,18 @@ fn i14_a_put_that_fails_half_way_stays_open_until_its_connection_is_fenced() {
 }
 
 #[test]
+fn i14_a_launch_is_open_until_it_has_left_and_for_good_if_its_end_is_not_known() {
+    let claims = Arc::new(OpenClaims::new(Landing::InCall));
+    let launch = claims.enter_launch(8 * U).unwrap();
+    assert!(claims.clear_below(8 * U) && !claims.clear_below(9 * U));
+    launch.leave();
+    assert!(claims.clear_below(u64::MAX));
+    drop(claims.enter_launch(8 * U).unwrap());
+    assert!(!claims.clear_below(9 * U));
+    assert_eq!(open_entries(&claims), (1, 1));
+}
+
+#[test]
 fn i14_threads_that_put_at_once_are_all_seen() {
     let claims = Arc::new(OpenClaims::new(Landing::InCall));
     let bump = Arc::new(std::sync::atomic::AtomicU64::new(0));
