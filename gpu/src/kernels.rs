@@ -2,6 +2,7 @@
 //! launches. docs/reference/gpu-kernels.md describes them.
 
 mod check;
+mod copy;
 mod launch;
 mod layout;
 mod loaded;
@@ -20,6 +21,7 @@ pub use params::{
     GatherPublish, LogPut, LogPutObject, LogPutResult, LogPutStatus, ScatterResult, WaitScatter,
 };
 pub use parts::OwnStream;
+pub(crate) use parts::{Event, LaunchMemory};
 pub use pool::{MAX_IN_FLIGHT, MAX_LAUNCH_BYTES};
 
 /// PTX for GPUs from compute capability 8.0 on.

@@ -2,11 +2,13 @@
 //! process of the host. Each step that the driver must undo is a value, so that a failure between
 //! two steps undoes those before it, in the reverse order.
 
+mod copies;
 mod foreign;
 mod lane;
 mod lanes;
 mod memory;
 mod range;
+mod scratch;
 mod span;
 mod tensor;
 
@@ -21,6 +23,7 @@ use range::{Allocation, Mapped, Reserved};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
+pub use copies::CopyMethod;
 pub use foreign::{ForeignVram, TensorHandle};
 pub use memory::VramMemory;
 pub use span::Span;

@@ -9,9 +9,23 @@ use sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
     CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUipcMemHandle,
     CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmodule,
-    CUpointer_attribute, CUresult, CUstream, CUuuid,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmemcpyAttributes,
+    CUmodule, CUpointer_attribute, CUresult, CUstream, CUuuid,
 };
+
+/// Addresses to copy to, addresses to copy from, sizes, their number; attributes, from which copy on
+/// each holds, their number; the first copy that failed; the stream.
+pub type MemcpyBatchAsync = unsafe extern "C" fn(
+    *mut CUdeviceptr,
+    *mut CUdeviceptr,
+    *mut usize,
+    usize,
+    *mut CUmemcpyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> u32;
 
 /// `CUDA_SUCCESS`.
 pub const SUCCESS: u32 = 0;
@@ -22,6 +36,8 @@ macro_rules! table {
         #[derive(Debug, Clone, Copy)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> u32,)*
+            /// Drivers for CUDA 12.8 and later have it.
+            pub cuMemcpyBatchAsync: Option<MemcpyBatchAsync>,
         }
 
         // The argument lists are those of the bindings.
@@ -40,6 +56,10 @@ macro_rules! table {
                         let found = unsafe { library.get(symbol.as_bytes()) };
                         *found.map_err(|_| stringify!($name))?
                     },)*
+                    // SAFETY: as above.
+                    cuMemcpyBatchAsync: unsafe { library.get(b"cuMemcpyBatchAsync\0") }
+                        .ok()
+                        .map(|found| *found),
                 })
             }
         }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Where a launch has its counter and its result in its memory; then comes its list.
 pub const DONE: u64 = 0;
+/// A word of zeros.
+pub const UNUSED: u64 = 8;
 pub const RESULT: u64 = 16;
 pub const LIST: u64 = 32;
 /// The stream that a launch is queued in.

@@ -78,6 +78,27 @@ impl Ranges {
 }
 
 impl Descriptors {
+    /// Copies that are given as they are.
+    ///
+    /// # Errors
+    /// For addresses that are not multiples of 16, or overflow, and for too many.
+    pub fn of(list: Vec<Descriptor>) -> Result<Descriptors, LayoutError> {
+        let mut bytes = 0_u64;
+        for Descriptor { dst, src, size } in &list {
+            for at in [dst, src] {
+                if !at.is_multiple_of(16) {
+                    return Err(LayoutError::Unaligned(*at));
+                }
+                at.checked_add(*size).ok_or(LayoutError::Overflow)?;
+            }
+            bytes = bytes.checked_add(*size).ok_or(LayoutError::Overflow)?;
+        }
+        match list.len() > MAX_DESCRIPTORS {
+            true => Err(LayoutError::TooMany(MAX_DESCRIPTORS)),
+            false => Ok(Descriptors { list, bytes }),
+        }
+    }
+
     /// To copy pages of a cache into an object at `object`.
     pub fn gather(
         object: u64,

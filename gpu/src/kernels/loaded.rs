@@ -2,7 +2,7 @@
 //! it.
 
 use super::check::{self, LogAddresses, Reach};
-use super::launch::{DONE, LIST, Launch, LaunchOptions, LaunchStream, Order, RESULT};
+use super::launch::{DONE, LIST, Launch, LaunchOptions, LaunchStream, Order, RESULT, UNUSED};
 use super::parts::Module;
 use super::pool::LaunchPool;
 use super::{
@@ -30,6 +30,11 @@ pub struct Publish {
     pub expect: u64,
     /// What it becomes: (READY, epoch).
     pub ready: u64,
+}
+
+impl Publish {
+    /// A word of the launch itself, which is 0 and stays so.
+    pub(super) const NOTHING: Publish = Publish { word: 0, expect: 0, ready: 0 };
 }
 
 /// Which object `nkv_wait_scatter` waits for. Fields as in [`WaitScatter`].
@@ -151,7 +156,9 @@ impl Kernels {
         copies: &Descriptors,
         reach: &Reach<'_>,
     ) -> Result<Launch<u64>, DriverError> {
-        check::word(kernel, "publish word", publish.word)?;
+        if publish != Publish::NOTHING {
+            check::word(kernel, "publish word", publish.word)?;
+        }
         check::copies(kernel, copies, reach)?;
         let (copies, grid) = shares(kernel, copies, most)?;
         let list = bytes_of(copies.list());
@@ -161,7 +168,8 @@ impl Kernels {
         let count = copies.list().len() as u32;
         let args = |at: u64| {
             let (descriptors, done, found) = (at + LIST, at + DONE, at + RESULT);
-            GatherPublish { descriptors, count, done, publish: word, expect, ready, found }
+            let publish = if word == 0 { at + UNUSED } else { word };
+            GatherPublish { descriptors, count, done, publish, expect, ready, found }
                 .args()
                 .to_vec()
         };

@@ -144,7 +144,7 @@ impl OwnStream {
         Ok(Self { device: device.clone(), stream })
     }
 
-    pub(super) fn raw(&self) -> CUstream {
+    pub(crate) fn raw(&self) -> CUstream {
         self.stream
     }
 }
@@ -169,7 +169,7 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    fn new(device: &Arc<Device>) -> Result<Self, DriverError> {
+    pub fn new(device: &Arc<Device>) -> Result<Self, DriverError> {
         let (current, mut event) = (device.enter()?, null_mut());
         // SAFETY: the pointer lives until the call returns.
         let rc = unsafe { (current.api().cuEventCreate)(&mut event, WITHOUT_TIME) };

@@ -1,6 +1,7 @@
 //! Ranges of addresses of a device, which may follow one another in an object and not in memory.
 
 use super::DeviceRange;
+use crate::kernels::Descriptor;
 
 /// A range of addresses of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,22 @@ impl<'a> Cursor<'a> {
         }
         taken
     }
+}
+
+/// The copies of `len` bytes from some spans to others.
+pub fn pairs(into: &mut Cursor<'_>, from: &mut Cursor<'_>, len: u64) -> Vec<Descriptor> {
+    let (mut done, mut list) = (0, Vec::new());
+    while done < len {
+        let to = into.take(len - done);
+        let mut filled = 0;
+        while filled < to.bytes {
+            let Span { address: src, bytes: size } = from.take(to.bytes - filled);
+            list.push(Descriptor { dst: to.address + filled, src, size });
+            filled += size;
+        }
+        done += to.bytes;
+    }
+    list
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Memory of a caller's tensors, as the buffer of a put or a get: ranges that another allocator
 //! owns, one after another, and the stream on which the caller uses them.
 
+use super::copies::{Copies, CopyMethod, Direction};
+use super::lane::Lane;
 use super::lanes::Lanes;
-use super::span::{Cursor, Span};
+use super::span::{Cursor, Span, pairs};
 use crate::driver::{Device, Driver, DriverError};
 use crate::registered::registered;
 use nkv_store::memory::{DeviceMemory, HostRegion};
@@ -15,7 +17,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 #[derive(Debug)]
 pub struct TensorDevices {
     driver: Arc<Driver>,
-    open: Mutex<Vec<(u32, Arc<Lanes>)>>,
+    open: Mutex<Vec<(u32, Arc<Copier>)>>,
+    always: Option<CopyMethod>,
+}
+
+/// What copies on one device use.
+#[derive(Debug)]
+struct Copier {
+    lanes: Lanes,
+    copies: Copies,
 }
 
 impl TensorDevices {
@@ -34,7 +44,14 @@ impl TensorDevices {
 
     /// None are open yet.
     pub fn new(driver: Arc<Driver>) -> Self {
-        Self { driver, open: Mutex::default() }
+        Self { driver, open: Mutex::default(), always: None }
+    }
+
+    /// The same, with one method for copies of many ranges wherever it can be used: to compare it
+    /// with others. Otherwise each device chooses by what it measures at its first such copy.
+    #[must_use]
+    pub fn copying_by(self, method: CopyMethod) -> Self {
+        Self { always: Some(method), ..self }
     }
 
     /// The number of the GPU that the memory at this address is in.
@@ -45,14 +62,15 @@ impl TensorDevices {
         self.driver.device_of(address)
     }
 
-    fn lanes(&self, ordinal: u32) -> Result<Arc<Lanes>, DriverError> {
+    fn copier(&self, ordinal: u32) -> Result<Arc<Copier>, DriverError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, lanes)) = open.iter().find(|(of, _)| *of == ordinal) {
-            return Ok(lanes.clone());
+        if let Some((_, copier)) = open.iter().find(|(of, _)| *of == ordinal) {
+            return Ok(copier.clone());
         }
-        let lanes = Arc::new(Lanes::new(&Device::new(self.driver.clone(), ordinal)?)?);
-        open.push((ordinal, lanes.clone()));
-        Ok(lanes)
+        let lanes = Lanes::new(&Device::new(self.driver.clone(), ordinal)?)?;
+        let copier = Arc::new(Copier { lanes, copies: Copies::new(self.always) });
+        open.push((ordinal, copier.clone()));
+        Ok(copier)
     }
 
     /// Memory of these ranges, which are in one device. They must stay allocated as long as the
@@ -80,16 +98,16 @@ impl TensorDevices {
             }
             of = Some(ordinal);
         }
-        let lanes = self.lanes(of.unwrap_or_default())?;
+        let copier = self.copier(of.unwrap_or_default())?;
         let bytes = spans.iter().map(|span| span.bytes).sum();
-        Ok(TensorMemory { lanes, spans, bytes, stream })
+        Ok(TensorMemory { copier, spans, bytes, stream })
     }
 }
 
 /// See [`TensorDevices::tensor`]. A copy is complete when it returns.
 #[derive(Debug)]
 pub struct TensorMemory {
-    lanes: Arc<Lanes>,
+    copier: Arc<Copier>,
     spans: Vec<Span>,
     bytes: u64,
     stream: Option<u64>,
@@ -101,19 +119,30 @@ impl TensorMemory {
         &self,
         what: &'static str,
         (offset, len): (u64, usize),
-        copies: impl FnOnce(&super::lane::Lane, &mut Cursor<'_>) -> Result<(), StoreError>,
+        copies: impl FnOnce(&Lane, &mut Cursor<'_>) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         StoreError::check_bounds(what, offset, len as u64, self.bytes)?;
         if len == 0 {
             return Ok(());
         }
         fence(Ordering::SeqCst);
-        self.lanes.run(|lane| {
+        self.copier.lanes.run(|lane| {
             if let Some(stream) = self.stream {
                 lane.wait_for(stream)?;
             }
             copies(lane, &mut Cursor::new(&self.spans, offset))
         })
+    }
+
+    /// Copies by addresses that the driver knows: of devices, or of registered host memory.
+    fn copy(
+        &self,
+        lane: &Lane,
+        direction: Direction,
+        (into, from): (&mut Cursor<'_>, &mut Cursor<'_>),
+        len: usize,
+    ) -> Result<(), StoreError> {
+        Ok(self.copier.copies.run(lane, direction, pairs(into, from, len as u64))?)
     }
 
     fn no_words(&self, offset: u64) -> StoreError {
@@ -185,7 +214,8 @@ impl DeviceMemory for TensorMemory {
         self.run("read", (offset, len), |lane, spans| {
             if let Some(_pinned) = registered(into, len) {
                 let into = [Span { address: into.as_ptr().addr() as u64, bytes: len as u64 }];
-                return Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len as u64)?);
+                let into = &mut Cursor::new(&into, 0);
+                return self.copy(lane, Direction::ToHost, (into, spans), len);
             }
             lane.read(spans, len, |done, piece| words::write(host, at + done, piece))
         })
@@ -202,7 +232,8 @@ impl DeviceMemory for TensorMemory {
         self.run("write", (offset, len), |lane, spans| {
             if let Some(_pinned) = registered(from, len) {
                 let from = [Span { address: from.as_ptr().addr() as u64, bytes: len as u64 }];
-                return Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len as u64)?);
+                let from = &mut Cursor::new(&from, 0);
+                return self.copy(lane, Direction::FromHost, (spans, from), len);
             }
             lane.write(spans, len, |done, piece| words::read(host, at + done, piece))
         })
@@ -216,7 +247,7 @@ impl DeviceMemory for TensorMemory {
     ) -> Option<Result<(), StoreError>> {
         let into = [Span { address, bytes: len as u64 }];
         Some(self.run("read", (offset, len), |lane, spans| {
-            Ok(lane.copy(&mut Cursor::new(&into, 0), spans, len as u64)?)
+            self.copy(lane, Direction::OnDevice, (&mut Cursor::new(&into, 0), spans), len)
         }))
     }
 
@@ -228,7 +259,7 @@ impl DeviceMemory for TensorMemory {
     ) -> Option<Result<(), StoreError>> {
         let from = [Span { address, bytes: len as u64 }];
         Some(self.run("write", (offset, len), |lane, spans| {
-            Ok(lane.copy(spans, &mut Cursor::new(&from, 0), len as u64)?)
+            self.copy(lane, Direction::OnDevice, (spans, &mut Cursor::new(&from, 0)), len)
         }))
     }
 }

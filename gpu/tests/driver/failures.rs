@@ -41,7 +41,8 @@ pub fn each_call_that_fails_is_a_clear_error_and_nothing_is_left() {
         let nth = seen.entry(symbol).or_default();
         *nth += 1;
         let failure = format!("{symbol}:{nth}:999");
-        check(symbol, &failure, &Start::task("everything").env("MOCK_CUDA_FAIL", &failure).run());
+        let failing = Start::task("everything").env("MOCK_CUDA_FAIL", &failure);
+        check(symbol, &failure, &failing.env("MOCK_CUDA_DELAY_US", "20").run());
     }
     assert!(seen.len() > 30, "only {} calls were made: {seen:?}", seen.len());
     println!("{} calls of {} symbols failed in turn", good.calls.len(), seen.len());

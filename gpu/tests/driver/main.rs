@@ -87,6 +87,7 @@ fn main() -> ExitCode {
         }
         tensors {
             bytes_of_tensors_reach_segments_of_each_kind_and_come_back,
+            a_driver_without_copies_in_batches_copies_one_by_one,
             a_copy_waits_for_the_stream_of_its_caller,
             what_is_no_tensor_is_refused_and_so_is_what_is_no_stream,
             tensors_in_parts_and_host_memory_answer_alike,

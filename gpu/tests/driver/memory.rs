@@ -6,7 +6,7 @@ use crate::task::{self, Done, Tasks, Tensor, pattern, peek};
 use cudarc::driver::sys;
 use nkv_gpu::kernels::LaunchStream;
 use nkv_gpu::registered::RegisteredHost;
-use nkv_gpu::vram::{DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
+use nkv_gpu::vram::{CopyMethod, DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
 use nkv_store::memory::SplitMemory;
 use nkv_store::{AnonMemory, Export, Memory, StoreError};
 use std::os::fd::BorrowedFd;
@@ -48,7 +48,7 @@ pub fn everything() -> Done {
     let control: Arc<dyn Memory> = Arc::new(AnonMemory::new(8192)?);
     let registered = RegisteredHost::new(&device, control)?;
     assert_eq!(registered.bytes(), 8192);
-    crate::tensors::segments()?;
+    crate::tensors::segments_by(Some(CopyMethod::Batch), &[4096, 5000])?;
     let side = Side::new_segment(&device)?;
     let stream = LaunchStream::own(&device)?;
     side.fill_pages(1)?;

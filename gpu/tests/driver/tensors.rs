@@ -5,6 +5,7 @@ use crate::task::{self, Done, Tasks, Tensor, pattern};
 use cudarc::driver::sys;
 use nkv_gpu::driver::Driver;
 use nkv_gpu::registered::RegisteredHost;
+use nkv_gpu::vram::CopyMethod::{self, Batch, Each, Kernel};
 use nkv_gpu::vram::{DeviceRange, Span, TensorDevices, Vram};
 use nkv_store::memory::SplitMemory;
 use nkv_store::op::{DeviceBuffer, Op};
@@ -21,6 +22,7 @@ const BYTES: usize = 3 << 20;
 pub fn tasks() -> Tasks {
     &[
         ("segments", segments),
+        ("without_batches", without_batches),
         ("in_stream", in_stream),
         ("wrong_tensors", wrong_tensors),
         ("tensor_conformance", conformance),
@@ -42,9 +44,23 @@ fn in_parts(mut address: u64, sizes: &[usize]) -> Vec<Span> {
     spans
 }
 
+/// Sizes of ranges: of any length, and such as a kernel copies.
+const SIZES: [&[usize]; 2] = [&[1, 4097, 1 << 20, 0, 77_777, 300], &[4096, 16, 1 << 17, 160, 48]];
+
+fn segments() -> Done {
+    for sizes in SIZES {
+        // By the table at last: it measures first.
+        for method in [Some(Each), Some(Batch), Some(Kernel), None] {
+            segments_by(method, sizes)?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes a tensor's bytes into segments of each kind, and reads them back into another tensor.
-pub fn segments() -> Done {
+pub fn segments_by(method: Option<CopyMethod>, sizes: &[usize]) -> Done {
     let devices = devices()?;
+    let devices = method.into_iter().fold(devices, TensorDevices::copying_by);
     let device = task::device()?;
     let control = || Arc::new(AnonMemory::new(CONTROL).unwrap());
     let pinned: Arc<dyn Memory> = Arc::new(AnonMemory::new(CONTROL + BYTES as u64)?);
@@ -55,12 +71,11 @@ pub fn segments() -> Done {
         pinned,
         Arc::new(SplitMemory::new(control(), vram).ok_or("no control words")?),
     ];
-    let sizes = [1, 4097, 1 << 20, 0, (1 << 20) + 77, 300];
     let len: usize = sizes.iter().sum();
     // Allocated by nkv here, so that each call of it is one that can fail.
     let from = Vram::allocate(&device, BYTES as u64)?;
     let into = Vram::allocate(&device, BYTES as u64)?;
-    let source = devices.tensor(in_parts(from.address(), &sizes), None)?;
+    let source = devices.tensor(in_parts(from.address(), sizes), None)?;
     let target = devices.tensor(in_parts(into.address(), &[len]), Some(1))?;
     for (seed, segment) in all.iter().enumerate() {
         let written = pattern(seed as u64, len);
@@ -80,9 +95,20 @@ pub fn segments() -> Done {
 }
 
 pub fn bytes_of_tensors_reach_segments_of_each_kind_and_come_back() {
-    let calls = Start::task("segments").run().good().calls;
-    // Between memory of the device, and to and from registered memory of the host.
-    assert_eq!(calls.iter().filter(|call| *call == "cuMemcpyAsync").count(), 4 * 2 + 4);
+    let calls = Start::task("segments").env("MOCK_CUDA_DELAY_US", "30").run().good().calls;
+    for call in ["cuMemcpyAsync", "cuMemcpyBatchAsync", "cuLaunchKernel"] {
+        assert!(calls.iter().any(|made| made == call), "no {call}");
+    }
+}
+
+fn without_batches() -> Done {
+    segments_by(Some(Batch), SIZES[0])
+}
+
+pub fn a_driver_without_copies_in_batches_copies_one_by_one() {
+    let old = Start::task("without_batches").without_symbol("cuMemcpyBatchAsync");
+    let calls = old.run().good().calls;
+    assert!(calls.iter().any(|call| call == "cuMemcpyAsync"), "{calls:?}");
 }
 
 /// A copy of a tensor that a stream of the caller still writes.
