@@ -7,8 +7,8 @@
 pub use nkv_actors::{
     AttachedTo, Blocking, BlockingWhenReady, Bytes, Client, ClientConfig, Cluster, Credentials,
     DeviceLog, DevicePut, DevicePuts, DeviceView, DrainReport, Ended, Environment, Error,
-    ErrorKind, IfExists, MappedSegment, MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView,
-    PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
+    ErrorKind, IfExists, KernelAccess, MappedSegment, MemoryChoice, Node, NodeConfig, NodeStatus,
+    ObjectView, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus, StartError,
     TransportChoice, WhenReady, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};

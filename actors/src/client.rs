@@ -36,7 +36,7 @@ mod view;
 mod when_ready;
 mod write;
 
-pub use addresses::MappedSegment;
+pub use addresses::{KernelAccess, MappedSegment};
 pub use blocking::{Blocking, BlockingWhenReady};
 pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;

@@ -402,14 +402,17 @@ class NanoKVCache(AsyncCalls):
     def device_ptr(self, rank: int, offset: int) -> int:
         """The address in this process of an offset in the first segment of a rank.
 
-        Where its payloads are in a GPU: an address of the GPU for them, and one of the host for
-        what precedes them. Unsupported if this process does not map it.
+        Where its payloads are in a GPU, it is one for kernels of that GPU, and what precedes them
+        is registered with it. Unsupported if this process does not map it.
         """
         for mapped, control, payload, payloads, size in self._c.mapped():
             if mapped == rank:
                 if not 0 <= offset <= size:
                     raise InvalidArgument(f"offset {offset} in a segment of {size} bytes")
-                return (control if offset < payloads else payload) + offset
+                if offset >= payloads:
+                    return payload + offset
+                base = control if control == payload else self._c.control_for_kernels(rank)
+                return base + offset
         raise Unsupported(f"this process does not map the memory of rank {rank}")
 
     @property

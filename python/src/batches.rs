@@ -56,30 +56,34 @@ impl Parts {
 
     /// Memory at addresses, none of which may be 0.
     fn at(py: Python<'_>, addresses: Numbers, sizes: Numbers) -> PyResult<Parts> {
-        let memory = |(at, size): (&usize, &usize)| match at {
-            0 => Err(PyValueError::new_err("address 0")),
-            at => Part::at(py, *at, *size),
-        };
         match (addresses, sizes) {
             (Numbers::One(addresses), Numbers::One(sizes)) => {
-                alike(addresses.len(), "sizes", sizes.len())?;
-                let all = addresses.iter().zip(&sizes).map(memory).collect::<PyResult<Vec<_>>>()?;
+                let all = places(&addresses, &sizes)?.into_iter();
+                let all =
+                    all.map(|(at, size)| Part::at(py, at, size)).collect::<PyResult<Vec<_>>>()?;
                 Ok(Parts { ends: (1..=all.len()).collect(), all })
             }
-            (addresses, sizes) => {
-                let (addresses, sizes) = (addresses.lists(), sizes.lists());
-                alike(addresses.len(), "sizes", sizes.len())?;
-                let mut parts = Parts { all: Vec::new(), ends: Vec::new() };
-                for (addresses, sizes) in addresses.iter().zip(&sizes) {
-                    alike(addresses.len(), "sizes", sizes.len())?;
-                    for pair in addresses.iter().zip(sizes) {
-                        parts.all.push(memory(pair)?);
-                    }
-                    parts.ends.push(parts.all.len());
-                }
-                Ok(parts)
-            }
+            (addresses, sizes) => Parts::of_lists(py, &addresses.lists(), &sizes.lists()),
         }
+    }
+
+    fn of_lists(py: Python<'_>, addresses: &[Vec<usize>], sizes: &[Vec<usize>]) -> PyResult<Parts> {
+        alike(addresses.len(), "sizes", sizes.len())?;
+        let mut parts = Parts { all: Vec::new(), ends: Vec::new() };
+        for (addresses, sizes) in addresses.iter().zip(sizes) {
+            parts.all.extend(Part::list(py, &places(addresses, sizes)?)?);
+            parts.ends.push(parts.all.len());
+        }
+        Ok(parts)
+    }
+}
+
+/// Addresses, none of which may be 0, with their sizes.
+fn places(addresses: &[usize], sizes: &[usize]) -> PyResult<Vec<(usize, usize)>> {
+    alike(addresses.len(), "sizes", sizes.len())?;
+    match addresses.contains(&0) {
+        true => Err(PyValueError::new_err("address 0")),
+        false => Ok(addresses.iter().copied().zip(sizes.iter().copied()).collect()),
     }
 }
 

@@ -10,7 +10,10 @@ use crate::memory::{Bytes, View, ViewInDevice};
 use crate::plan::Plan;
 use crate::reports::{Location, location};
 use crate::tasks::{self, SIGNALS};
-use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
+use nkv::{
+    Client, ClientConfig, ErrorKind, IfExists, KernelAccess, Node, PutOptions, Secret,
+    TransportChoice,
+};
 use nkv_programs::endpoints;
 use nkv_programs::node_settings::KEYS;
 use nkv_programs::settings::{self, Given, Machine};
@@ -47,6 +50,8 @@ pub(crate) struct Cache {
     number: Option<u32>,
     /// The client of calls that run beside the interpreter.
     beside: OnceLock<Client>,
+    /// Control words that kernels may access.
+    registered: Mutex<Vec<KernelAccess>>,
 }
 
 impl Cache {
@@ -57,6 +62,7 @@ impl Cache {
             rank: Mutex::new(rank.map(OwnProcessOnly::new)),
             number,
             beside: OnceLock::new(),
+            registered: Mutex::default(),
         }
     }
 
@@ -179,7 +185,10 @@ impl Cache {
     /// Leaves the cluster, if a rank runs here, and closes the handle.
     fn close(&self, py: Python<'_>) {
         let rank = self.rank.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let registered =
+            std::mem::take(&mut *self.registered.lock().unwrap_or_else(PoisonError::into_inner));
         py.detach(|| {
+            drop(registered);
             self.handles.close();
             if let Some(rank) = rank {
                 stop(rank);
@@ -337,6 +346,18 @@ impl Cache {
 
     fn evict_until_below(&self, py: Python<'_>, usage_ratio: f64) -> PyResult<()> {
         self.handles.with(py, |handle| handle.evict_until_below(usage_ratio))
+    }
+
+    /// The base of a rank's control words for kernels of the GPU that has its payloads. They stay
+    /// registered with it as long as this cache.
+    fn control_for_kernels(&self, py: Python<'_>, rank: u32) -> PyResult<u64> {
+        let access = self.handles.with(py, |handle| handle.register_control(rank))?;
+        let control = access.control();
+        let mut kept = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.iter().all(|known| known.control() != control) {
+            kept.push(access);
+        }
+        Ok(control)
     }
 
     /// Segments that this process maps: rank, the bases of control words and of payloads, offset

@@ -139,6 +139,26 @@ impl Part {
         Ok(Part::Device(Arc::new(memory)))
     }
 
+    /// Memory at addresses, one part after another. Parts in a GPU that follow one another are one.
+    pub(crate) fn list(py: Python<'_>, places: &[(usize, usize)]) -> PyResult<Vec<Part>> {
+        let mut parts = Vec::with_capacity(places.len());
+        let mut rest = places;
+        while let [(address, size), later @ ..] = rest {
+            let together = rest.iter().take_while(|(address, _)| is_device(*address)).count();
+            if together < 2 {
+                parts.push(Part::at(py, *address, *size)?);
+                rest = later;
+            } else {
+                let (some, later) = rest.split_at(together);
+                let spans = some.iter().map(|(address, size)| (*address as u64, *size)).collect();
+                let memory = tensor(spans, Some(LEGACY_STREAM)).map_err(|e| failed(py, &e))?;
+                parts.push(Part::Device(Arc::new(memory)));
+                rest = later;
+            }
+        }
+        Ok(parts)
+    }
+
     /// The bytes, if the host has them.
     pub(crate) fn host(&self) -> Option<&[u8]> {
         match self {

@@ -1,7 +1,12 @@
 //! Addresses of segments in this process, for kernels and for programs that go past this library.
 
 use super::Client;
-use super::peer::Peer;
+use super::peer::{Peer, beside_driver};
+use crate::error::{Error, Result};
+use crate::message::ExportedMemory;
+use nkv_gpu::driver::{Device, Driver};
+use nkv_gpu::registered::RegisteredHost;
+use nkv_store::StoreError;
 use nkv_store::reader::Reader;
 use std::sync::Arc;
 
@@ -21,7 +26,52 @@ pub struct MappedSegment {
     pub bytes: u64,
 }
 
+/// The control words of a segment, registered with the GPU that its payloads are in: kernels of
+/// this process may access them as long as this lives.
+#[derive(Debug, Clone)]
+pub struct KernelAccess {
+    registered: Arc<RegisteredHost>,
+    // The mapping stays as long as the registration.
+    _peer: Arc<Peer>,
+}
+
+impl KernelAccess {
+    /// The base of control words, for kernels.
+    pub fn control(&self) -> u64 {
+        self.registered.address()
+    }
+}
+
 impl Client {
+    /// Registers the control words of a rank's first segment with the GPU of its payloads. Blocks
+    /// for a moment: it pins memory.
+    ///
+    /// # Errors
+    /// `Unsupported` if they are in no GPU, or this process does not map them.
+    pub async fn register_control(&self, rank: u32) -> Result<KernelAccess> {
+        self.check_usable()?;
+        let lacks = || {
+            Error::unsupported(format!(
+                "this process maps no payloads of rank {rank} in a GPU: start its node with \
+                 --memory cuda, and use it on its host with that GPU visible"
+            ))
+        };
+        let peer = self.shared.peers.first_of(rank).ok_or_else(lacks)?;
+        let ExportedMemory::Device { uuid, .. } = self.rank_info(peer.incarnation).await?.memory
+        else {
+            return Err(lacks());
+        };
+        let memory = peer.reader.as_ref().ok_or_else(lacks)?.memory().memory().clone();
+        let payloads = peer.layout.payloads();
+        memory.device_address(payloads.offset, payloads.len).ok_or_else(lacks)?;
+        let register = move || {
+            let device = Device::of_uuid(&Driver::open()?, uuid)?;
+            RegisteredHost::shared(&device, memory)
+        };
+        let registered = beside_driver(move || register().map_err(StoreError::from)).await?;
+        Ok(KernelAccess { registered, _peer: peer })
+    }
+
     /// Segments whose payloads this process maps; of each rank the first. They stay mapped while
     /// this handle is attached to their owners.
     pub fn mapped_segments(&self) -> Vec<MappedSegment> {

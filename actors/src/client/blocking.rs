@@ -4,8 +4,8 @@
 use super::put_log::TryPut;
 use super::value::Value;
 use super::{
-    Client, ClientConfig, DeviceLog, DeviceView, ObjectView, PublishError, WhenReady, WritePlan,
-    one, spread,
+    Client, ClientConfig, DeviceLog, DeviceView, KernelAccess, ObjectView, PublishError, WhenReady,
+    WritePlan, one, spread,
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -165,6 +165,11 @@ impl Blocking {
     /// See [`Client::when_ready`]. Each call of `next` waits.
     pub fn when_ready(&self, keys: &[&[u8]], limit: Duration) -> Result<BlockingWhenReady<'_>> {
         Ok(BlockingWhenReady { ready: self.client.when_ready(keys, limit)?, handle: self })
+    }
+
+    /// See [`Client::register_control`].
+    pub fn register_control(&self, rank: u32) -> Result<KernelAccess> {
+        self.wait(self.client.register_control(rank))
     }
 
     /// See [`Client::get_device_view`].
