@@ -13,8 +13,8 @@ use sys::{
     CUmodule, CUpointer_attribute, CUresult, CUstream, CUuuid,
 };
 
-/// Addresses to copy to, addresses to copy from, sizes, their number; attributes, from which copy on
-/// each holds, their number; the first copy that failed; the stream.
+/// Addresses to copy to, addresses to copy from, sizes, their number; attributes, from which copy
+/// on each holds, their number; the first copy that failed; the stream.
 pub type MemcpyBatchAsync = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
