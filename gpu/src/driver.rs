@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUpointer_attribute_enum::{
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as DEVICE_ORDINAL,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
 };
+use libloading::os::unix::{Library, RTLD_LAZY};
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
@@ -24,6 +25,23 @@ pub const OLDEST_VERSION: i32 = 12_000;
 
 /// `CU_MEMORYTYPE_HOST`.
 const HOST_MEMORY: u32 = 1;
+/// A library is opened only if it is loaded already.
+const NOT_LOADED: i32 = RTLD_LAZY | RTLD_NOLOAD;
+/// `RTLD_NOLOAD` of Linux.
+const RTLD_NOLOAD: i32 = 4;
+
+/// A primary context that is kept for a moment.
+struct Retained<'a>(sys::CUcontext, sys::CUdevice, &'a Driver);
+
+impl Drop for Retained<'_> {
+    fn drop(&mut self) {
+        // SAFETY: retained once.
+        let rc = unsafe { (self.2.api.cuDevicePrimaryCtxRelease_v2)(self.1) };
+        if let Err(e) = self.2.check("cuDevicePrimaryCtxRelease", rc, String::new) {
+            tracing::warn!("{e}");
+        }
+    }
+}
 
 /// An opened driver library.
 #[derive(Debug)]
@@ -82,28 +100,83 @@ impl Driver {
     /// The number of the GPU that the memory at this address is in.
     ///
     /// # Errors
-    /// If it is not in a GPU.
+    /// If it is not in a GPU, also if no GPU is used by this process yet.
     pub fn device_of(&self, address: u64) -> Result<u32, DriverError> {
-        let (mut kind, mut ordinal) = (0_u32, 0_i32);
+        let not_there = || {
+            DriverError::Invalid(format!(
+                "the memory at {address:#x} is not in a GPU: give it as memory of the host"
+            ))
+        };
+        // A thread may have no context, which the calls need: any that is in use will do.
+        let context = self.context_in_use()?.ok_or_else(not_there)?;
         let about = || format!("for the address {address:#x}");
-        // SAFETY: the numbers live until the calls return, and have the attributes' sizes.
-        unsafe {
-            let into = (&raw mut kind).cast();
-            let rc = (self.api.cuPointerGetAttribute)(into, MEMORY_TYPE, address);
-            // Memory that the driver does not know is that of the host.
-            if rc == sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32 || kind == HOST_MEMORY {
-                return Err(DriverError::Invalid(format!(
-                    "the memory at {address:#x} is not in a GPU: give it as memory of the host"
-                )));
+        // SAFETY: retained as long as `context` lives.
+        let rc = unsafe { (self.api.cuCtxPushCurrent_v2)(context.0) };
+        self.check("cuCtxPushCurrent", rc, about)?;
+        let found = self.attributes_of(address);
+        let mut left = std::ptr::null_mut();
+        // SAFETY: pushed above, on this thread.
+        let rc = unsafe { (self.api.cuCtxPopCurrent_v2)(&mut left) };
+        self.check("cuCtxPopCurrent", rc, about)?;
+        let (kind, ordinal) = found?.ok_or_else(not_there)?;
+        u32::try_from(ordinal).ok().filter(|_| kind != HOST_MEMORY).ok_or_else(not_there)
+    }
+
+    /// Kind of the memory at an address, and its GPU. None if the driver does not know it.
+    fn attributes_of(&self, address: u64) -> Result<Option<(u32, i32)>, DriverError> {
+        let (mut kind, mut ordinal) = (0_u32, -1_i32);
+        let about = || format!("for the address {address:#x}");
+        for (attribute, into) in
+            [(MEMORY_TYPE, (&raw mut kind).cast()), (DEVICE_ORDINAL, (&raw mut ordinal).cast())]
+        {
+            // SAFETY: the numbers live until the call returns, and have the attributes' sizes.
+            let rc = unsafe { (self.api.cuPointerGetAttribute)(into, attribute, address) };
+            if rc == sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32 {
+                return Ok(None);
             }
             self.check("cuPointerGetAttribute", rc, about)?;
-            let into = (&raw mut ordinal).cast();
-            let rc = (self.api.cuPointerGetAttribute)(into, DEVICE_ORDINAL, address);
-            self.check("cuPointerGetAttribute", rc, about)?;
         }
-        u32::try_from(ordinal).map_err(|_| {
-            DriverError::Invalid(format!("the memory at {address:#x} is on GPU {ordinal}"))
-        })
+        Ok(Some((kind, ordinal)))
+    }
+
+    /// The primary context of a GPU that this process uses. None: it uses none.
+    fn context_in_use(&self) -> Result<Option<Retained<'_>>, DriverError> {
+        for ordinal in 0..self.devices {
+            let about = || format!("for GPU {ordinal}");
+            let (mut device, mut flags, mut active) = (0, 0, 0);
+            let mut context = std::ptr::null_mut();
+            // SAFETY: the numbers live until the calls return.
+            unsafe {
+                let rc = (self.api.cuDeviceGet)(&mut device, ordinal as i32);
+                self.check("cuDeviceGet", rc, about)?;
+                let rc = (self.api.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active);
+                self.check("cuDevicePrimaryCtxGetState", rc, about)?;
+                if active == 0 {
+                    continue;
+                }
+                let rc = (self.api.cuDevicePrimaryCtxRetain)(&mut context, device);
+                self.check("cuDevicePrimaryCtxRetain", rc, about)?;
+            }
+            return Ok(Some(Retained(context, device, self)));
+        }
+        Ok(None)
+    }
+
+    /// Whether this process has initialised the driver library: memory of a GPU exists in it only
+    /// then. It loads nothing and initialises nothing.
+    pub fn is_in_use() -> bool {
+        // SAFETY: what is loaded already runs no initialiser.
+        let Ok(library) = (unsafe { Library::open(Some("libcuda.so.1"), NOT_LOADED) }) else {
+            return false;
+        };
+        type GetCount = unsafe extern "C" fn(*mut i32) -> u32;
+        let mut devices = 0;
+        // SAFETY: the call has this type, and fails before `cuInit`; the number lives until then.
+        unsafe {
+            library
+                .get::<GetCount>(b"cuDeviceGetCount\0")
+                .is_ok_and(|of| of(&mut devices) == SUCCESS)
+        }
     }
 
     pub(crate) fn api(&self) -> &Api {

@@ -226,6 +226,9 @@ def _array_source(
     what = "dst" if dst else "the array"
     shape, code = tuple(interface["shape"]), str(interface["typestr"])
     dtype = _type_of(value, code, what) if typed else "uint8"
+    if cuda and typed and dtype not in ("bool", "uint8") and code[2:] == "1":
+        # Bytes of a type that the protocol lacks, with one dimension more.
+        shape, code = shape[:-1], f"<V{_ITEM_BYTES[dtype]}"
     item = _ITEM_BYTES[dtype] if typed else int(code[2:] if cuda else value.itemsize)
     dense = True
     if interface.get("strides") is not None:

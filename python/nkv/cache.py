@@ -258,7 +258,8 @@ class NanoKVCache(AsyncCalls):
 
         Its bytes do not change while the result, or anything made from it, lives, and nobody may
         write to them. Their space is reused only afterwards, so drop it soon. A value in a GPU is a
-        tensor of torch there, or a :class:`nkv.cuda.DeviceArray`.
+        tensor of torch there, or a :class:`nkv.cuda.DeviceArray`; kernels that are queued do not
+        keep it, so wait for them first.
         """
         try:
             view = self._c.view(key)

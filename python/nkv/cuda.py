@@ -23,7 +23,8 @@ _TRIES = 3
 class DeviceArray:
     """Bytes of an object in a GPU, by ``__cuda_array_interface__``: for CuPy, Numba and torch.
 
-    Its memory stays as it is while this lives. Nobody may write to it.
+    Its memory stays as it is while this lives. Nobody may write to it. Kernels that are queued do
+    not keep it: wait for them before the last reference goes.
     """
 
     def __init__(self, owner: _nkv.ViewInDevice, size: int, shape: arrays.Shape | None) -> None:
@@ -87,12 +88,29 @@ def viewed(view: _nkv.ViewInDevice, library: Library | None) -> Any:
     if wanted == "bytes":
         shape = None
     array = DeviceArray(view, payload, shape)
-    if wanted == "torch" and (library or "torch" in sys.modules) and payload:
+    if wanted == "torch" and (library or "torch" in sys.modules):
         import torch  # noqa: PLC0415 - only who asks for tensors needs it
 
+        device = f"cuda:{_nkv.device_of(view.address)}" if size else "cuda"
         described = shape or arrays.plain(payload)
-        return _typed(torch.as_tensor(DeviceArray(view, payload, None)), described)
+        if not payload:
+            return _typed(torch.empty(0, dtype=torch.uint8, device=device), described)
+        return _typed(torch.as_tensor(_Writable(view, payload), device=device), described)
     return array
+
+
+class _Writable:
+    """Bytes that say that they may be written: torch refuses others."""
+
+    def __init__(self, owner: _nkv.ViewInDevice, size: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (owner.address, False),
+            "version": 3,
+            "stream": None,
+        }
 
 
 def fetched(native: _nkv.Cache, key: Key, device: Any, library: Library | None) -> Any:

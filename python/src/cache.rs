@@ -354,6 +354,7 @@ impl Cache {
         let access = self.handles.with(py, |handle| handle.register_control(rank))?;
         let control = access.control();
         let mut kept = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(KernelAccess::is_alive);
         if kept.iter().all(|known| known.control() != control) {
             kept.push(access);
         }

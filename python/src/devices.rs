@@ -4,22 +4,23 @@
 use crate::buffers::Memory;
 use crate::errors::of_kind;
 use nkv::ErrorKind;
-use nkv_gpu::driver::DriverError;
+use nkv_gpu::driver::{Driver, DriverError};
 use nkv_gpu::vram::{Span, TensorDevices, TensorMemory};
 use nkv_store::Memory as _;
-use nkv_store::op::{DeviceBuffer, Source, Target};
+use nkv_store::memory::DeviceMemory as _;
+use nkv_store::op::{DeviceBuffer, Fill as _, Source, Target};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// `CU_STREAM_LEGACY`: what names no stream was written on it, or on one that it waits for.
+/// `CU_STREAM_LEGACY`: what names no stream was written on it, or on a blocking one.
 const LEGACY_STREAM: u64 = 1;
 
-/// Registered ranges that are in a GPU: first byte and length.
-static RANGES: RwLock<Vec<(usize, usize)>> = RwLock::new(Vec::new());
-/// There is one: most processes have none, and do not look.
+/// Registered ranges that are in a GPU: first byte, length, and how often.
+static RANGES: RwLock<Vec<(usize, usize, usize)>> = RwLock::new(Vec::new());
+/// There was one: most processes have none, and do not look.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// Ranges of a GPU's memory, one after another, as the place of a value.
@@ -44,7 +45,7 @@ impl Tensor {
     /// default stream). None: nothing is in progress.
     #[new]
     fn new(py: Python<'_>, spans: Vec<(u64, usize)>, stream: Option<u64>) -> PyResult<Self> {
-        match tensor(spans, stream) {
+        match py.detach(|| tensor(spans, stream)) {
             Ok(memory) => Ok(Self { memory: Arc::new(memory) }),
             Err(error) => Err(failed(py, &error)),
         }
@@ -68,40 +69,68 @@ impl Tensor {
     }
 }
 
-/// Registers a range of addresses if it is in a GPU, until it is unregistered; returns whether it
-/// is.
+/// The number of the GPU that has the memory at an address.
 #[pyfunction]
-pub(crate) fn register_device(address: usize, size: usize) -> PyResult<bool> {
-    if address.checked_add(size).is_none() {
-        return Err(PyValueError::new_err(format!("{size} bytes at address {address:#x}")));
-    }
-    let is_there = |at: usize| {
-        TensorDevices::of_process().is_ok_and(|devices| devices.device_of(at as u64).is_ok())
-    };
-    if size == 0 || !is_there(address) || !is_there(address + size - 1) {
+pub(crate) fn device_of(py: Python<'_>, address: u64) -> PyResult<u32> {
+    let found = py.detach(|| TensorDevices::of_process()?.device_of(address));
+    found.map_err(|error| failed(py, &error))
+}
+
+/// Registers a range of addresses if it is in a GPU, until it is unregistered as often; returns
+/// whether it is. A process that uses no GPU does not begin to.
+#[pyfunction]
+pub(crate) fn register_device(py: Python<'_>, address: usize, size: usize) -> PyResult<bool> {
+    if size == 0 || address.checked_add(size).is_none() || !Driver::is_in_use() {
         return Ok(false);
     }
+    let found = py.detach(|| TensorDevices::of_process()?.device_of(address as u64));
+    match found {
+        Ok(_) => {}
+        Err(DriverError::Invalid(_)) => return Ok(false),
+        Err(error) => return Err(failed(py, &error)),
+    }
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-    if !ranges.contains(&(address, size)) {
-        ranges.push((address, size));
+    match ranges.iter_mut().find(|known| (known.0, known.1) == (address, size)) {
+        Some(known) => known.2 += 1,
+        None => ranges.push((address, size, 1)),
     }
     ANY.store(true, Ordering::Relaxed);
     Ok(true)
 }
 
-/// Forgets the ranges that begin at an address.
+/// Takes one registration back.
 #[pyfunction]
-pub(crate) fn unregister_device(address: usize) {
+pub(crate) fn unregister_device(address: usize, size: usize) {
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-    ranges.retain(|(start, _)| *start != address);
+    if let Some(known) = ranges.iter_mut().find(|known| (known.0, known.1) == (address, size)) {
+        known.2 -= 1;
+    }
+    ranges.retain(|(.., times)| *times > 0);
+}
+
+/// Bytes from an address to the end of the registered range of a GPU that it is in. None: in none.
+fn room_at(address: usize) -> Option<usize> {
+    if !ANY.load(Ordering::Relaxed) {
+        return None;
+    }
+    let ranges = RANGES.read().unwrap_or_else(PoisonError::into_inner);
+    let within = |(start, size, _): &(usize, usize, usize)| {
+        address.checked_sub(*start).filter(|at| at < size).map(|at| size - at)
+    };
+    ranges.iter().filter_map(within).max()
 }
 
 /// Whether an address is in a registered range of a GPU.
 pub(crate) fn is_device(address: usize) -> bool {
-    ANY.load(Ordering::Relaxed) && {
-        let ranges = RANGES.read().unwrap_or_else(PoisonError::into_inner);
-        ranges.iter().any(|(start, size)| (*start..start + size).contains(&address))
-    }
+    room_at(address).is_some()
+}
+
+/// Copies bytes of the host to an address of it or of a registered range of a GPU.
+#[pyfunction]
+pub(crate) fn copy_to(py: Python<'_>, into: usize, from: usize, size: usize) -> PyResult<()> {
+    let (mut into, from) = (Part::at(py, into, size)?, Memory::at(from, size)?);
+    py.detach(|| into.target().fill(from.bytes()))
+        .map_err(|error| of_kind(py, ErrorKind::Internal, &error.to_string()))
 }
 
 /// A part of a value, or of the place for one.
@@ -131,12 +160,22 @@ impl Part {
 
     /// Memory at an address, as [`Memory::at`].
     pub(crate) fn at(py: Python<'_>, address: usize, size: usize) -> PyResult<Part> {
-        if !is_device(address) {
-            return Memory::at(address, size).map(Part::Host);
+        match room_at(address) {
+            None => Memory::at(address, size).map(Part::Host),
+            Some(_) => Part::device(py, &[(address, size)]),
         }
-        let spans = vec![(address as u64, size)];
-        let memory = tensor(spans, Some(LEGACY_STREAM)).map_err(|error| failed(py, &error))?;
-        Ok(Part::Device(Arc::new(memory)))
+    }
+
+    /// Ranges of addresses that are in registered ranges of a GPU, as one part.
+    fn device(py: Python<'_>, places: &[(usize, usize)]) -> PyResult<Part> {
+        if let Some((at, size)) = places.iter().find(|(at, size)| room_at(*at) < Some(*size)) {
+            return Err(PyValueError::new_err(format!(
+                "{size} bytes at address {at:#x} exceed the registered range of a GPU"
+            )));
+        }
+        let spans = places.iter().map(|(address, size)| (*address as u64, *size)).collect();
+        let memory = py.detach(|| tensor(spans, Some(LEGACY_STREAM)));
+        memory.map(|memory| Part::Device(Arc::new(memory))).map_err(|error| failed(py, &error))
     }
 
     /// Memory at addresses, one part after another. Parts in a GPU that follow one another are one.
@@ -150,9 +189,7 @@ impl Part {
                 rest = later;
             } else {
                 let (some, later) = rest.split_at(together);
-                let spans = some.iter().map(|(address, size)| (*address as u64, *size)).collect();
-                let memory = tensor(spans, Some(LEGACY_STREAM)).map_err(|e| failed(py, &e))?;
-                parts.push(Part::Device(Arc::new(memory)));
+                parts.push(Part::device(py, some)?);
                 rest = later;
             }
         }
@@ -170,6 +207,14 @@ impl Part {
     /// Those of all parts, if the host has them all.
     pub(crate) fn hosts(all: &[Part]) -> Option<Vec<&[u8]>> {
         all.iter().map(Part::host).collect()
+    }
+
+    /// Returns once it may be read and written: what is in its stream is over.
+    pub(crate) async fn settled(&self) -> nkv::Result<()> {
+        let Part::Device(memory) = self else { return Ok(()) };
+        let memory = memory.clone();
+        let waited = tokio::task::spawn_blocking(move || memory.wait()).await;
+        Ok(waited.map_err(|e| nkv::Error::new(ErrorKind::Internal, e.to_string()))??)
     }
 
     /// As what a put takes.

@@ -25,7 +25,7 @@ mod _nkv {
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
-    use crate::devices::{Tensor, register_device, unregister_device};
+    use crate::devices::{Tensor, copy_to, device_of, register_device, unregister_device};
     #[pymodule_export]
     use crate::digest::{seal, unseal};
     #[pymodule_export]

@@ -125,6 +125,7 @@ impl Cache {
         let (key, data) = (arguments::key(key)?.to_vec(), Part::given(data, false)?);
         let (client, options) = (self.beside().clone(), options(wanted));
         let work = async move {
+            data.settled().await?;
             match (data.host(), &trailer[..]) {
                 (Some(bytes), []) => client.put(&key, bytes, &options).await,
                 (Some(bytes), trailer) => client.put_parts(&key, &[bytes, trailer], &options).await,
@@ -153,6 +154,9 @@ impl Cache {
         let (key, mut memory) = (arguments::key(key)?.to_vec(), Part::all(&parts, true)?);
         let client = self.beside().clone();
         let work = async move {
+            for part in &memory {
+                part.settled().await?;
+            }
             let mut parts: Vec<_> = memory.iter_mut().map(Part::target).collect();
             client.get_into_parts(&key, &mut parts).await
         };

@@ -47,6 +47,18 @@ def test_registered_memory_of_a_gpu_is_put_and_filled(
     assert store.batch_put_from_multi_buffers([f"{key}/a", f"{key}/b"], parts, lengths) == [0, 0]
     assert store.get(f"{key}/a") == of[:3_000].tobytes() + of[60_000:60_005].tobytes()
     assert store.get(f"{key}/b") == host[:4_000].tobytes() + of[5:4_006].tobytes()
+    ranges = [[[7, 90_000]]], [[[2_000, 0]]], [[[1_000, 5]]]
+    read = store.get_into_ranges([place.address], [[f"{key}/a"]], *ranges)
+    assert read == [[[1_000, 5]]]
+    stored = of[:3_000].tobytes() + of[60_000:60_005].tobytes()
+    assert place.host()[7:1_007].tobytes() == stored[2_000:3_000]
+    assert place.host()[90_000:90_005].tobytes() == stored[:5]
+    # What goes beyond the range is refused, and another store's end changes nothing.
+    assert store.batch_put_from([f"{key}/c"], [source.address + 99_000], [1_001]) != [0]
+    other = mooncake.MooncakeDistributedStore()
+    assert other.register_buffer(source.address, source.nbytes) == 0
+    other.close()
+    assert store.put_from(f"{key}/d", source.address, 10) == 0
     for array in (source, place):
         assert store.unregister_buffer(array.address) == 0
     store.close()

@@ -20,7 +20,7 @@ pub struct MappedSegment {
     pub control: u64,
     /// Base of the payloads: the same, or an address of the device that they are in.
     pub payload: u64,
-    /// Offset of the first payload byte.
+    /// Offset of the first byte that `payload` is the base of.
     pub payloads: u64,
     /// Length of the segment.
     pub bytes: u64,
@@ -32,13 +32,18 @@ pub struct MappedSegment {
 pub struct KernelAccess {
     registered: Arc<RegisteredHost>,
     // The mapping stays as long as the registration.
-    _peer: Arc<Peer>,
+    peer: Arc<Peer>,
 }
 
 impl KernelAccess {
     /// The base of control words, for kernels.
     pub fn control(&self) -> u64 {
         self.registered.address()
+    }
+
+    /// Whether its rank is still there. If not, drop this: it keeps the rank's memory.
+    pub fn is_alive(&self) -> bool {
+        self.peer.is_alive()
     }
 }
 
@@ -69,7 +74,7 @@ impl Client {
             RegisteredHost::shared(&device, memory)
         };
         let registered = beside_driver(move || register().map_err(StoreError::from)).await?;
-        Ok(KernelAccess { registered, _peer: peer })
+        Ok(KernelAccess { registered, peer })
     }
 
     /// Segments whose payloads this process maps; of each rank the first. They stay mapped while
@@ -79,7 +84,7 @@ impl Client {
         let of = |peer: &Arc<Peer>| {
             let memory = peer.reader.as_ref()?.memory();
             let control = memory.words().base().expose_provenance().get() as u64;
-            let payloads = peer.layout.payloads();
+            let payloads = peer.layout.device_part();
             let device = memory.memory().device_address(payloads.offset, payloads.len);
             let maps = peer.reader.as_ref().is_some_and(Reader::maps_payloads);
             let payload = device.map(|at| at.wrapping_sub(payloads.offset));

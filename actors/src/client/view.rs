@@ -38,6 +38,7 @@ impl Deref for ObjectView {
 }
 
 /// One object in the memory of a device, as [`ObjectView`]: kernels of this process may read it.
+/// Kernels that are queued do not keep it: wait for them before the drop.
 #[derive(Debug)]
 pub struct DeviceView {
     address: u64,
@@ -148,6 +149,8 @@ impl Client {
     fn view_device(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<DeviceView> {
         let (offset, bytes) = (hit.header.payload_base, hit.header.bytes_total);
         let memory = peer.reader.as_ref().map(|reader| reader.memory().memory());
+        // What RDMA devices wrote is there before READY, which was seen.
+        memory.into_iter().for_each(|memory| memory.flush());
         let Some(address) = memory.and_then(|memory| memory.device_address(offset, bytes)) else {
             return Some(Err(Error::unsupported(format!(
                 "it lies on rank {}, in no memory of a device that this process maps ({}): read \

@@ -119,6 +119,10 @@ driver_calls! {
         state.contexts = state.contexts.checked_sub(1).ok_or(code::INVALID_CONTEXT)?;
         Ok(())
     }
+    Init cuDevicePrimaryCtxGetState(_device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        give(flags, 0)?;
+        give(active, c_int::from(state().contexts > 0))
+    }
     Init cuCtxGetCurrent(context: *mut u64) {
         give(context, STACK.with_borrow(|stack| stack.last().copied().unwrap_or(0)))
     }

@@ -75,7 +75,7 @@ driver_calls! {
         give(base, start)?;
         give(bytes, range.bytes)
     }
-    Init cuPointerGetAttribute(into: *mut u32, attribute: c_uint, address: u64) {
+    Context cuPointerGetAttribute(into: *mut u32, attribute: c_uint, address: u64) {
         let state = state();
         let kind = match state.range_of(address) {
             Ok(_) => DEVICE_MEMORY,

@@ -248,6 +248,11 @@ driver_calls! {
             event.ran.add_one();
         })
     }
+    Context cuStreamIsCapturing(of: u64, status: *mut c_uint) {
+        stream(of)?;
+        // Graphs do not exist here; a test says that this one is being recorded.
+        give(status, u32::from(settings::number("MOCK_CUDA_CAPTURING", 0) == of))
+    }
     Context cuEventQuery(handle: u64) {
         let event = event(handle)?;
         let queued = *event.queued.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use sys::{
     CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUipcMemHandle,
     CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmemcpyAttributes,
-    CUmodule, CUpointer_attribute, CUresult, CUstream, CUuuid,
+    CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureStatus, CUuuid,
 };
 
 /// Addresses to copy to, addresses to copy from, sizes, their number; attributes, from which copy
@@ -77,6 +77,7 @@ table! {
     cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxRelease_v2(CUdevice);
+    cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
     cuGetErrorName(CUresult, *mut *const c_char);
@@ -116,7 +117,7 @@ table! {
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);
-    cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
     cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);

@@ -197,6 +197,10 @@ impl Device {
         &self.attributes
     }
 
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
     pub(crate) fn handle(&self) -> CUdevice {
         self.handle
     }

@@ -152,6 +152,7 @@ fn advice(code: u32) -> &'static str {
             "this GPU, driver or container does not allow it; nkv doctor lists what it has"
         }
         802 => "the GPUs' fabric is not ready; check that nvidia-fabricmanager runs",
+        900..=907 => "a CUDA graph is being recorded; put and get outside of it",
         803 | 804 => {
             "the driver library does not fit the kernel module; restart the host after an update, \
              or use a container that fits the driver"

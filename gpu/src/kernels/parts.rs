@@ -165,8 +165,10 @@ pub struct Event {
     event: CUevent,
 }
 
-// SAFETY: an event may be used from any thread.
+// SAFETY: an event may be used from any thread, also from several at once.
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(device: &Arc<Device>) -> Result<Self, DriverError> {

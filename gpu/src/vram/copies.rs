@@ -42,8 +42,8 @@ const SIZES: [u64; 3] = [4 << 10, 32 << 10, 256 << 10];
 const ROUNDS: usize = 3;
 /// A method that took longer is not tried with more bytes.
 const TOO_LONG_NS: u64 = 20_000_000;
-/// What a kernel may take of the device: copies beside a model must not stop it.
-const KERNEL: LaunchOptions = LaunchOptions { multiprocessors: None, threads: None };
+/// Multiprocessors that a kernel takes at most: a model may run beside it.
+const MULTIPROCESSORS: u32 = 16;
 
 /// The method for each number of ranges, and then for each size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,9 +92,12 @@ impl Copies {
                 else {
                     return lane.copy_each(&list);
                 };
+                let there = lane.device().attributes().multiprocessors;
+                let most = u32::try_from(there).unwrap_or(1).clamp(1, MULTIPROCESSORS);
+                let options = LaunchOptions { multiprocessors: Some(most), threads: None };
                 // SAFETY: the caller of the lane ensures that the ranges stay mapped until the copy
                 // has ended, which is waited for.
-                unsafe { kernels.copy(&lane.launch_stream(), KERNEL, &copies)? }.wait()?;
+                unsafe { kernels.copy(&lane.launch_stream(), options, &copies)? }.wait()?;
                 Ok(())
             }
         }

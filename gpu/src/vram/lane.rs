@@ -3,10 +3,8 @@
 
 use super::span::{Cursor, Span};
 use crate::driver::{Current, Device, DriverError};
-use crate::kernels::{Descriptor, Event, LaunchStream, OwnStream};
-use cudarc::driver::sys::{
-    CUmemcpyAttributes, CUmemcpySrcAccessOrder_enum as SourceOrder, CUstream,
-};
+use crate::kernels::{Descriptor, LaunchStream, OwnStream};
+use cudarc::driver::sys::{CUmemcpyAttributes, CUmemcpySrcAccessOrder_enum as SourceOrder};
 use nkv_store::StoreError;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -19,7 +17,6 @@ pub const PIECE: usize = 1 << 20;
 pub struct Lane {
     device: Arc<Device>,
     stream: Arc<OwnStream>,
-    event: Event,
     staging: Option<NonNull<u8>>,
 }
 
@@ -28,8 +25,8 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub fn new(device: &Arc<Device>) -> Result<Self, DriverError> {
-        let (stream, event) = (Arc::new(OwnStream::new(device)?), Event::new(device)?);
-        let mut lane = Self { device: device.clone(), stream, event, staging: None };
+        let stream = Arc::new(OwnStream::new(device)?);
+        let mut lane = Self { device: device.clone(), stream, staging: None };
         let (current, mut staging) = (device.enter()?, std::ptr::null_mut());
         // SAFETY: the pointer lives until the call returns.
         let rc = unsafe { (current.api().cuMemAllocHost_v2)(&mut staging, 2 * PIECE) };
@@ -46,19 +43,6 @@ impl Lane {
     /// Its stream, for kernels.
     pub fn launch_stream(&self) -> LaunchStream {
         LaunchStream::Own(self.stream.clone())
-    }
-
-    /// What is copied later waits for what is in the caller's stream now, without the CPU.
-    pub fn wait_for(&self, stream: u64) -> Result<(), DriverError> {
-        let current = self.device.enter()?;
-        let about = || format!("for stream {stream:#x} on GPU {}", self.device.ordinal());
-        // SAFETY: a handle that is none is an error of the call; the event lives as `self`.
-        let rc = unsafe { (current.api().cuEventRecord)(self.event.raw(), stream as CUstream) };
-        current.check("cuEventRecord", rc, about)?;
-        // SAFETY: both live as `self`.
-        let rc =
-            unsafe { (current.api().cuStreamWaitEvent)(self.stream.raw(), self.event.raw(), 0) };
-        current.check("cuStreamWaitEvent", rc, about)
     }
 
     /// Copies `len` bytes of the device's spans, piece by piece, to `take`, which gets the offset

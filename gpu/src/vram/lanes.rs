@@ -24,6 +24,10 @@ impl Lanes {
         Ok(Self { device: device.clone(), free: Mutex::new(vec![Lane::new(device)?]) })
     }
 
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Runs copies on a lane that nobody else uses meanwhile.
     pub(super) fn run(
         &self,

@@ -6,11 +6,13 @@ use super::lane::Lane;
 use super::lanes::Lanes;
 use super::span::{Cursor, Span, pairs};
 use crate::driver::{Device, Driver, DriverError};
+use crate::kernels::Event;
 use crate::registered::registered;
+use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus_enum as CaptureStatus};
 use nkv_store::memory::{DeviceMemory, HostRegion};
 use nkv_store::{Export, Memory, StoreError, words};
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The devices on which this process has tensors. Each is opened at its first use, and stays open.
@@ -74,17 +76,18 @@ impl TensorDevices {
     }
 
     /// Memory of these ranges, which are in one device. They must stay allocated as long as the
-    /// value lives. Copies wait for what is in `stream` by then: 1 is the legacy default stream, 2
-    /// that of the thread; None: the caller has waited already.
+    /// value lives. Copies wait for what is in `stream` now: 1 is the legacy default stream, 2 that
+    /// of the calling thread; None: the caller has waited already.
     ///
     /// # Errors
-    /// If a range is not in a device, or they are in several.
+    /// If a range is not in a device, or they are in several, or the stream is none, or records a
+    /// graph.
     pub fn tensor(
         &self,
         spans: Vec<Span>,
         stream: Option<u64>,
     ) -> Result<TensorMemory, DriverError> {
-        let mut of: Option<u32> = None;
+        let (mut of, mut bytes): (Option<u32>, u64) = (None, 0);
         for span in spans.iter().filter(|span| span.bytes > 0) {
             let ordinal = self.device_of(span.address)?;
             if of.is_some_and(|of| of != ordinal) {
@@ -97,20 +100,70 @@ impl TensorDevices {
                 )));
             }
             of = Some(ordinal);
+            let end = span.address.checked_add(span.bytes).and(bytes.checked_add(span.bytes));
+            bytes = end.ok_or_else(|| {
+                let (bytes, address) = (span.bytes, span.address);
+                DriverError::Invalid(format!("{bytes} bytes at {address:#x} of a GPU"))
+            })?;
         }
         let copier = self.copier(of.unwrap_or_default())?;
-        let bytes = spans.iter().map(|span| span.bytes).sum();
-        Ok(TensorMemory { copier, spans, bytes, stream })
+        let after = stream.map(|stream| After::of(copier.lanes.device(), stream)).transpose()?;
+        Ok(TensorMemory { after, copier, ordinal: of.unwrap_or_default(), spans, bytes })
+    }
+}
+
+/// What is in a caller's stream at some time.
+#[derive(Debug)]
+struct After {
+    event: Event,
+    over: AtomicBool,
+}
+
+impl After {
+    fn of(device: &Arc<Device>, stream: u64) -> Result<Self, DriverError> {
+        let event = Event::new(device)?;
+        let (current, mut status) = (device.enter()?, CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        let about = || format!("for stream {stream:#x} on GPU {}", device.ordinal());
+        // SAFETY: a handle that is none is an error of the calls; the rest lives until they return.
+        unsafe {
+            let stream = stream as CUstream;
+            let rc = (current.api().cuStreamIsCapturing)(stream, &mut status);
+            current.check("cuStreamIsCapturing", rc, about)?;
+            if status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+                return Err(DriverError::Invalid(format!(
+                    "stream {stream:p} records a CUDA graph: puts and gets copy at once and cannot \
+                     be part of it"
+                )));
+            }
+            let rc = (current.api().cuEventRecord)(event.raw(), stream);
+            current.check("cuEventRecord", rc, about)?;
+        }
+        Ok(Self { event, over: AtomicBool::new(false) })
+    }
+
+    fn wait(&self, device: &Arc<Device>) -> Result<(), DriverError> {
+        if self.over.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let current = device.enter()?;
+        // SAFETY: the event lives as long as `self`.
+        let rc = unsafe { (current.api().cuEventSynchronize)(self.event.raw()) };
+        let about = || format!("for a stream of the caller on GPU {}", device.ordinal());
+        current.check("cuEventSynchronize", rc, about)?;
+        self.over.store(true, Ordering::Release);
+        Ok(())
     }
 }
 
 /// See [`TensorDevices::tensor`]. A copy is complete when it returns.
 #[derive(Debug)]
 pub struct TensorMemory {
+    // Dropped before the device of its event may be.
+    after: Option<After>,
     copier: Arc<Copier>,
+    ordinal: u32,
     spans: Vec<Span>,
     bytes: u64,
-    stream: Option<u64>,
 }
 
 impl TensorMemory {
@@ -126,12 +179,8 @@ impl TensorMemory {
             return Ok(());
         }
         fence(Ordering::SeqCst);
-        self.copier.lanes.run(|lane| {
-            if let Some(stream) = self.stream {
-                lane.wait_for(stream)?;
-            }
-            copies(lane, &mut Cursor::new(&self.spans, offset))
-        })
+        self.wait()?;
+        self.copier.lanes.run(|lane| copies(lane, &mut Cursor::new(&self.spans, offset)))
     }
 
     /// Copies by addresses that the driver knows: of devices, or of registered host memory.
@@ -143,6 +192,12 @@ impl TensorMemory {
         len: usize,
     ) -> Result<(), StoreError> {
         Ok(self.copier.copies.run(lane, direction, pairs(into, from, len as u64))?)
+    }
+
+    /// Whether an address is in the same GPU: copies between two take another call, and access that
+    /// memory of nkv does not give.
+    fn is_beside(&self, address: u64) -> Result<bool, DriverError> {
+        Ok(self.copier.lanes.device().driver().device_of(address)? == self.ordinal)
     }
 
     fn no_words(&self, offset: u64) -> StoreError {
@@ -203,6 +258,11 @@ impl Memory for TensorMemory {
 }
 
 impl DeviceMemory for TensorMemory {
+    fn wait(&self) -> Result<(), StoreError> {
+        let waited = self.after.as_ref().map(|after| after.wait(self.copier.lanes.device()));
+        Ok(waited.unwrap_or(Ok(()))?)
+    }
+
     fn copy_to_host(
         &self,
         offset: u64,
@@ -245,6 +305,11 @@ impl DeviceMemory for TensorMemory {
         address: u64,
         len: usize,
     ) -> Option<Result<(), StoreError>> {
+        match self.is_beside(address) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(e) => return Some(Err(e.into())),
+        }
         let into = [Span { address, bytes: len as u64 }];
         Some(self.run("read", (offset, len), |lane, spans| {
             self.copy(lane, Direction::OnDevice, (&mut Cursor::new(&into, 0), spans), len)
@@ -257,6 +322,11 @@ impl DeviceMemory for TensorMemory {
         address: u64,
         len: usize,
     ) -> Option<Result<(), StoreError>> {
+        match self.is_beside(address) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(e) => return Some(Err(e.into())),
+        }
         let from = [Span { address, bytes: len as u64 }];
         Some(self.run("write", (offset, len), |lane, spans| {
             self.copy(lane, Direction::OnDevice, (spans, &mut Cursor::new(&from, 0)), len)

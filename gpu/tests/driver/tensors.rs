@@ -118,9 +118,9 @@ fn in_stream() -> Done {
     // SAFETY: the pointer lives until the call returns.
     unsafe { sys::cuStreamCreate(&mut stream, 1).result()? };
     let span = Span { address: tensor.0, bytes: 4096 };
-    let memory = devices.tensor(vec![span], Some(stream as u64))?;
     // SAFETY: the bytes live until the stream has copied them.
     unsafe { sys::cuMemcpyHtoDAsync_v2(tensor.0, written.as_ptr().cast(), 4096, stream).result()? };
+    let memory = devices.tensor(vec![span], Some(stream as u64))?;
     let mut seen = vec![0; 4096];
     memory.read(0, &mut seen)?;
     assert!(seen == written, "read before the caller's stream had written it");
@@ -145,10 +145,19 @@ fn wrong_tensors() -> Done {
     assert!(refused.contains("is not in a GPU: give it as memory of the host"), "{refused}");
     let _device = task::device()?;
     let tensor = Tensor::new(64);
-    let memory = devices.tensor(vec![Span { address: tensor.0, bytes: 64 }], Some(0x77))?;
-    let refused = memory.read(0, &mut [0; 8]).unwrap_err().to_string();
-    assert!(refused.contains("cuEventRecord failed with"), "{refused}");
-    assert!(refused.contains("for stream 0x77 on GPU 0"), "{refused}");
+    let span = Span { address: tensor.0, bytes: 64 };
+    let refused = devices.tensor(vec![span], Some(0x77)).unwrap_err().to_string();
+    assert!(refused.contains("cuStreamIsCapturing failed with"), "{refused}");
+    assert!(refused.contains("for stream 0x77 on GPU 0: give a stream"), "{refused}");
+    let refused = devices.tensor(vec![span], Some(2)).unwrap_err().to_string();
+    assert!(refused.contains("records a CUDA graph"), "{refused}");
+    let long = Span { bytes: u64::MAX, ..span };
+    let half = Span { bytes: u64::MAX - tensor.0, ..span };
+    for spans in [vec![long], vec![half, half]] {
+        let refused = devices.tensor(spans, None).unwrap_err().to_string();
+        assert!(refused.contains("bytes at 0x"), "{refused}");
+    }
+    let memory = devices.tensor(vec![span], None)?;
     let refused = memory.write(60, &[0; 5]).unwrap_err().to_string();
     assert!(refused.contains("60") && refused.contains("64"), "{refused}");
     let refused = memory.load(8).unwrap_err().to_string();
@@ -157,7 +166,7 @@ fn wrong_tensors() -> Done {
 }
 
 pub fn what_is_no_tensor_is_refused_and_so_is_what_is_no_stream() {
-    Start::task("wrong_tensors").run().good();
+    Start::task("wrong_tensors").env("MOCK_CUDA_CAPTURING", "2").run().good();
 }
 
 /// Parts of any sizes beside host memory: the same accesses have the same results.

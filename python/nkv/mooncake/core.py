@@ -38,6 +38,8 @@ class Core:
         #: What RDMA devices know of them.
         self._devices: dict[int, _nkv.Registered] = {}
         self._uses_devices = False
+        #: Those that are in a GPU.
+        self._of_gpu: set[int] = set()
         #: The addresses of registered ranges, in order.
         self._starts: list[int] = []
         self._pool: Pool | None = None
@@ -94,7 +96,8 @@ class Core:
         self._c = cast(_nkv.Cache, Sealed(cache)) if sealed else cache
         self._uses_devices = transport in ("auto", "rdma")
         for start, size in self._registered.items():
-            self._register(start, size)
+            if start not in self._of_gpu:
+                self._register(start, size)
         self._host = host or socket.gethostname()
         return OK
 
@@ -104,7 +107,13 @@ class Core:
             self._c.close()
             self._c = None
         self._devices.clear()
+        for buffer_ptr in list(self._of_gpu):
+            self.unregister_buffer(buffer_ptr)
         return OK
+
+    def __del__(self) -> None:
+        for buffer_ptr in list(getattr(self, "_of_gpu", ())):
+            self.unregister_buffer(buffer_ptr)
 
     tearDownAll = close
 
@@ -128,11 +137,19 @@ class Core:
             return INVALID_PARAMS
         if self._registered.get(buffer_ptr) == size:
             return OK
-        if buffer_ptr not in self._registered:
-            bisect.insort(self._starts, buffer_ptr)
-        self._registered[buffer_ptr] = size
         # A GPU's memory is copied by its driver, and not known to RDMA devices.
-        if not _nkv.register_device(buffer_ptr, size):
+        try:
+            of_gpu = _nkv.register_device(buffer_ptr, size)
+        except errors.Error as error:
+            log.error("register_buffer: %s", error)
+            return code_of(error)
+        if buffer_ptr in self._registered:
+            self.unregister_buffer(buffer_ptr)
+        bisect.insort(self._starts, buffer_ptr)
+        self._registered[buffer_ptr] = size
+        if of_gpu:
+            self._of_gpu.add(buffer_ptr)
+        else:
             self._register(buffer_ptr, size)
         return OK
 
@@ -148,11 +165,14 @@ class Core:
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Forgets the range; -600 if it was not registered."""
-        if self._registered.pop(buffer_ptr, None) is None:
+        size = self._registered.pop(buffer_ptr, None)
+        if size is None:
             return INVALID_PARAMS
         self._starts.remove(buffer_ptr)
         self._devices.pop(buffer_ptr, None)
-        _nkv.unregister_device(buffer_ptr)
+        if buffer_ptr in self._of_gpu:
+            self._of_gpu.remove(buffer_ptr)
+            _nkv.unregister_device(buffer_ptr, size)
         return OK
 
     def _room(self, address: int) -> int:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _nkv
+from .. import _nkv, errors
 from .codes import INVALID_PARAMS, OK, code_of
 from .config import ReplicateConfig, log, preferred_rank
 from .core import Core
 
 _Numbers = Sequence[int]
+
+
+def _copied(into: int, source: int, size: int) -> int:
+    """Copies bytes of the host to it or to a GPU; their number, or a code."""
+    try:
+        _nkv.copy_to(into, source, size)
+    except (errors.Error, ValueError) as error:
+        log.debug("%s", error)
+        return code_of(error)
+    return size
 
 
 class Ranges(Core):
@@ -73,9 +82,7 @@ class Ranges(Core):
         done = []
         for to, at, n in zip(into, start, sizes, strict=True):
             fits = min(to, at, n) >= 0 and to + n <= room and at + n <= len(seen)
-            if fits:
-                ctypes.memmove(buffer + to, seen.address + at, n)
-            done.append(n if fits else INVALID_PARAMS)
+            done.append(_copied(buffer + to, seen.address + at, n) if fits else INVALID_PARAMS)
         return done
 
     # A session of reads keeps the values as they are: nothing that it reads can change.
@@ -107,9 +114,8 @@ class Ranges(Core):
         ranges = _ranges(buffers, sizes, start)
         if seen is None or ranges is None or any(at + n > len(seen) for _, n, at in ranges):
             return INVALID_PARAMS
-        for buffer, n, at in ranges:
-            ctypes.memmove(buffer, seen.address + at, n)
-        return sum(sizes)
+        done = [_copied(buffer, seen.address + at, n) for buffer, n, at in ranges]
+        return min(done, default=0) if any(n < 0 for n in done) else sum(sizes)
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
         """Ends the reads of these keys. 0, also if there were none."""

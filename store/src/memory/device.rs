@@ -9,6 +9,15 @@ const PIECE: usize = 256 << 10;
 
 /// Copies between a device's memory and a segment. All bytes have landed when a method returns.
 pub trait DeviceMemory: Memory {
+    /// Waits until whoever gave it is done with it on the device. Copies do so, too; a put does it
+    /// before it claims room.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn wait(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Copies `len` bytes to mapped memory of the host.
     ///
     /// # Errors

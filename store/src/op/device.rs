@@ -50,6 +50,14 @@ impl<'a> DeviceBuffer<'a> {
         Ok(())
     }
 
+    /// See [`DeviceMemory::wait`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn wait(&self) -> Result<(), StoreError> {
+        self.memory.wait()
+    }
+
     /// The same without what is beyond `len` bytes.
     #[must_use]
     pub fn first(&self, len: usize) -> Self {
@@ -98,6 +106,8 @@ impl<'a> DeviceBuffer<'a> {
         if let Some(host) = unsafe { segment.host() }.filter(|host| within(host, offset, len)) {
             self.memory.copy_from_host(into, &host, offset, len)?;
         } else {
+            // What RDMA devices wrote is there before READY, which was seen.
+            segment.flush();
             let address = segment.device_address(offset, len as u64);
             let copied = address.and_then(|from| self.memory.copy_from_device(into, from, len));
             copied.unwrap_or_else(|| {

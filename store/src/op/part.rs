@@ -27,6 +27,22 @@ impl<'a> Source<'a> {
         self.len() == 0
     }
 
+    /// Whether the host has it.
+    pub fn is_host(&self) -> bool {
+        matches!(self, Source::Host(_))
+    }
+
+    /// Waits until it may be read.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn wait(&self) -> Result<(), StoreError> {
+        match self {
+            Source::Host(_) => Ok(()),
+            Source::Device(buffer) => buffer.wait(),
+        }
+    }
+
     /// Writes it at an offset of the segment.
     pub fn write_at(self, offset: u64) -> Op<'a> {
         match self {

@@ -31,18 +31,36 @@ impl Client {
         items: &[(&[u8], &[Source<'_>])],
         opts: &PutOptions,
     ) -> Vec<Result<()>> {
+        let of_host = |i: &usize| items[*i].1.iter().all(Source::is_host);
+        let (host, device): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(of_host);
+        let mut done = vec![None; items.len()];
+        if !host.is_empty() {
+            let parts: Vec<Vec<&[u8]>> = host.iter().map(|i| bytes_of(items[*i].1)).collect();
+            let of_host: Vec<(&[u8], &[&[u8]])> =
+                host.iter().zip(&parts).map(|(i, parts)| (items[*i].0, &parts[..])).collect();
+            let put = self.put_many_parts(&of_host, opts).await;
+            host.into_iter().zip(put).for_each(|(i, put)| done[i] = Some(put));
+        }
         if self.wants_log(opts) && self.check_usable().is_ok() {
-            let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
+            let hashes: Vec<_> = device.iter().map(|i| key_hash(items[*i].0)).collect();
             self.attach_log_owners(&hashes, opts).await;
         }
-        let mut done: Vec<Option<Result<()>>> = Vec::with_capacity(items.len());
         let mut left: Vec<(&[u8], &[Source<'_>])> = Vec::new();
-        for (key, parts) in items {
-            done.push(self.try_put_sources(key, parts, opts));
-            left.extend(matches!(done.last(), Some(None)).then_some((*key, *parts)));
+        for i in device {
+            let (key, parts) = items[i];
+            done[i] = self.try_put_sources(key, parts, opts);
+            left.extend(done[i].is_none().then_some((key, parts)));
         }
-        let mut put = Vec::new();
-        let mut rest = &left[..];
+        filled(done, self.put_left(&left, opts).await)
+    }
+
+    /// Puts those that a log did not take.
+    async fn put_left(
+        &self,
+        left: &[(&[u8], &[Source<'_>])],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        let (mut put, mut rest) = (Vec::new(), left);
         while let [(key, parts), later @ ..] = rest {
             let together = self.joined_together(rest, opts);
             if together == 0 {
@@ -54,7 +72,7 @@ impl Client {
                 rest = later;
             }
         }
-        filled(done, put)
+        put
     }
 
     /// How many of these, first to last, are read into host memory and share requests.
@@ -76,6 +94,10 @@ impl Client {
     ) -> Option<Result<()>> {
         if parts.len() > MOST_PARTS {
             return None;
+        }
+        // Not within a claim, which others would wait for.
+        if let Err(e) = parts.iter().try_for_each(Source::wait) {
+            return Some(Err(Error::from(e).about(key)));
         }
         match self.try_put(key, Value::Sources(parts), opts) {
             TryPut::Done(done) => Some(done),
@@ -130,6 +152,7 @@ impl Client {
         parts: &[Source<'_>],
         opts: &PutOptions,
     ) -> Result<()> {
+        parts.iter().try_for_each(Source::wait)?;
         let bytes = Value::Sources(parts).len() as u64;
         let plan = self.open_for_write(key, bytes, opts).await?;
         let mut offset = 0;
@@ -147,6 +170,15 @@ impl Client {
         self.shared.writes.by_plan.one();
         Ok(())
     }
+}
+
+/// The parts that the host has.
+fn bytes_of<'a>(parts: &[Source<'a>]) -> Vec<&'a [u8]> {
+    let bytes = |part: &Source<'a>| match part {
+        Source::Host(bytes) => Some(*bytes),
+        Source::Device(_) => None,
+    };
+    parts.iter().filter_map(bytes).collect()
 }
 
 fn join(parts: &[Source<'_>]) -> Result<Vec<u8>> {
