@@ -17,6 +17,10 @@ pub trait MemoryDouble: Send + Sync + Debug {
     fn host_base(&self) -> Option<NonNull<u8>> {
         None
     }
+    /// See [`Memory::host_len`].
+    fn host_len(&self) -> u64 {
+        self.inner().host_len()
+    }
     /// See [`Memory::read`].
     ///
     /// # Errors
@@ -69,7 +73,7 @@ impl<D: MemoryDouble> Memory for D {
         MemoryDouble::host_base(self)
     }
     fn host_len(&self) -> u64 {
-        self.inner().host_len()
+        MemoryDouble::host_len(self)
     }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         MemoryDouble::read(self, offset, dst)

@@ -75,6 +75,10 @@ impl Memory for SplitMemory {
         self.border()
     }
 
+    fn payload(&self) -> Option<&dyn Memory> {
+        Some(&*self.payload)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let ((at, control), (beyond, payload)) = self.parts(offset, dst.len())?;
         if !control.is_empty() {

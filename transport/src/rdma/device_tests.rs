@@ -5,7 +5,7 @@ mod vram;
 
 use super::*;
 use crate::Op;
-use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, RemoteAccess};
+use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, RemoteAccess, SegmentBounds};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
@@ -26,7 +26,7 @@ fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
 fn path(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn RemoteAccess>) {
     let offering = fabric.offer().unwrap();
     let (served, answer) = to.accept(&offering.offer()).unwrap();
-    (offering.connect(&answer, SEGMENT, Alive::new()).unwrap(), served)
+    (offering.connect(&answer, SegmentBounds::halves(SEGMENT), Alive::new()).unwrap(), served)
 }
 
 #[test]
@@ -89,7 +89,9 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
         let tries = |change: &dyn Fn(&dyn Verbs) -> Result<(), TransportError>| {
             let offering = fabric.offer().unwrap();
             let (_served, answer) = exported.accept(&offering.offer()).unwrap();
-            let verbs = offering.connect(&answer, 4 * EACH, Alive::new()).unwrap();
+            let verbs = offering
+                .connect(&answer, SegmentBounds { len: 4 * EACH, payloads: 3 * EACH }, Alive::new())
+                .unwrap();
             assert_eq!(verbs.load(at).unwrap(), memory.load(at).unwrap(), "{access:?} is read");
             change(&*verbs).is_ok()
         };
@@ -115,8 +117,17 @@ fn counted_path(
     counts: bool,
     turn: impl FnOnce(&mut Answer),
 ) -> Result<CountedPath, TransportError> {
+    counted_path_to(Arc::new(AnonMemory::new(SEGMENT).unwrap()), pairs, counts, turn)
+}
+
+/// The same, to this segment.
+fn counted_path_to(
+    memory: Arc<dyn Memory>,
+    pairs: usize,
+    counts: bool,
+    turn: impl FnOnce(&mut Answer),
+) -> Result<CountedPath, TransportError> {
     let devices = Devices::open(&FabricConfig { pairs, ..FabricConfig::default() }).unwrap();
-    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported =
         Fabric::export(&devices, memory.clone(), &Part::halves(SEGMENT), counts).unwrap();
     let offering = devices.unconnected().unwrap();
@@ -129,7 +140,7 @@ fn counted_path(
     }
     let mut answer = Answer { paths, one_counts: counts };
     turn(&mut answer);
-    let verbs = offering.join(&answer, SEGMENT, Alive::new())?;
+    let verbs = offering.join(&answer, SegmentBounds::halves(SEGMENT), Alive::new())?;
     Ok(CountedPath { verbs, served, memory, _exported: exported })
 }
 
@@ -209,7 +220,13 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     nobody.number = 0xff_fff0;
     let _ = exported.accept(&Offer { pairs: vec![nobody] });
     let short = Answer { paths: Vec::new(), one_counts: false };
-    assert!(fabric.offer().unwrap().connect(&short, SEGMENT, Alive::new()).is_err());
+    assert!(
+        fabric
+            .offer()
+            .unwrap()
+            .connect(&short, SegmentBounds::halves(SEGMENT), Alive::new())
+            .is_err()
+    );
     verbs.write(TOKEN, 0, &[1; 100]).unwrap();
 }
 

@@ -6,7 +6,9 @@ use super::pair::Pair;
 use super::queue::Queue;
 use super::region::{MemoryLocation, Registration};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange};
+use crate::fabric::{
+    self, Access, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange,
+};
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
@@ -23,6 +25,39 @@ struct Known {
     part: Part,
     address: u64,
     registered: Registration,
+}
+
+/// A part of a segment, and where it lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    offset: u64,
+    part: Part,
+    location: MemoryLocation,
+}
+
+/// Where each part lies. Payload in memory of a device is read back, unless that device orders
+/// what RDMA devices write there with all else that they write.
+fn places(memory: &dyn Memory, parts: &[Part]) -> Result<Vec<Place>, TransportError> {
+    let len = memory.len();
+    if parts.iter().try_fold(0u64, |end, p| end.checked_add(p.len)) != Some(len) {
+        return Err(TransportError::Protocol(format!("{parts:?} are not the {len} bytes of it")));
+    }
+    let mut end = 0;
+    let each = parts.iter().filter(|p| p.len > 0).map(|part| {
+        let (offset, mut part) = (end, *part);
+        end += part.len;
+        let location = MemoryLocation::of(memory, offset, part.len).ok_or_else(|| {
+            TransportError::Protocol(format!(
+                "{} bytes at offset {offset} have no one address to register, nor a dma-buf",
+                part.len
+            ))
+        })?;
+        if part.access == Access::Payload && location.needs_reading_back() {
+            part.access = Access::PayloadReadBack;
+        }
+        Ok(Place { offset, part, location })
+    });
+    each.collect()
 }
 
 /// A segment as registered with one device.
@@ -53,36 +88,26 @@ impl Exported {
         parts: &[Part],
         (counts, all): (bool, bool),
     ) -> Result<Self, TransportError> {
-        let location = MemoryLocation::of(&*memory).ok_or_else(|| {
-            TransportError::Protocol(
-                "this memory has neither an address nor a dma-buf to register".to_string(),
-            )
-        })?;
-        let len = memory.len();
-        if parts.iter().try_fold(0u64, |end, p| end.checked_add(p.len)) != Some(len) {
-            return Err(TransportError::Protocol(format!(
-                "{parts:?} are not the {len} bytes of it"
-            )));
-        }
+        let places = places(&*memory, parts)?;
         let (mut windows, mut failed) = (Vec::new(), None);
         for (rail, device) in devices {
-            let (mut known, mut offset) = (Vec::new(), 0);
-            let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
-                let (location, remote) = (location.at(offset), Some(part.access));
-                // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than
-                // the registration; remote hosts write there as the protocol permits.
+            let register = |place: &Place| {
+                let Place { offset, part, location } = *place;
+                // SAFETY: inside the memory, by `places`, which `memory` keeps for longer than the
+                // registration; remote hosts write there as the protocol permits.
                 let registered = unsafe {
-                    Registration::new(&device.domain, location, part.len as usize, remote)
+                    let (domain, remote) = (&device.domain, Some(part.access));
+                    Registration::new(domain, location, part.len as usize, remote)
                 }?;
-                known.push(Known { offset, part: *part, address: location.address(), registered });
-                offset += part.len;
-                Ok(())
-            });
+                Ok(Known { offset, part, address: location.address(), registered })
+            };
+            let registered: Result<Vec<Known>, _> = places.iter().map(register).collect();
             // A served pair posts nothing: its queue stays empty.
-            match registered.and_then(|()| Queue::new(device.context(), 1)) {
-                Ok(queue) => {
+            let both = registered.and_then(|known| Ok((known, Queue::new(device.context(), 1)?)));
+            match both {
+                Ok((parts, queue)) => {
                     let (rail, device) = (*rail, device.clone());
-                    windows.push(Window { rail, device, queue, parts: known });
+                    windows.push(Window { rail, device, queue, parts });
                 }
                 Err(e) if all => return Err(e),
                 Err(error) => {
