@@ -7,7 +7,7 @@
 pub use nkv_actors::{
     AttachedTo, Blocking, BlockingWhenReady, Bytes, Client, ClientConfig, Cluster, Credentials,
     DrainReport, Ended, Environment, Error, ErrorKind, IfExists, MemoryChoice, Node, NodeConfig,
-    NodeStatus, ObjectView, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus,
+    NodeStatus, ObjectView, PinnedStatus, PublishError, PutOptions, Result, Secret, SecretError, SegmentStatus,
     StartError, TransportChoice, WhenReady, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};
