@@ -193,7 +193,7 @@ async fn pin(
     executor: &Executor,
 ) -> Result<Option<Pinned>, StartError> {
     let Some(gpu) = common.config.pool_pinned else { return Ok(None) };
-    if made.payload.is_some() {
+    if made.heap.memory().payload().is_some() {
         tracing::info!(%segment_id, "payloads lie in a GPU: --pool-pinned has nothing to pin");
         return Ok(None);
     }

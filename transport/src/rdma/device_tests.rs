@@ -78,10 +78,12 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
 #[test]
 fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     const EACH: u64 = 1 << 20;
-    let uses = [Access::Read, Access::Count, Access::Words, Access::Payload];
+    const SEGMENT: u64 = 5 * EACH;
+    let uses =
+        [Access::Read, Access::Count, Access::Words, Access::Payload, Access::PayloadReadBack];
     let parts = uses.map(|access| Part { len: EACH, access });
     let fabric = fabric();
-    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(4 * EACH).unwrap());
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported = fabric.export(memory.clone(), &parts, false).unwrap();
     for (at, access) in (0..).step_by(EACH as usize).zip(uses) {
         let at = at + 64;
@@ -90,7 +92,7 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
             let offering = fabric.offer().unwrap();
             let (_served, answer) = exported.accept(&offering.offer()).unwrap();
             let verbs = offering
-                .connect(&answer, SegmentBounds { len: 4 * EACH, payloads: 3 * EACH }, Alive::new())
+                .connect(&answer, SegmentBounds { len: SEGMENT, payloads: 3 * EACH }, Alive::new())
                 .unwrap();
             assert_eq!(verbs.load(at).unwrap(), memory.load(at).unwrap(), "{access:?} is read");
             change(&*verbs).is_ok()
@@ -107,7 +109,7 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
         assert_eq!(memory.load(at).unwrap(), if counts { 9 } else { counted }, "{access:?}");
     }
     let short = fabric.export(memory, &parts[..3], false).unwrap_err().to_string();
-    assert!(short.contains("4194304 bytes"), "{short}");
+    assert!(short.contains("5242880 bytes"), "{short}");
 }
 
 /// A data path of so many pairs whose requests are counted, and its segment. `turn` may change the

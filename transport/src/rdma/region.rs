@@ -152,17 +152,17 @@ fn register(
         return made("ibv_reg_mr", target, calls.by_address(address, len, flags));
     };
     let by_dma_buf = match dma_buf {
-        None => Err(TransportError::Protocol(format!(
+        None => Err(format!(
             "the GPU's driver exports no dma-buf of {len} bytes (Linux 5.12 and NVIDIA's open \
              kernel modules from 515 on do)"
-        ))),
+        )),
         Some(of) => {
             let raw = calls.by_dma_buf(of, address, len, flags);
-            made("ibv_reg_dmabuf_mr", target.as_str(), raw)
+            made("ibv_reg_dmabuf_mr", target.as_str(), raw).map_err(|e| e.to_string())
         }
     };
     by_dma_buf.or_else(|by_dma_buf| {
-        tracing::debug!(%by_dma_buf, "VRAM is registered by its address");
+        tracing::debug!(by_dma_buf, "VRAM is registered by its address");
         let raw = calls.by_address(address, len, flags);
         made("ibv_reg_mr, by nvidia-peermem,", target, raw).map_err(|by_address| {
             TransportError::Protocol(format!(
