@@ -2,6 +2,7 @@
 //! actors, listeners and the tcp agent, joins the cluster, and stops all of them at its end.
 //! Further segments are mounted and unmounted while it runs. It decides nothing about objects.
 
+mod common;
 mod config;
 mod memory;
 mod mount;

@@ -56,7 +56,8 @@ pub struct SettingFlags {
     #[arg(long, action = ArgAction::SetFalse)]
     pub no_prefault: bool,
     /// Pin payloads in host memory, so that copies from and to GPUs go at full rate and kernels can
-    /// access them; 0.1 to 0.3 s/GiB at start, and an error where it cannot be done [default: false]
+    /// access them; 0.1 to 0.3 s/GiB at start, and an error where it cannot be done [default:
+    /// false]
     #[arg(long)]
     pub pool_pinned: bool,
     /// Bytes per page where a put names none; that of rank 0 counts [range: 1 to 4294967295]

@@ -193,9 +193,10 @@ pub enum Access {
     Words,
     /// Read and write; writes may be reordered on their way to memory [I5].
     Payload,
-    /// As [`Access::Payload`], in memory of another device than headers, such as VRAM: what is
-    /// written there may land after a header that is written later. A producer reads back from
-    /// there before it changes a publish word [I4].
+    /// Read and write, with ordered accesses: the beginning of a payload that lies in another
+    /// memory than headers, such as VRAM. What is written to the payload may land after a header
+    /// that is written later, so a producer reads back from here before it changes a publish word
+    /// [I4].
     PayloadReadBack,
 }
 
@@ -314,8 +315,8 @@ pub struct DataPath {
 }
 
 /// Most ranges of one data path: the control block (before, at and after the claim counter);
-/// headers; index and pins; payload.
-const MAX_RANGES: usize = 6;
+/// headers; index and pins; payload (what is read back, and the rest).
+const MAX_RANGES: usize = 7;
 /// Most pairs of one offer; an offer with more is refused.
 pub const MAX_PAIRS: usize = 8;
 

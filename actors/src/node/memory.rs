@@ -1,8 +1,8 @@
 //! The memory of one segment: where it lies, its registration with RDMA devices, and its pinning
 //! for GPUs. All of it is undone when the segment ends. It serves nobody.
 
+use super::common::Common;
 use super::rights;
-use super::segment::Common;
 use super::{MemoryChoice, NodeConfig, StartError};
 use crate::executor::Executor;
 use crate::machine::{DevicePayload, Machine, NewSegment, SegmentKind};

@@ -2,6 +2,7 @@
 //! the master. A node has a first segment, and those mounted while it runs. Each runs on its own
 //! executor and can be taken down alone. It decides nothing about objects.
 
+use super::common::Common;
 use super::memory::{self, Made, Pinned, Wanted};
 use super::watchdog::Watchlist;
 use super::{NodeConfig, StartError};
@@ -34,26 +35,6 @@ use tokio::sync::watch;
 
 /// How long a leaving segment waits until its link has ended.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
-
-/// What all segments of a node share.
-pub(super) struct Common {
-    pub config: NodeConfig,
-    pub env: Environment,
-    // Authenticates connections to the node, and holds its own credentials.
-    pub guard: Arc<Guard>,
-    // The hasher that makes the identities of the job's keys [I16].
-    pub hasher: KeyHasher,
-    // Shares key strings between a master and the owners of this process.
-    pub key_pool: Arc<KeyPool>,
-    // Receives the reason when an actor cannot go on: the node ends.
-    pub failed: watch::Sender<Option<String>>,
-    pub registry: SegmentRegistry,
-    pub siblings: Arc<Siblings>,
-    pub watchlist: Arc<Watchlist>,
-    // The master's term and the cluster's settings, as the first segment received them at its join;
-    // until then no term, and the settings of this node.
-    pub settings: watch::Sender<(Term, Settings)>,
-}
 
 /// Flags that a segment's tasks read. All but `quiet` are set from outside.
 #[derive(Debug, Clone, Default)]

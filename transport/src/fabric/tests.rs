@@ -22,7 +22,8 @@ fn honest(payload: Access) -> Vec<RemoteRange> {
         range(0, 4096, Access::Read),
         range(4096, 32 << 10, Access::Words),
         range(4096 + (32 << 10), border - 4096 - (32 << 10), Access::Read),
-        range(border, BOUNDS.len - border, payload),
+        range(border, 64 << 10, payload),
+        range(border + (64 << 10), BOUNDS.len - border - (64 << 10), Access::Payload),
     ]
 }
 
@@ -42,18 +43,18 @@ fn i19_ranges_that_cannot_be_a_segment_are_refused() {
         ("one too many", |r| r.push(range(BOUNDS.len, 8, Access::Payload))),
         ("more than there can be", |r| {
             let last = r.pop().unwrap();
-            r.extend((0..4).map(|i| {
-                let len = last.len / 4;
+            r.extend((0..8).map(|i| {
+                let len = last.len / 8;
                 range(last.offset + i * len, len, last.access)
             }));
         }),
         ("out of order", |r| r.swap(0, 1)),
         ("a gap", |r| r[1].offset += 8),
         ("empty", |r| r.insert(1, range(4096, 0, Access::Read))),
-        ("odd length", |r| r[3].len -= 1),
+        ("odd length", |r| r[4].len -= 1),
         ("odd address", |r| r[2].address += 4),
-        ("its address overflows", |r| r[3].address = u64::MAX - 7),
-        ("its length overflows", |r| r[3].len = u64::MAX - 7),
+        ("its address overflows", |r| r[4].address = u64::MAX - 7),
+        ("its length overflows", |r| r[4].len = u64::MAX - 7),
         ("headers are payload", |r| r[1].access = Access::PayloadReadBack),
         ("payload is words", |r| r[3].access = Access::Words),
         ("over the border", |r| {
@@ -81,14 +82,14 @@ fn access() -> impl Strategy<Value = Access> {
 
 /// One field of one range that is another: the range, the field, its value.
 fn change() -> impl Strategy<Value = (usize, u8, u64, Access)> {
-    let near = prop_oneof![
+    let number = prop_oneof![
         0..16u64,
         Just(BOUNDS.payloads),
         Just(BOUNDS.payloads - 8),
         Just(BOUNDS.len),
         any::<u64>()
     ];
-    (0..4usize, 0..4u8, near, access())
+    (0..5usize, 0..4u8, number, access())
 }
 
 proptest! {
@@ -96,7 +97,7 @@ proptest! {
     #[test]
     fn i19_whatever_is_taken_is_a_segment(
         changes in prop::collection::vec(change(), 0..3),
-        cut in prop::option::of(0..4usize),
+        cut in prop::option::of(0..5usize),
     ) {
         let mut ranges = honest(Access::PayloadReadBack);
         if let Some(at) = cut {

@@ -7,8 +7,8 @@ use nkv_store::testkit::MemoryDouble;
 use nkv_store::{AnonMemory, StoreError};
 use std::cell::RefCell;
 
-const CONTROL: u64 = 8192;
-const PAYLOAD: u64 = 1 << 20;
+pub(in crate::rdma) const CONTROL: u64 = 8192;
+pub(in crate::rdma) const PAYLOAD: u64 = 1 << 20;
 const ADDRESS: u64 = 0x7000_0000_0000;
 const BUFFER: DmaBuf = DmaBuf { fd: 77, offset: 0 };
 
@@ -38,7 +38,7 @@ impl Double {
 
     fn register(&self, location: MemoryLocation) -> Result<(), String> {
         let registered =
-            register(self, "mlx5_0", location, PAYLOAD as usize, Some(Access::PayloadReadBack));
+            register(self, "mlx5_0", location, PAYLOAD as usize, Some(Access::Payload));
         registered.map(drop).map_err(|e| e.to_string())
     }
 }
@@ -78,7 +78,11 @@ impl MemoryDouble for Vram {
     }
 }
 
-fn segment(dma_buf: Option<DmaBuf>, writes_ordered: bool) -> Result<SplitMemory, StoreError> {
+/// Control words, and such payload.
+pub(in crate::rdma) fn segment(
+    dma_buf: Option<DmaBuf>,
+    writes_ordered: bool,
+) -> Result<SplitMemory, StoreError> {
     let bytes = AnonMemory::new(PAYLOAD)?;
     let control = Arc::new(AnonMemory::new(CONTROL)?);
     let split = SplitMemory::new(control, Arc::new(Vram { bytes, dma_buf, writes_ordered }));
@@ -139,6 +143,15 @@ fn vram_that_neither_way_registers_is_one_error_with_both_reasons_and_remedies()
     let e = Double::new(0, libc::EFAULT).register(payload(None)).unwrap_err();
     assert!(e.contains("exports no dma-buf of 1048576 bytes (Linux 5.12"), "{e}");
     assert!(e.contains("ibv_reg_mr, by nvidia-peermem,") && e.contains("(os error 14)"), "{e}");
+}
+
+#[test]
+fn i4_what_is_read_back_is_registered_without_relaxed_ordering() {
+    let calls = Double::new(0, 0);
+    let (location, access) = (payload(Some(BUFFER)), Some(Access::PayloadReadBack));
+    register(&calls, "mlx5_0", location, 4096, access).map(drop).unwrap();
+    let strict = relaxed() & !flag::IBV_ACCESS_RELAXED_ORDERING.0;
+    assert_eq!(*calls.calls.borrow(), [(Some(BUFFER), ADDRESS, 4096, strict)]);
 }
 
 #[test]
