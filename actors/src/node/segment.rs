@@ -2,14 +2,12 @@
 //! the master. A node has a first segment, and those mounted while it runs. Each runs on its own
 //! executor and can be taken down alone. It decides nothing about objects.
 
+use super::StartError;
 use super::common::Common;
 use super::memory::{self, Made, Pinned, Wanted};
-use super::watchdog::Watchlist;
-use super::{NodeConfig, StartError};
 use crate::actor::{ActorAddr, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::attachment::Published;
-use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
 use crate::machine::{AgentConfig, DataAgent};
@@ -17,16 +15,15 @@ use crate::membership::{LinkState, Membership, Siblings};
 use crate::message::{ExportedMemory, OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{HeapObserver, Owner, OwnerDurable};
-use crate::server::{LocalSegment, RegisteredSegment, SegmentRegistry};
+use crate::server::{LocalSegment, RegisteredSegment};
 use crate::uplink::Uplink;
+use nkv_store::Memory;
 use nkv_store::evict::Watermarks;
 use nkv_store::heap::Heap;
-use nkv_store::{KeyHasher, KeyPool, Memory};
 use nkv_transport::Alive;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
 use nkv_transport::wire::Address;
-use nkv_transport::wire::auth::Guard;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
