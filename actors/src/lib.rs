@@ -46,5 +46,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{
     AttachedTo, Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus,
-    SegmentStatus, StartError,
+    PinnedStatus, SegmentStatus, StartError,
 };

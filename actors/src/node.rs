@@ -2,7 +2,9 @@
 //! actors, listeners and the tcp agent, joins the cluster, and stops all of them at its end.
 //! Further segments are mounted and unmounted while it runs. It decides nothing about objects.
 
+mod common;
 mod config;
+mod memory;
 mod mount;
 mod report;
 mod rights;
@@ -12,6 +14,7 @@ mod status;
 mod watchdog;
 
 pub use config::{MemoryChoice, NodeConfig, StartError};
+pub use memory::PinnedStatus;
 pub(crate) use mount::Segments;
 pub use status::{AttachedTo, NodeStatus, SegmentStatus};
 
@@ -26,12 +29,13 @@ use crate::membership::LinkState;
 use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
 use futures_util::future::join_all;
+use memory::SocketFile;
 use mount::{QUIET_LIMIT_MS, until};
 use nkv_store::KeyHasher;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_store::shm;
 use nkv_transport::wire::auth::Credentials;
-use segment::{SegmentHandle, SegmentHost, SocketFile};
+use segment::{SegmentHandle, SegmentHost};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

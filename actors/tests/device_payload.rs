@@ -1,6 +1,7 @@
 //! Ranks whose payloads lie in a memory that the processor cannot address, as that of a GPU, while
 //! the words before them can be loaded: every call does what it does in host memory.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(unsafe_code, reason = "a double of RDMA devices has a method whose caller promises much")]
 
 mod embedding;
 
@@ -10,21 +11,64 @@ use nkv_actors::machine::{
     AgentConfig, Connected, DataAgent, Machine, NewSegment, OsMachine, SegmentKind,
 };
 use nkv_actors::{
-    Client, ClientConfig, Environment, ErrorKind, MemoryChoice, Node, NodeConfig, TransportChoice,
+    Client, ClientConfig, Environment, ErrorKind, MemoryChoice, Node, NodeConfig, StartError,
+    TransportChoice,
 };
 use nkv_store::memory::SplitMemory;
 use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::TransportError;
+use nkv_transport::fabric::{
+    Answer, Exported, Fabric, FabricConfig, Offer, Offering, Part, RegisteredRange, RemoteAccess,
+};
 use nkv_transport::wire::BoxFuture;
 use nkv_transport::wire::auth::Credentials;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// This machine, with a device whose memory the CPU cannot address.
+/// This machine, with a device whose memory the CPU cannot address, and with RDMA devices that
+/// refuse its memory, if there are any.
 #[derive(Debug)]
-struct WithDevice(OsMachine);
+struct WithDevice(OsMachine, Option<Arc<dyn Fabric>>);
+
+/// RDMA devices that register host memory alone.
+#[derive(Debug)]
+struct HostMemoryOnly;
+
+impl Fabric for HostMemoryOnly {
+    fn describe(&self) -> String {
+        "a device".to_string()
+    }
+    fn export(
+        &self,
+        memory: Arc<dyn Memory>,
+        _: &[Part],
+        _: bool,
+    ) -> Result<Arc<dyn Exported>, TransportError> {
+        match memory.payload() {
+            None => Ok(Arc::new(Self)),
+            Some(_) => Err(TransportError::Protocol("VRAM cannot be registered".to_string())),
+        }
+    }
+    fn offer(&self) -> Result<Box<dyn Offering>, TransportError> {
+        Err(TransportError::Protocol("it offers nothing".to_string()))
+    }
+    unsafe fn register_range(
+        &self,
+        _: NonNull<u8>,
+        _: usize,
+    ) -> Result<RegisteredRange, TransportError> {
+        Ok(RegisteredRange::new(Box::new(())))
+    }
+}
+
+impl Exported for HostMemoryOnly {
+    fn accept(&self, _: &Offer) -> Result<(Arc<dyn RemoteAccess>, Answer), TransportError> {
+        Err(TransportError::Protocol("it serves nobody".to_string()))
+    }
+}
 
 impl Machine for WithDevice {
     fn create(
@@ -39,6 +83,10 @@ impl Machine for WithDevice {
         let control = Arc::new(AnonMemory::new(payloads)?);
         let device = Arc::new(Unaddressable(AnonMemory::new(bytes - payloads)?));
         Ok(NewSegment::private(Arc::new(SplitMemory::new(control, device).unwrap())))
+    }
+    fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
+        let none = || TransportError::Protocol("no devices".to_string());
+        self.1.clone().ok_or_else(none)
     }
     fn boot_id(&self) -> u64 {
         self.0.boot_id()
@@ -75,14 +123,16 @@ impl Machine for WithDevice {
     }
 }
 
-async fn rank(config: NodeConfig) -> Node {
-    let machine = Arc::new(WithDevice(OsMachine));
+async fn start(fabric: Option<Arc<dyn Fabric>>, config: NodeConfig) -> Result<Node, StartError> {
     let mut env = Environment::of_this_process();
-    env.machine = machine;
-    let config = NodeConfig { memory: MemoryChoice::Cuda(0), ..config };
-    let node = Node::start_in(env, config).await.unwrap();
+    env.machine = Arc::new(WithDevice(OsMachine, fabric));
+    let node = Node::start_in(env, config).await?;
     node.ready().await;
-    node
+    Ok(node)
+}
+
+async fn rank(config: NodeConfig) -> Node {
+    start(None, NodeConfig { memory: MemoryChoice::Cuda(0), ..config }).await.unwrap()
 }
 
 async fn by_tcp(node: &Node) -> Client {
@@ -149,5 +199,48 @@ async fn what_is_read_outlives_a_lap_of_the_log() {
     }
     assert!(node.status().owner.log_copies > 0);
     assert!(read().await);
+    node.stop().await;
+}
+
+/// Starts a rank whose RDMA devices refuse VRAM, named or not.
+async fn refused(memory: MemoryChoice, named: bool) -> Result<Node, StartError> {
+    let devices = if named { vec!["a device".to_string()] } else { Vec::new() };
+    let fabric = Some(FabricConfig { devices, ..FabricConfig::default() });
+    let config = NodeConfig { memory, fabric, ..with_log("device-refused") };
+    start(Some(Arc::new(HostMemoryOnly)), config).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vram_that_rdma_devices_refuse_is_served_by_tcp_unless_they_were_named() {
+    let node = refused(MemoryChoice::Cuda(0), false).await.unwrap();
+    assert_eq!(node.info().fabric, None);
+    let client = by_tcp(&node).await;
+    client.put(b"key", &bytes(70_000, 1), &logged(0)).await.unwrap();
+    assert_eq!(client.get(b"key").await.unwrap(), bytes(70_000, 1));
+    node.stop().await;
+    let error = refused(MemoryChoice::Cuda(0), true).await.unwrap_err().to_string();
+    assert!(error.starts_with("RDMA: ") && error.ends_with("VRAM cannot be registered"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_takes_dram_where_the_named_devices_refuse_vram_and_vram_where_none_are_named() {
+    for (named, shared) in [(true, true), (false, false)] {
+        let node = refused(MemoryChoice::Auto(0), named).await.unwrap();
+        let info = node.info();
+        assert_eq!(info.memory.name().is_some(), shared, "{:?}", info.memory);
+        assert_eq!(info.fabric.is_some(), shared, "{:?}", info.fabric);
+        node.client().put(b"key", &bytes(4_096, 1), &logged(0)).await.unwrap();
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_in_host_memory_is_pinned_or_the_rank_does_not_start() {
+    let pinned = |memory| NodeConfig { memory, pool_pinned: Some(0), ..with_log("device-pinned") };
+    let error = start(None, pinned(MemoryChoice::Shm)).await.unwrap_err().to_string();
+    assert!(error.contains("--pool-pinned: ") && error.contains("has no GPU"), "{error}");
+    // Its payloads lie in a device, which needs no pinning.
+    let node = start(None, pinned(MemoryChoice::Auto(0))).await.unwrap();
+    assert_eq!(node.status().pinned, None);
     node.stop().await;
 }

@@ -97,7 +97,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, c
 #[cfg(test)]
 mod tests {
     use super::{KEYS, command, parse, with_choices};
-    use nkv_programs::node_settings::{flag, variable};
+    use nkv_programs::node_settings::{SWITCHES, flag, variable};
     use std::ffi::OsString;
 
     fn flags(args: &[&str]) -> super::Flags {
@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(flags.values.get("heap_bytes").map(String::as_str), Some("64KiB"));
         assert_eq!(flags.values.get("rank").map(String::as_str), Some("2"));
         assert!(flags.print_config && flags.config.is_none());
-        for flag in KEYS.iter().filter(|key| *key != "prefault").map(|key| flag(key)) {
+        for flag in KEYS.iter().filter(|key| !SWITCHES.contains(&key.as_str())).map(|key| flag(key))
+        {
             assert_eq!(self::flags(&[&flag, "x"]).values.len(), 1, "{flag}");
             assert_eq!(self::flags(&[&flag, "-1"]).values.len(), 1, "{flag}");
         }
@@ -128,6 +129,13 @@ mod tests {
         assert_eq!(value(&["--no-prefault"]).as_deref(), Some("false"));
         assert_eq!(value(&["--no-prefault", "--prefault"]).as_deref(), Some("true"));
         assert_eq!(value(&["--prefault", "--no-prefault"]).as_deref(), Some("false"));
+    }
+
+    #[test]
+    fn pinning_is_a_switch() {
+        let value = |args: &[&str]| flags(args).values.get("pool_pinned").cloned();
+        assert_eq!(value(&[]), None);
+        assert_eq!(value(&["--pool-pinned"]).as_deref(), Some("true"));
     }
 
     #[test]

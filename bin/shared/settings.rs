@@ -258,6 +258,7 @@ fn heap_use(
         _ => MemoryChoice::Shm,
     };
     node.prefault = r.take("prefault", boolean, node.prefault)?;
+    node.pool_pinned = r.take("pool_pinned", boolean, false)?.then_some(gpu);
     let page_bytes = |text: &str| {
         let bytes = parse_bytes(text)?;
         u32::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than 4 GiB less one"))

@@ -26,15 +26,25 @@ pub enum Export {
         /// Its name below /dev/shm.
         name: String,
     },
-    /// Memory of a device, such as VRAM, as a dma-buf, which other devices can be given access to.
-    DmaBuf {
-        /// The dma-buf's descriptor; open as long as the memory exists.
-        fd: RawFd,
-        /// Offset in the dma-buf at which the memory begins, a multiple of the host's memory page.
-        offset: u64,
+    /// Memory of a device, such as VRAM, which other devices can be given access to.
+    Device {
         /// Address of the memory for its own device: a device pointer of its driver.
         address: u64,
+        /// The memory as a dma-buf, if its driver gives one.
+        dma_buf: Option<DmaBuf>,
+        /// Every device and processor sees what RDMA devices write here before anything that they
+        /// write later, also in other memory.
+        writes_ordered: bool,
     },
+}
+
+/// Memory of a device as a file that other devices can be given access to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaBuf {
+    /// Open as long as the memory exists.
+    pub fd: RawFd,
+    /// Offset in the dma-buf at which the memory begins, a multiple of the host's memory page.
+    pub offset: u64,
 }
 
 /// One contiguous region: bytes and aligned atomic words, by offset.
@@ -52,6 +62,10 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     /// payload that lies in VRAM.
     fn host_len(&self) -> u64 {
         if self.host_base().is_some() { self.len() } else { 0 }
+    }
+    /// What lies from `host_len()` on, if it is a memory of its own, such as VRAM.
+    fn payload(&self) -> Option<&dyn Memory> {
+        None
     }
     /// What the host's CPU can access, for accesses without a call through a trait object.
     ///

@@ -18,6 +18,10 @@ pub trait MemoryDouble: Send + Sync + Debug {
     fn host_base(&self) -> Option<NonNull<u8>> {
         None
     }
+    /// See [`Memory::host_len`].
+    fn host_len(&self) -> u64 {
+        self.inner().host_len()
+    }
     /// See [`Memory::read`].
     ///
     /// # Errors
@@ -70,7 +74,7 @@ impl<D: MemoryDouble> Memory for D {
         MemoryDouble::host_base(self)
     }
     fn host_len(&self) -> u64 {
-        self.inner().host_len()
+        MemoryDouble::host_len(self)
     }
     fn device_address(&self, offset: u64, len: u64) -> Option<u64> {
         self.inner().device_address(offset, len)

@@ -9,7 +9,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer, Memory};
-use nkv_transport::fabric::{FabricConfig, Part, RegisteredBuffer};
+use nkv_transport::fabric::{FabricConfig, Part, RegisteredBuffer, SegmentBounds};
 use nkv_transport::verbs::{NoObserver, Post};
 use nkv_transport::{Alive, Op, Verbs};
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn main() {
     let exported = fabric.export(memory, &Part::halves(SEGMENT), false).unwrap();
     let offering = fabric.offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer()).unwrap();
-    let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();
+    let verbs = offering.connect(&answer, SegmentBounds::halves(SEGMENT), Alive::new()).unwrap();
     let mut registered =
         RegisteredBuffer::new(&*fabric, Buffer::new(ROUND_BYTES).unwrap()).unwrap();
     let mut plain = vec![7; ROUND_BYTES];

@@ -154,7 +154,7 @@ pub trait Offering: Send + fmt::Debug {
     fn connect(
         self: Box<Self>,
         answer: &Answer,
-        segment_len: u64,
+        segment: SegmentBounds,
         alive: Alive,
     ) -> Result<Arc<dyn Verbs>, TransportError>;
 }
@@ -193,12 +193,22 @@ pub enum Access {
     Words,
     /// Read and write; writes may be reordered on their way to memory [I5].
     Payload,
+    /// Read and write, with ordered accesses: the beginning of a payload that lies in another
+    /// memory than headers, such as VRAM. What is written to the payload may land after a header
+    /// that is written later, so a producer reads back from here before it changes a publish word
+    /// [I4].
+    PayloadReadBack,
 }
 
 impl Access {
     /// Whether remote writes are permitted.
     pub fn writes(self) -> bool {
-        matches!(self, Self::Words | Self::Payload)
+        matches!(self, Self::Words | Self::Payload | Self::PayloadReadBack)
+    }
+
+    /// Whether it is an access to payload, which no header or other word shares.
+    pub fn is_payload(self) -> bool {
+        matches!(self, Self::Payload | Self::PayloadReadBack)
     }
 }
 
@@ -216,6 +226,47 @@ impl Part {
     pub fn halves(segment: u64) -> [Self; 2] {
         let half = |access| Self { len: segment / 2, access };
         [half(Access::Words), half(Access::Payload)]
+    }
+}
+
+/// The bounds of a segment that a client knows from its layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentBounds {
+    /// Length in bytes.
+    pub len: u64,
+    /// Where payloads begin; what precedes them are words.
+    pub payloads: u64,
+}
+
+impl SegmentBounds {
+    /// Those of [`Part::halves`].
+    pub fn halves(segment: u64) -> Self {
+        Self { len: segment, payloads: segment / 2 }
+    }
+
+    /// Checks an owner's ranges: whole words, in order, without gaps, as long as the segment, none
+    /// of them over the border of words and payload, and each with a right of its side.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn check(&self, ranges: &[RemoteRange]) -> Result<(), TransportError> {
+        let fits = |end: u64, r: &RemoteRange| {
+            let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
+            let next = end.checked_add(r.len).filter(|next| *next <= self.len)?;
+            let side =
+                if r.access.is_payload() { end >= self.payloads } else { next <= self.payloads };
+            let known = r.offset == end && even && side && r.address.checked_add(r.len).is_some();
+            known.then_some(next)
+        };
+        let end = ranges.iter().try_fold(0, fits);
+        if ranges.len() > MAX_RANGES || end != Some(self.len) {
+            return Err(TransportError::Protocol(format!(
+                "the ranges of a data path do not add up to a segment of {} bytes whose payloads \
+                 begin at {}",
+                self.len, self.payloads
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -263,18 +314,11 @@ pub struct DataPath {
     pub counts: bool,
 }
 
+/// Most ranges of one data path: the control block (before, at and after the claim counter);
+/// headers; index and pins; payload (what is read back, and the rest).
+const MAX_RANGES: usize = 7;
 /// Most pairs of one offer; an offer with more is refused.
 pub const MAX_PAIRS: usize = 8;
 
 #[cfg(test)]
-mod tests {
-    use super::FabricConfig;
-
-    #[test]
-    fn what_is_asked_for_by_name_or_number_is_particular() {
-        let any = FabricConfig { pairs: 2, ..FabricConfig::default() };
-        assert!(!any.is_particular());
-        assert!(FabricConfig { devices: vec!["rxe0".into()], ..any.clone() }.is_particular());
-        assert!(FabricConfig { gid_index: Some(0), ..any }.is_particular());
-    }
-}
+mod tests;

@@ -43,10 +43,6 @@ use staging::Staging;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most ranges of one data path: the control block (before, at and after the claim counter);
-/// headers; index and pins; payload.
-const MAX_RANGES: usize = 6;
-
 /// One device of this host, as shown by `nkv doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceReport {

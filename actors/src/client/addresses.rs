@@ -71,7 +71,7 @@ impl Client {
         memory.device_address(payloads.offset, payloads.len).ok_or_else(lacks)?;
         let register = move || {
             let device = Device::of_uuid(&Driver::open()?, uuid)?;
-            RegisteredHost::shared(&device, memory)
+            RegisteredHost::new(&device, memory).map(Arc::new)
         };
         let registered = beside_driver(move || register().map_err(StoreError::from)).await?;
         Ok(KernelAccess { registered, peer })

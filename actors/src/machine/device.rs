@@ -2,10 +2,12 @@
 
 use super::{DevicePayload, NewSegment};
 use nkv_gpu::driver::{Device, Driver};
+use nkv_gpu::registered::RegisteredHost;
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
 use nkv_store::memory::SplitMemory;
 use nkv_store::segment_layout::SegmentLayout;
 use nkv_store::{Memory, StoreError};
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -43,6 +45,15 @@ pub(super) fn attach(
     }
     let device = Device::of_uuid(&Driver::open()?, uuid)?;
     split(control, &Arc::new(Vram::import(&device, fd, payloads.len)?))
+}
+
+/// Registers host memory with a GPU.
+pub(super) fn pin(
+    memory: Arc<dyn Memory>,
+    ordinal: u32,
+) -> Result<Box<dyn Any + Send + Sync>, StoreError> {
+    let device = Device::new(Driver::open()?, ordinal)?;
+    Ok(Box::new(RegisteredHost::new(&device, memory)?))
 }
 
 fn split(control: Arc<dyn Memory>, vram: &Arc<Vram>) -> Result<Arc<dyn Memory>, StoreError> {

@@ -2,7 +2,8 @@
 //! and is reached through the node's one control port. Unmounting removes it with its objects, and
 //! leaves nothing behind. Segment 0 is not handled here: it starts and ends with its node.
 
-use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
+use super::common::Common;
+use super::segment::{Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
 use super::status::shown;
 use super::{MemoryChoice, StartError};
 use crate::client::Shared;

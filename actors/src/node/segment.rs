@@ -2,36 +2,29 @@
 //! the master. A node has a first segment, and those mounted while it runs. Each runs on its own
 //! executor and can be taken down alone. It decides nothing about objects.
 
-use super::rights;
-use super::watchdog::Watchlist;
-use super::{MemoryChoice, NodeConfig, StartError};
+use super::StartError;
+use super::common::Common;
+use super::memory::{self, Made, Pinned, Wanted};
 use crate::actor::{ActorAddr, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::attachment::Published;
-use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
-use crate::machine::{AgentConfig, DataAgent, DevicePayload, Machine, NewSegment, SegmentKind};
+use crate::machine::{AgentConfig, DataAgent};
 use crate::membership::{LinkState, Membership, Siblings};
 use crate::message::{ExportedMemory, OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{HeapObserver, Owner, OwnerDurable};
-use crate::server::{LocalSegment, RegisteredSegment, SegmentRegistry};
+use crate::server::{LocalSegment, RegisteredSegment};
 use crate::uplink::Uplink;
+use nkv_store::Memory;
 use nkv_store::evict::Watermarks;
-use nkv_store::fork::ProcessMark;
-use nkv_store::heap::{Heap, HeapConfig};
-use nkv_store::layout::AtomicDomain;
-use nkv_store::shm::SegmentName;
-use nkv_store::{KeyHasher, KeyPool, Memory, StoreError};
+use nkv_store::heap::Heap;
 use nkv_transport::Alive;
-use nkv_transport::fabric::Exported;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
 use nkv_transport::wire::Address;
-use nkv_transport::wire::auth::Guard;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -39,26 +32,6 @@ use tokio::sync::watch;
 
 /// How long a leaving segment waits until its link has ended.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
-
-/// What all segments of a node share.
-pub(super) struct Common {
-    pub config: NodeConfig,
-    pub env: Environment,
-    // Authenticates connections to the node, and holds its own credentials.
-    pub guard: Arc<Guard>,
-    // The hasher that makes the identities of the job's keys [I16].
-    pub hasher: KeyHasher,
-    // Shares key strings between a master and the owners of this process.
-    pub key_pool: Arc<KeyPool>,
-    // Receives the reason when an actor cannot go on: the node ends.
-    pub failed: watch::Sender<Option<String>>,
-    pub registry: SegmentRegistry,
-    pub siblings: Arc<Siblings>,
-    pub watchlist: Arc<Watchlist>,
-    // The master's term and the cluster's settings, as the first segment received them at its join;
-    // until then no term, and the settings of this node.
-    pub settings: watch::Sender<(Term, Settings)>,
-}
 
 /// Flags that a segment's tasks read. All but `quiet` are set from outside.
 #[derive(Debug, Clone, Default)]
@@ -74,8 +47,6 @@ pub(super) struct UnjoinedSegment {
     segment_id: SegmentId,
     pub made: Made,
     agent: Box<dyn DataAgent>,
-    // Its registration with RDMA devices, and which devices.
-    exported: Option<(Arc<dyn Exported>, String)>,
     pub roles: Roles,
     tables: Arc<OwnerTables>,
     uplink: Arc<Uplink>,
@@ -128,6 +99,7 @@ pub(super) struct SegmentHandle {
 pub(super) struct SegmentHost {
     pub segment_handle: SegmentHandle,
     pub agent: Box<dyn DataAgent>,
+    pub pinned: Option<Pinned>,
     alive: Alive,
     _registered: RegisteredSegment,
     _published: Published,
@@ -137,37 +109,22 @@ pub(super) struct SegmentHost {
     _executor: OwnedExecutor,
 }
 
-/// The unix socket's file, removed with the node.
-#[derive(Debug)]
-pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>, ProcessMark);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if self.2.is_here() {
-            self.1.remove_socket(&self.0);
-        }
-    }
-}
-
 impl UnjoinedSegment {
     /// Makes memory, agent and actors.
     pub(super) async fn new(common: &Common, id: u32, bytes: u64) -> Result<Self, StartError> {
         let segment_id = SegmentId { rank: common.config.rank, segment: id };
         let incarnation = common.env.random.u64();
         let executor = common.env.executor()?;
-        // Not on the caller's event loop: prefaulting takes up to seconds per GiB.
-        let (config, machine) = (common.config.clone(), common.env.machine.clone());
-        let making = move || make_memory(&config, &machine, id, bytes, incarnation);
-        let made = executor.executor().beside(making).await??;
+        let wanted = Wanted { segment_id, bytes, incarnation };
+        let made = memory::make(common, wanted, executor.executor()).await?;
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
-        let exported = export(common, segment_id, &made.heap, executor.executor()).await?;
         let tables = Arc::new(OwnerTables::new(grants, &made.heap, common.key_pool.clone()));
         let uplink = Arc::new(Uplink::default());
         let roles =
             start_roles(common, segment_id, &made.heap, (&tables, &uplink), executor.executor());
         let roles = roles.await?;
-        Ok(Self { segment_id, made, agent, exported, roles, tables, uplink, executor })
+        Ok(Self { segment_id, made, agent, roles, tables, uplink, executor })
     }
 
     pub(super) fn executor(&self) -> &Executor {
@@ -192,7 +149,7 @@ impl UnjoinedSegment {
             control,
             local,
             data: Some(self.agent.local_addr().to_string()),
-            fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
+            fabric: self.made.registered.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
             memory: self.made.exported.clone(),
             layout: *self.made.heap.layout(),
@@ -205,7 +162,7 @@ impl UnjoinedSegment {
     /// Registers the segment with its node, and starts its link to the master.
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.roles.owner.clone(), self.tables.clone());
-        let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
+        let exported = self.made.registered.as_ref().map(|(exported, _)| exported.clone());
         let id = info.incarnation;
         let mapped = (info.memory.clone(), self.made.payload.clone());
         let registered =
@@ -241,6 +198,7 @@ impl UnjoinedSegment {
             alive,
             _registered: registered,
             _published: published,
+            pinned: self.made.pinned,
             _name: self.made.name,
             _executor: self.executor,
         }
@@ -293,107 +251,6 @@ impl SegmentHandle {
         }
         matches!(&*self.link.borrow(), LinkState::Left { confirmed: true })
     }
-}
-
-/// A segment's memory, with its names.
-pub(super) struct Made {
-    heap: Heap,
-    exported: ExportedMemory,
-    payload: Option<Arc<dyn DevicePayload>>,
-    pub socket: Option<SocketFile>,
-    name: Option<Box<dyn Send + Sync>>,
-}
-
-fn make_memory(
-    config: &NodeConfig,
-    machine: &Arc<dyn Machine>,
-    id: u32,
-    bytes: u64,
-    incarnation: u64,
-) -> Result<Made, StartError> {
-    let (arena_bytes, log_bytes) = if id == 0 { config.parts() } else { (bytes, 0) };
-    let wanted = HeapConfig {
-        arena_bytes,
-        log_bytes,
-        rank: config.rank,
-        segment_id: u64::from(id),
-        incarnation,
-        boot_id: machine.boot_id(),
-        quarantine_ms: config.quarantine_ms,
-        water_hi: config.water_hi,
-        water_lo: config.water_lo,
-        atomic_domain: config.atomic_domain,
-    };
-    let internal = |e: StoreError| match e {
-        StoreError::NotEnoughMemory(text) => StartError::HeapTooLarge(text),
-        StoreError::InvalidConfig(text) | StoreError::Device(text) => StartError::Config(text),
-        other => StartError::Internal(other.to_string()),
-    };
-    wanted.validate().map_err(internal)?;
-    let bytes = wanted.segment_bytes();
-    let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
-    let create = |kind| machine.create(kind, bytes, config.prefault);
-    let on_device =
-        |ordinal| SegmentKind::Device { name: &called, ordinal, payloads: wanted.control_bytes() };
-    let made = match config.memory {
-        MemoryChoice::Shm => create(SegmentKind::Shared(&called)),
-        MemoryChoice::Private => create(SegmentKind::Private),
-        MemoryChoice::Cuda(ordinal) => create(on_device(ordinal)),
-        // Kernels claim in VRAM alone: there is nothing to fall back to.
-        MemoryChoice::Auto(ordinal) if config.atomic_domain == AtomicDomain::Gpu => {
-            create(on_device(ordinal))
-        }
-        // Nothing registers VRAM with RDMA devices yet.
-        MemoryChoice::Auto(_) if config.needs_devices() => create(SegmentKind::Shared(&called)),
-        MemoryChoice::Auto(ordinal) => create(on_device(ordinal)).or_else(|why| {
-            tracing::info!(%why, "payloads lie in DRAM: no GPU can be used");
-            create(SegmentKind::Shared(&called))
-        }),
-    };
-    let NewSegment { memory, file_name, name, payload } = made.map_err(internal)?;
-    let heap = Heap::format(memory, &wanted).map_err(internal)?;
-    // A node has one socket, named after its first segment.
-    let socket = config.memory != MemoryChoice::Private && id == 0;
-    let socket =
-        socket.then(|| SocketFile(called.socket_path(), machine.clone(), ProcessMark::here()));
-    let exported = match (file_name, &payload) {
-        (Some(name), Some(payload)) => ExportedMemory::Device { name, uuid: payload.uuid() },
-        (Some(name), None) => ExportedMemory::Shared { name },
-        (None, _) => ExportedMemory::Private,
-    };
-    Ok(Made { heap, name, exported, payload, socket })
-}
-
-/// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if
-/// devices were named or a device counts claims; otherwise it is only logged.
-async fn export(
-    common: &Common,
-    segment_id: SegmentId,
-    heap: &Heap,
-    executor: &Executor,
-) -> Result<Option<(Arc<dyn Exported>, String)>, StartError> {
-    let by_nic = common.config.atomic_domain == AtomicDomain::Nic;
-    let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
-    // Without a device nobody could claim in a log whose claims a device counts.
-    let named = wanted.is_particular() || by_nic;
-    let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
-    let parts = rights::of_others(heap, by_nic);
-    // Pins every page: takes seconds per GiB. An error comes with whether there is a device.
-    let registering = move || {
-        let fabric = machine.fabric(&wanted).map_err(|e| (e, false))?;
-        let exported = fabric.export(memory, &parts, by_nic).map_err(|e| (e, true))?;
-        Ok((exported, fabric.describe()))
-    };
-    let (error, is_there) = match executor.beside(registering).await? {
-        Ok(exported) => return Ok(Some(exported)),
-        Err((e, _)) if named => return Err(StartError::Config(format!("RDMA: {e}"))),
-        Err(failed) => failed,
-    };
-    match is_there {
-        true => tracing::warn!(%segment_id, %error, "not reached by rdma"),
-        false => tracing::debug!(%segment_id, %error, "not reached by rdma"),
-    }
-    Ok(None)
 }
 
 fn start_agent(

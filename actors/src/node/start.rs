@@ -1,7 +1,8 @@
 //! Starts a node step by step. If a step fails, Drop takes down what the steps before it made.
 
+use super::common::Common;
 use super::mount::{First, NodeAddresses, Segments};
-use super::segment::{Common, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to};
+use super::segment::{Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to};
 use super::watchdog::{self, Watchlist};
 use super::{Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;

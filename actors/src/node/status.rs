@@ -1,6 +1,7 @@
 //! The status of a node, as shown by `/status`, `/metrics` and `nkv status`.
 
 use super::Node;
+use super::memory::PinnedStatus;
 use super::segment::SegmentHost;
 use crate::actor::ActorStatus;
 use crate::client::peer::{AttachmentUse, Peer};
@@ -39,6 +40,8 @@ pub struct NodeStatus {
     pub owner: OwnerGauges,
     /// The pages in which the first segment lies; absent for private memory.
     pub pages: Option<String>,
+    /// Its registration with a GPU; absent without `--pool-pinned`.
+    pub pinned: Option<PinnedStatus>,
     /// Actors, without those of mounted segments.
     pub actors: Vec<ActorStatus>,
     /// The owners that this node's handle is attached to, and how.
@@ -87,6 +90,8 @@ pub struct SegmentStatus {
     pub owner: OwnerGauges,
     /// The pages in which it lies; absent for private memory.
     pub pages: Option<String>,
+    /// Its registration with a GPU.
+    pub pinned: Option<PinnedStatus>,
     /// Its actors.
     pub actors: Vec<ActorStatus>,
     /// Attachments to it, but those by tcp.
@@ -169,6 +174,7 @@ impl Node {
             view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
             owner: first.owner,
             pages: first.pages,
+            pinned: first.pinned,
             actors,
             attached,
             attachments: first.attachments,
@@ -198,6 +204,7 @@ impl SegmentHost {
             draining: r.is_draining(),
             owner: r.tables.gauges.snapshot(),
             pages: r.info.memory.name().and_then(shm::pages).map(|pages| pages.to_string()),
+            pinned: self.pinned.as_ref().map(|pinned| pinned.status),
             actors: r.roles.watches().map(|actor| actor.status()).collect(),
             attachments: r.tables.attachments.len(),
             agent: agent_status(&*self.agent),

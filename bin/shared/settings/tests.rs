@@ -2,7 +2,7 @@
 
 use super::{Given, Machine, Settings, resolve};
 use crate::launcher::Env;
-use crate::node_settings::{KEYS, flag};
+use crate::node_settings::{KEYS, SWITCHES, flag};
 use nkv_transport::fabric::FabricConfig;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -24,8 +24,12 @@ fn flags(args: &[&str]) -> Given {
         let at = args.iter().rposition(|arg| *arg == name)?;
         Some(args[at + 1].to_string())
     };
-    let typed = KEYS.iter().filter_map(|key| Some((key.as_str(), value(&flag(key))?)));
+    let valued = KEYS.iter().filter(|key| !SWITCHES.contains(&key.as_str()));
+    let typed = valued.filter_map(|key| Some((key.as_str(), value(&flag(key))?)));
     let mut values: BTreeMap<_, _> = typed.collect();
+    if args.contains(&"--pool-pinned") {
+        values.insert("pool_pinned", "true".to_string());
+    }
     if args.contains(&"--no-prefault") {
         values.insert("prefault", "false".to_string());
     }
@@ -224,6 +228,17 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));
     assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));
     assert_eq!((s.http, s.log.as_str()), (None, "debug"));
+}
+
+#[test]
+fn the_pool_is_pinned_with_the_gpu_of_this_rank_if_that_is_asked_for() {
+    let pinned =
+        |args: &[&str], pairs: &[(&str, &str)]| settings(args, pairs).unwrap().node.pool_pinned;
+    assert_eq!(pinned(&[], &[]), None);
+    assert_eq!(pinned(&["--pool-pinned"], &[]), Some(0));
+    assert_eq!(pinned(&["--gpu", "3"], &[("NKV_POOL_PINNED", "true")]), Some(3));
+    assert_eq!(pinned(&["--gpu", "3"], &[("NKV_POOL_PINNED", "off")]), None);
+    assert!(settings(&[], &[("NKV_POOL_PINNED", "maybe")]).unwrap_err().contains("POOL_PINNED"));
 }
 
 #[test]

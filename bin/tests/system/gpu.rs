@@ -13,7 +13,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// A folder where the linker finds the stand-in.
-fn with_driver() -> TempDir {
+pub(crate) fn with_driver() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["libcuda.so", "libcuda.so.1"] {
         std::fs::copy(mock_library::library(), folder.path().join(file)).unwrap();
@@ -22,7 +22,7 @@ fn with_driver() -> TempDir {
 }
 
 /// The node looks for libraries in this folder first.
-fn finds(folder: &Path) -> impl Fn(&mut Command) + use<> {
+pub(crate) fn finds(folder: &Path) -> impl Fn(&mut Command) + use<> {
     let folder = folder.to_path_buf();
     move |command| {
         command.env("LD_LIBRARY_PATH", &folder);
@@ -155,6 +155,90 @@ fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let sentence = ended.sentence();
     assert!(sentence.contains("there is no GPU 7: this process can use 1"), "{sentence}");
     assert!(sentence.contains("--gpu"), "{sentence}");
+}
+
+/// What is left in the stand-in at its process's exit, of one kind.
+fn left(file: &Path, kind: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
+    line.trim().parse().ok()
+}
+
+#[test]
+fn a_pool_is_pinned_at_start_and_at_a_mount_is_shown_and_is_released_at_the_end() {
+    let folder = with_driver();
+    let (calls, leaks) = (folder.path().join("calls"), folder.path().join("leaks"));
+    let files = (finds(folder.path()), calls.clone(), leaks.clone());
+    let mut cluster = ProcessCluster::start(1, move |command| {
+        files.0(command);
+        command.env("MOCK_CUDA_LOG", &files.1).env("MOCK_CUDA_LEAKS", &files.2);
+        command.args(["--pool-pinned", "--heap-bytes", "32MiB", "--log-bytes", "auto"]);
+    });
+    let registered = || {
+        let calls = std::fs::read_to_string(&calls).unwrap();
+        calls.lines().filter(|call| *call == "cuMemHostRegister_v2").count()
+    };
+    let status =
+        || -> serde_json::Value { serde_json::from_str(&cluster.get(0, "/status").1).unwrap() };
+    let pinned = status()["pinned"].clone();
+    assert_eq!((registered(), &pinned["gpu"]), (1, &0.into()), "{pinned}");
+    let bytes = pinned["bytes"].as_u64().unwrap();
+    assert!(bytes > 32 << 20 && pinned["took_ms"].is_u64(), "{pinned}");
+    let log = cluster.node(0).stderr();
+    assert!(log.contains("pinned 0.04 GiB for GPUs in "), "{log}");
+    let client = cluster.connect_by(0, TransportChoice::Auto);
+    client.put(b"key", &vec![7; 1 << 20], &PutOptions::default()).unwrap();
+    assert!(client.get(b"key").unwrap() == vec![7; 1 << 20]);
+    let mount = |command: &[&str]| run_to_end(cluster.cli(0, command), HANGS);
+    assert_eq!(mount(&["mount", "16MiB"]).code, 0);
+    assert_eq!(registered(), 2);
+    assert!(status()["segments"][0]["pinned"]["bytes"].as_u64() > Some(16 << 20));
+    assert_eq!(mount(&["unmount", "1"]).code, 0);
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, HANGS).code, 0);
+    let calls = std::fs::read_to_string(&calls).unwrap();
+    assert_eq!(calls.matches("cuMemHostUnregister").count(), 2);
+    for kind in ["registered", "contexts"] {
+        assert_eq!(left(&leaks, kind), Some(0), "{kind}");
+    }
+}
+
+#[test]
+fn a_pool_that_cannot_be_pinned_ends_the_start_with_one_sentence() {
+    let (folder, nowhere) = (with_driver(), tempfile::tempdir().unwrap());
+    let start = |libraries: &Path, failure: &str, args: &[&str]| {
+        let mut command = node_command(&new_job());
+        finds(libraries)(&mut command);
+        command.env("MOCK_CUDA_FAIL", failure).args(["--heap-bytes", "16MiB", "--pool-pinned"]);
+        let leaks = folder.path().join("failed");
+        command.args(args).env("MOCK_CUDA_LEAKS", &leaks);
+        let ended = run_to_end(command, HANGS);
+        assert_ne!(ended.code, 0, "{failure} {args:?}");
+        assert!(matches!(left(&leaks, "registered"), None | Some(0)), "{failure}");
+        ended.sentence().to_string()
+    };
+    let none = start(nowhere.path(), "", &[]);
+    assert!(
+        none.contains("--pool-pinned: ") && none.contains("install the NVIDIA driver"),
+        "{none}"
+    );
+    for (call, code, remedy) in [
+        ("cuInit", 100, "CUDA_VISIBLE_DEVICES"),
+        ("cuDeviceGetCount", 999, "cuDeviceGetCount failed"),
+        ("cuDevicePrimaryCtxRetain", 2, "OUT_OF_MEMORY"),
+        ("cuCtxPushCurrent_v2", 201, "INVALID_CONTEXT"),
+        ("cuMemHostRegister_v2", 2, "limit of locked memory (ulimit -l unlimited"),
+        ("cuMemHostRegister_v2", 304, "limit of locked memory (ulimit -l unlimited"),
+        ("cuMemHostGetDevicePointer_v2", 999, "cuMemHostGetDevicePointer failed"),
+    ] {
+        let sentence = start(folder.path(), &format!("{call}:{code}"), &[]);
+        assert!(sentence.contains("--pool-pinned: "), "{call}: {sentence}");
+        assert!(sentence.contains(remedy), "{call}: {sentence}");
+    }
+    let absent = start(folder.path(), "", &["--gpu", "3"]);
+    assert!(absent.contains("there is no GPU 3"), "{absent}");
+    let vram = start(folder.path(), "", &["--memory", "cuda"]);
+    assert!(vram.contains("pool_pinned pins payloads in host memory"), "{vram}");
 }
 
 #[test]

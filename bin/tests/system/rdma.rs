@@ -2,6 +2,7 @@
 //! `scripts/rdma-test` runs it in a guest with Soft-RoCE.
 
 mod deaths;
+mod vram;
 
 use crate::cluster_process::{ProcessCluster, until};
 use nkv::message::Existence;

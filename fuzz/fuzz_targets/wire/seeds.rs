@@ -160,8 +160,10 @@ fn offer() -> Offer {
 
 fn answer() -> Answer {
     let access = Access::Words;
-    let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5, access };
-    let path = DataPath { pair: pair(), ranges: vec![range], counts: true };
+    let words = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5, access };
+    let access = Access::PayloadReadBack;
+    let payload = RemoteRange { offset: 1 << 20, len: 1 << 21, address: 1 << 46, key: 6, access };
+    let path = DataPath { pair: pair(), ranges: vec![words, payload], counts: true };
     Answer { paths: vec![Ok(path), Err("no way".to_string())], one_counts: true }
 }
 

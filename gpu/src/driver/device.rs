@@ -44,8 +44,9 @@ pub struct Attributes {
     pub same_host_pointers: bool,
 }
 
-/// RDMA writes are ordered for the device itself.
+/// RDMA writes are ordered for the device itself, or for all devices.
 const ORDERED_FOR_OWNER: i32 = 100;
+const ORDERED_FOR_ALL: i32 = 200;
 /// The host can flush them.
 const FLUSH_BY_HOST: i32 = 1;
 
@@ -94,9 +95,26 @@ impl Attributes {
         })
     }
 
+    /// Host and device are joined by NVLink-C2C or the like, and not by PCIe alone: RDMA writes to
+    /// the device and those to the host may take different paths.
+    fn has_link_to_host(&self) -> bool {
+        self.host_native_atomics
+    }
+
     /// RDMA writes need a flush before the device itself sees them in order.
     pub fn needs_flush(&self) -> bool {
-        self.rdma && self.rdma_writes_ordering < ORDERED_FOR_OWNER
+        let ordered = self.orders_writes_for_owner() && !self.has_link_to_host();
+        self.rdma && !ordered
+    }
+
+    /// The device says that it sees RDMA writes in order.
+    pub(crate) fn orders_writes_for_owner(&self) -> bool {
+        self.rdma_writes_ordering >= ORDERED_FOR_OWNER
+    }
+
+    /// No reader needs a flush to see RDMA writes in order, another RDMA device included.
+    pub fn orders_writes_for_all(&self) -> bool {
+        self.rdma_writes_ordering >= ORDERED_FOR_ALL && !self.has_link_to_host()
     }
 
     /// The host can make that flush.

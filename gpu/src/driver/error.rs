@@ -86,7 +86,7 @@ pub enum DriverError {
     #[error("{0}")]
     Invalid(String),
     /// The driver returned an error.
-    #[error("{call} failed with {name} ({code}), {about}: {}", advice(*.code))]
+    #[error("{call} failed with {name} ({code}), {about}: {}", advice(call, *.code))]
     Call {
         /// The call.
         call: &'static str,
@@ -121,8 +121,13 @@ fn spelled(number: i32) -> String {
 }
 
 /// What to do about an error of the driver.
-fn advice(code: u32) -> &'static str {
+fn advice(call: &str, code: u32) -> &'static str {
     match code {
+        2 | 304 if call == "cuMemHostRegister" => {
+            "the host's memory cannot be pinned; raise the limit of locked memory (ulimit -l \
+             unlimited; systemd: LimitMEMLOCK=infinity; Slurm: \
+             PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit memlock=-1), or pin less"
+        }
         1 => "nkv passed a value that this driver refuses; report it with the driver's version",
         2 => {
             "the GPU has too little free memory; give the segment fewer bytes or free some \
@@ -144,6 +149,7 @@ fn advice(code: u32) -> &'static str {
              or later (580) and a GPU of compute capability 8.0 or later"
         }
         304 => "the operating system refused; check the limits of open files and locked memory",
+        712 => "another part of this process has pinned that memory; pin each mapping once",
         700..=719 => {
             "the GPU's context is lost with all of its memory; a kernel of this process failed \
              before: restart the process, and run it under compute-sanitizer"

@@ -39,7 +39,7 @@ impl LogMemory {
             let why = "the log's payload or its claim word is not in the memory of a GPU";
             return refuse(LOG_PUT, why);
         };
-        let registered = RegisteredHost::shared(device, memory.clone())?;
+        let registered = Arc::new(RegisteredHost::new(device, memory.clone())?);
         let headers = log.header_off(0);
         if headers + u64::from(log.slots()) * 64 > registered.bytes() {
             return refuse(LOG_PUT, "the log's headers are not in memory of the host");

@@ -8,6 +8,7 @@ use crate::driver::DriverError;
 use cudarc::driver::sys::{
     CUflushGPUDirectRDMAWritesScope_enum as Scope, CUflushGPUDirectRDMAWritesTarget_enum as Target,
 };
+use nkv_store::memory::DmaBuf;
 use nkv_store::{Export, Memory, StoreError};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -49,9 +50,7 @@ impl VramMemory {
         copy: impl FnOnce(&Lane, &mut Cursor<'_>) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         StoreError::check_bounds(what, offset, len as u64, self.len())?;
-        if let Some(why) = self.lost.get() {
-            return Err(StoreError::Device(why.clone()));
-        }
+        self.check_not_lost()?;
         if len == 0 {
             return Ok(());
         }
@@ -83,18 +82,41 @@ impl VramMemory {
         })
     }
 
+    /// What RDMA devices wrote before a word that the caller has seen in host memory is seen by
+    /// every later copy from here [I4]. Does nothing where the device orders these writes itself.
+    /// For a reader, once the word is seen and before it copies; [`Memory::read`] does it.
+    ///
+    /// # Errors
+    /// If the flush failed, now or before.
+    pub fn settle_rdma_writes(&self) -> Result<(), StoreError> {
+        if let Err(e) = self.flush_rdma_writes() {
+            tracing::error!("{e}; no byte of this VRAM is read or written any more");
+            let _ = self.lost.set(e.to_string());
+        }
+        self.check_not_lost()
+    }
+
+    fn check_not_lost(&self) -> Result<(), StoreError> {
+        self.lost.get().map_or(Ok(()), |why| Err(StoreError::Device(why.clone())))
+    }
+
     fn flush_rdma_writes(&self) -> Result<(), DriverError> {
         let device = self.range.device();
         let attributes = device.attributes();
         if !attributes.needs_flush() || !attributes.host_can_flush() {
             return Ok(());
         }
+        // For a scope within the device's own order the call does nothing.
+        let scope = match attributes.orders_writes_for_owner() {
+            true => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES,
+            false => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+        };
         let current = device.enter()?;
         // SAFETY: flushes writes to this device, whose context is current.
         let rc = unsafe {
             (current.api().cuFlushGPUDirectRDMAWrites)(
                 Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+                scope,
             )
         };
         let about = || format!("for {} bytes of VRAM", self.len());
@@ -122,12 +144,11 @@ impl Memory for VramMemory {
     }
 
     fn export(&self) -> Export {
-        let address = self.range.address();
-        self.dma_buf.as_ref().map_or(Export::Private, |fd| Export::DmaBuf {
-            fd: fd.as_raw_fd(),
-            offset: 0,
-            address,
-        })
+        Export::Device {
+            address: self.range.address(),
+            dma_buf: self.dma_buf.as_ref().map(|fd| DmaBuf { fd: fd.as_raw_fd(), offset: 0 }),
+            writes_ordered: self.range.device().attributes().orders_writes_for_all(),
+        }
     }
 
     fn host_base(&self) -> Option<NonNull<u8>> {
@@ -140,6 +161,9 @@ impl Memory for VramMemory {
     }
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        if !dst.is_empty() {
+            self.settle_rdma_writes()?;
+        }
         self.read_bytes("read", offset, dst)
     }
 
@@ -151,6 +175,7 @@ impl Memory for VramMemory {
         let mut word = [0; 8];
         StoreError::check_bounds("word", offset, 8, self.len())?;
         Self::aligned(offset)?;
+        self.settle_rdma_writes()?;
         self.read_bytes("word", offset, &mut word)?;
         fence(Ordering::Acquire);
         Ok(u64::from_ne_bytes(word))
@@ -175,9 +200,7 @@ impl Memory for VramMemory {
     /// No stream is waited for: each copy was when it was made.
     fn flush(&self) {
         fence(Ordering::SeqCst);
-        if let Err(e) = self.flush_rdma_writes() {
-            tracing::error!("{e}; no byte of this VRAM is read or written any more");
-            let _ = self.lost.set(e.to_string());
-        }
+        // Every later access returns the error.
+        let _ = self.settle_rdma_writes();
     }
 }

@@ -55,7 +55,12 @@ fn main() -> ExitCode {
             a_tensor_of_this_process_needs_no_mapping,
             memory_that_the_older_calls_do_not_export_is_refused,
             registered_host_memory_has_an_address_for_kernels,
+            rdma_writes_are_ordered_for_all_where_the_device_says_so_and_has_no_other_link,
+            a_mapping_is_pinned_by_its_first_user_until_its_last_one_drops_it,
+            memory_that_cannot_be_pinned_says_which_limit_to_raise_and_leaves_nothing,
             rdma_writes_are_flushed_where_they_are_not_ordered,
+            i4_a_reader_flushes_rdma_writes_once_before_each_copy_where_they_are_not_ordered,
+            i4_a_reader_whose_flush_fails_gets_no_bytes,
             threads_copy_at_the_same_time,
             i4_payload_in_vram_is_visible_before_the_control_word,
         }

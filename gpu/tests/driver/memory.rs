@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use nkv_gpu::kernels::LaunchStream;
 use nkv_gpu::registered::RegisteredHost;
 use nkv_gpu::vram::{CopyMethod, DeviceRange, ForeignVram, TensorHandle, Vram, VramMemory};
-use nkv_store::memory::SplitMemory;
+use nkv_store::memory::{DmaBuf, SplitMemory};
 use nkv_store::{AnonMemory, Export, Memory, StoreError};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub fn tasks() -> Tasks {
         ("everything", everything),
         ("contexts", contexts),
         ("dma_buf", dma_buf),
+        ("observe", observe),
+        ("pinned", pinned),
         ("sizes", sizes),
         ("own_tensor", own_tensor),
         ("not_exported", not_exported),
@@ -105,28 +107,39 @@ pub fn the_context_of_the_caller_is_current_again() {
 fn dma_buf() -> Done {
     let memory = task::vram(&task::device()?, BYTES)?;
     memory.write(100, b"for a NIC")?;
-    match memory.export() {
-        Export::DmaBuf { fd, offset, address } => {
-            let mut there = [0; 9];
-            // SAFETY: open as long as the memory, which outlives the read.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            rustix::io::pread(fd, &mut there, offset + 100)?;
-            assert_eq!((&there, address), (b"for a NIC", memory.range().address()));
-            println!("dma-buf");
-        }
-        other => println!("{other:?}"),
+    let Export::Device { address, dma_buf, writes_ordered } = memory.export() else {
+        return Err(format!("{:?}", memory.export()).into());
+    };
+    assert_eq!(address, memory.range().address());
+    if let Some(DmaBuf { fd, offset }) = dma_buf {
+        let mut there = [0; 9];
+        // SAFETY: open as long as the memory, which outlives the read.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::io::pread(fd, &mut there, offset + 100)?;
+        assert_eq!(&there, b"for a NIC");
     }
+    println!("dma-buf {}, ordered {writes_ordered}", dma_buf.is_some());
     Ok(())
 }
 
 pub fn memory_is_exported_as_a_dma_buf_where_the_device_can() {
-    assert_eq!(Start::task("dma_buf").run().good().text.trim(), "dma-buf");
+    assert_eq!(Start::task("dma_buf").run().good().text.trim(), "dma-buf true, ordered false");
     let without = Start::task("dma_buf").env("MOCK_CUDA_ATTRIBUTES", "124=0").run().good();
-    assert_eq!(without.text.trim(), "Private");
+    assert_eq!(without.text.trim(), "dma-buf false, ordered false");
     assert!(!without.calls.iter().any(|call| call == "cuMemGetHandleForAddressRange"));
     let refused = "cuMemGetHandleForAddressRange:801";
     let refused = Start::task("dma_buf").env("MOCK_CUDA_FAIL", refused).run().good();
-    assert_eq!(refused.text.trim(), "Private");
+    assert_eq!(refused.text.trim(), "dma-buf false, ordered false");
+}
+
+pub fn rdma_writes_are_ordered_for_all_where_the_device_says_so_and_has_no_other_link() {
+    for (attributes, ordered) in
+        [("118=0", false), ("118=100", false), ("118=200", true), ("118=200,86=1", false)]
+    {
+        let ended = Start::task("dma_buf").env("MOCK_CUDA_ATTRIBUTES", attributes).run().good();
+        let expected = format!("dma-buf true, ordered {ordered}");
+        assert_eq!(ended.text.trim(), expected, "{attributes}");
+    }
 }
 
 fn sizes() -> Done {
@@ -207,20 +220,91 @@ pub fn registered_host_memory_has_an_address_for_kernels() {
     Start::task("registered").run().good();
 }
 
+fn pinned() -> Done {
+    let device = task::device()?;
+    let (memory, other) = (Arc::new(AnonMemory::new(BYTES)?), Arc::new(AnonMemory::new(4096)?));
+    let first = RegisteredHost::new(&device, memory.clone())?;
+    let second = RegisteredHost::new(&device, memory.clone())?;
+    let third = RegisteredHost::new(&device, other)?;
+    assert_eq!((first.bytes(), first.address()), (second.bytes(), second.address()));
+    assert_eq!((first.bytes(), third.bytes()), (BYTES, 4096));
+    drop(first);
+    assert!(RegisteredHost::new(&device, memory.clone()).is_err(), "the second one still uses it");
+    drop(second);
+    drop(RegisteredHost::new(&device, memory.clone())?);
+    drop(RegisteredHost::new(&device, memory)?);
+    let vram: Arc<dyn Memory> = Arc::new(task::vram(&device, BYTES)?);
+    let refused = RegisteredHost::new(&device, vram).unwrap_err().to_string();
+    assert!(refused.contains("only host memory"), "{refused}");
+    Ok(())
+}
+
+pub fn a_mapping_is_pinned_by_its_first_user_until_its_last_one_drops_it() {
+    let calls = Start::task("pinned").run().good().calls;
+    let made = calls.iter().filter(|call| *call == "cuMemHostRegister_v2").count();
+    // The first, the third, the refused one, the plain one, and again.
+    assert_eq!(made, 5);
+}
+
+pub fn memory_that_cannot_be_pinned_says_which_limit_to_raise_and_leaves_nothing() {
+    for (call, code, parts) in [
+        ("cuMemHostRegister", 2, ["OUT_OF_MEMORY (2)", "ulimit -l unlimited"]),
+        ("cuMemHostRegister", 304, ["OPERATING_SYSTEM (304)", "--ulimit memlock=-1"]),
+        ("cuMemHostGetDevicePointer", 999, ["UNKNOWN (999)", "dmesg"]),
+    ] {
+        let failure = format!("{call}_v2:{code}");
+        let ended = Start::task("pinned").env("MOCK_CUDA_FAIL", &failure).run();
+        ended.failed_with(&[call, "bytes of host memory on GPU 0"]).failed_with(&parts);
+    }
+}
+
 fn flush() -> Done {
     let memory = task::vram(&task::device()?, BYTES)?;
     memory.flush();
     Ok(())
 }
 
+/// Attributes, and whether RDMA writes are flushed: none are ordered; ordered for the device;
+/// ordered, and the host has another link to the device; no RDMA; the host cannot flush.
+const FLUSHED: [(&str, bool); 5] = [
+    ("118=0", true),
+    ("118=100", false),
+    ("118=100,86=1", true),
+    ("118=0,116=0", false),
+    ("118=0,117=0", false),
+];
+
 pub fn rdma_writes_are_flushed_where_they_are_not_ordered() {
-    for (attributes, flushed) in
-        [("118=0", true), ("118=100", false), ("118=0,116=0", false), ("118=0,117=0", false)]
-    {
+    for (attributes, flushed) in FLUSHED {
         let ended = Start::task("flush").env("MOCK_CUDA_ATTRIBUTES", attributes).run().good();
         let called = ended.calls.iter().any(|call| call == "cuFlushGPUDirectRDMAWrites");
         assert_eq!(called, flushed, "{attributes}");
     }
+}
+
+fn observe() -> Done {
+    let memory = task::vram(&task::device()?, BYTES)?;
+    memory.read(0, &mut [0; 100])?;
+    memory.read(0, &mut [])?;
+    memory.load(8).map(drop).map_err(Into::into)
+}
+
+pub fn i4_a_reader_flushes_rdma_writes_once_before_each_copy_where_they_are_not_ordered() {
+    let (flush, copy) = ("cuFlushGPUDirectRDMAWrites", "cuMemcpyDtoHAsync_v2");
+    for (attributes, flushed) in FLUSHED {
+        let start = Start::task("observe").env("MOCK_CUDA_ATTRIBUTES", attributes);
+        let mut calls = start.run().good().calls;
+        calls.retain(|call| [flush, copy].contains(&&**call));
+        let each: &[&str] = if flushed { &[flush, copy] } else { &[copy] };
+        assert_eq!(calls, each.repeat(2), "{attributes}");
+    }
+}
+
+pub fn i4_a_reader_whose_flush_fails_gets_no_bytes() {
+    let start = Start::task("observe").env("MOCK_CUDA_ATTRIBUTES", "118=0");
+    let ended = start.env("MOCK_CUDA_FAIL", "cuFlushGPUDirectRDMAWrites:999").run();
+    let ended = ended.failed_with(&["cuFlushGPUDirectRDMAWrites failed with CUDA_ERROR_UNKNOWN"]);
+    assert!(!ended.calls.iter().any(|call| call == "cuMemcpyDtoHAsync_v2"));
 }
 
 fn threads() -> Done {

@@ -79,6 +79,10 @@ impl Memory for SplitMemory {
         self.payload.device_address(offset.checked_sub(self.border())?, len)
     }
 
+    fn payload(&self) -> Option<&dyn Memory> {
+        Some(&*self.payload)
+    }
+
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let ((at, control), (beyond, payload)) = self.parts(offset, dst.len())?;
         if !control.is_empty() {

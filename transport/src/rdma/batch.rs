@@ -7,6 +7,7 @@ use super::lane::{CHAIN, Lane, Opcode, Request};
 use super::region::Registration;
 use super::staging::{BUFFER_BYTES, Lease, Staging};
 use crate::error::TransportError;
+use crate::fabric::{Access, RemoteRange};
 use crate::verbs::Op;
 use nkv_store::clock::{BootClock, Clock};
 use std::collections::VecDeque;
@@ -41,6 +42,8 @@ pub(super) fn limit_ns(bytes: u64) -> u64 {
 pub(super) struct Path {
     pub(super) lane: Lane,
     pub(super) staging: Arc<Staging>,
+    // Where to read payload back, if the owner wants that.
+    read_back: Option<u64>,
 }
 
 /// Bytes that arrive in a buffer and are copied to the caller's memory.
@@ -112,16 +115,30 @@ impl<'a> Batch<'a> {
                 self.add_atomic(*offset, Opcode::FetchAdd(*add), old)
             }
             Op::CompareSwap { offset, expect, new, old } => {
+                // A publish word: this pair wrote its payload, by this batch or an earlier one.
+                self.read_payload_back()?;
                 self.add_atomic(*offset, Opcode::CompareSwap(*expect, *new), old)
             }
             // The answer to a read comes after everything before it has reached memory. What a
             // device holds is on the host by now.
             Op::Flush | Op::ReadToDevice { .. } | Op::WriteFromDevice { .. } => {
-                let (_, span) = self.room(0, 8)?;
-                self.push(Opcode::Read, span);
-                Ok(())
+                self.read_word(0)?;
+                self.read_payload_back()
             }
         }
+    }
+
+    /// Where payload is in another memory than headers, its answer comes after the payload that
+    /// was written before has landed; a read of a header would not show that.
+    fn read_payload_back(&mut self) -> Result<(), TransportError> {
+        self.path.read_back.map_or(Ok(()), |offset| self.read_word(offset))
+    }
+
+    /// A read whose word nobody needs, but its answer.
+    fn read_word(&mut self, offset: u64) -> Result<(), TransportError> {
+        let (_, span) = self.room(offset, 8)?;
+        self.push(Opcode::Read, span);
+        Ok(())
     }
 
     /// Appends a write to the previous one if it continues it within the same line, as a header's
@@ -336,6 +353,12 @@ struct RemoteSpan {
 }
 
 impl Path {
+    pub(super) fn new(lane: Lane, staging: Arc<Staging>) -> Self {
+        let wants = |r: &&RemoteRange| r.access == Access::PayloadReadBack;
+        let read_back = lane.ranges.iter().find(wants).map(|r| r.offset);
+        Self { lane, staging, read_back }
+    }
+
     /// The registration of callers' memory, if avoiding the copy is worth it.
     pub(super) fn known(&self, at: *const u8, len: usize) -> Option<Arc<Registration>> {
         (len >= DIRECT_FROM).then(|| self.staging.known(at, len)).flatten()
@@ -355,14 +378,20 @@ impl Path {
 
     /// Remote address of `want` bytes at `offset`; fewer if a range ends before.
     fn span(&self, offset: u64, want: usize) -> Result<RemoteSpan, TransportError> {
-        let inside = |r: &&crate::fabric::RemoteRange| {
-            offset.checked_sub(r.offset).is_some_and(|at| at < r.len)
-        };
-        let range = self.lane.ranges.iter().find(inside).ok_or_else(|| {
-            TransportError::OutOfBounds(format!("no registered memory at offset {offset}"))
-        })?;
-        let at = offset - range.offset;
-        let len = (range.len - at).min(want as u64) as usize;
-        Ok(RemoteSpan { address: range.address + at, key: range.key, len })
+        span_in(&self.lane.ranges, offset, want)
     }
 }
+
+/// The part of `want` bytes at `offset` that one range has: a request never crosses a border.
+fn span_in(ranges: &[RemoteRange], offset: u64, want: usize) -> Result<RemoteSpan, TransportError> {
+    let inside = |r: &&RemoteRange| offset.checked_sub(r.offset).is_some_and(|at| at < r.len);
+    let range = ranges.iter().find(inside).ok_or_else(|| {
+        TransportError::OutOfBounds(format!("no registered memory at offset {offset}"))
+    })?;
+    let at = offset - range.offset;
+    let len = (range.len - at).min(want as u64) as usize;
+    Ok(RemoteSpan { address: range.address + at, key: range.key, len })
+}
+
+#[cfg(test)]
+mod tests;

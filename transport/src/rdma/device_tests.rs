@@ -5,7 +5,7 @@ mod vram;
 
 use super::*;
 use crate::Op;
-use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, RemoteAccess};
+use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, RemoteAccess, SegmentBounds};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
@@ -26,7 +26,7 @@ fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
 fn path(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn RemoteAccess>) {
     let offering = fabric.offer().unwrap();
     let (served, answer) = to.accept(&offering.offer()).unwrap();
-    (offering.connect(&answer, SEGMENT, Alive::new()).unwrap(), served)
+    (offering.connect(&answer, SegmentBounds::halves(SEGMENT), Alive::new()).unwrap(), served)
 }
 
 #[test]
@@ -78,10 +78,12 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
 #[test]
 fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     const EACH: u64 = 1 << 20;
-    let uses = [Access::Read, Access::Count, Access::Words, Access::Payload];
+    const SEGMENT: u64 = 5 * EACH;
+    let uses =
+        [Access::Read, Access::Count, Access::Words, Access::Payload, Access::PayloadReadBack];
     let parts = uses.map(|access| Part { len: EACH, access });
     let fabric = fabric();
-    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(4 * EACH).unwrap());
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported = fabric.export(memory.clone(), &parts, false).unwrap();
     for (at, access) in (0..).step_by(EACH as usize).zip(uses) {
         let at = at + 64;
@@ -89,7 +91,9 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
         let tries = |change: &dyn Fn(&dyn Verbs) -> Result<(), TransportError>| {
             let offering = fabric.offer().unwrap();
             let (_served, answer) = exported.accept(&offering.offer()).unwrap();
-            let verbs = offering.connect(&answer, 4 * EACH, Alive::new()).unwrap();
+            let verbs = offering
+                .connect(&answer, SegmentBounds { len: SEGMENT, payloads: 3 * EACH }, Alive::new())
+                .unwrap();
             assert_eq!(verbs.load(at).unwrap(), memory.load(at).unwrap(), "{access:?} is read");
             change(&*verbs).is_ok()
         };
@@ -105,7 +109,7 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
         assert_eq!(memory.load(at).unwrap(), if counts { 9 } else { counted }, "{access:?}");
     }
     let short = fabric.export(memory, &parts[..3], false).unwrap_err().to_string();
-    assert!(short.contains("4194304 bytes"), "{short}");
+    assert!(short.contains("5242880 bytes"), "{short}");
 }
 
 /// A data path of so many pairs whose requests are counted, and its segment. `turn` may change the
@@ -115,8 +119,17 @@ fn counted_path(
     counts: bool,
     turn: impl FnOnce(&mut Answer),
 ) -> Result<CountedPath, TransportError> {
+    counted_path_to(Arc::new(AnonMemory::new(SEGMENT).unwrap()), pairs, counts, turn)
+}
+
+/// The same, to this segment.
+fn counted_path_to(
+    memory: Arc<dyn Memory>,
+    pairs: usize,
+    counts: bool,
+    turn: impl FnOnce(&mut Answer),
+) -> Result<CountedPath, TransportError> {
     let devices = Devices::open(&FabricConfig { pairs, ..FabricConfig::default() }).unwrap();
-    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported =
         Fabric::export(&devices, memory.clone(), &Part::halves(SEGMENT), counts).unwrap();
     let offering = devices.unconnected().unwrap();
@@ -129,7 +142,7 @@ fn counted_path(
     }
     let mut answer = Answer { paths, one_counts: counts };
     turn(&mut answer);
-    let verbs = offering.join(&answer, SEGMENT, Alive::new())?;
+    let verbs = offering.join(&answer, SegmentBounds::halves(SEGMENT), Alive::new())?;
     Ok(CountedPath { verbs, served, memory, _exported: exported })
 }
 
@@ -209,7 +222,13 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     nobody.number = 0xff_fff0;
     let _ = exported.accept(&Offer { pairs: vec![nobody] });
     let short = Answer { paths: Vec::new(), one_counts: false };
-    assert!(fabric.offer().unwrap().connect(&short, SEGMENT, Alive::new()).is_err());
+    assert!(
+        fabric
+            .offer()
+            .unwrap()
+            .connect(&short, SegmentBounds::halves(SEGMENT), Alive::new())
+            .is_err()
+    );
     verbs.write(TOKEN, 0, &[1; 100]).unwrap();
 }
 

@@ -59,11 +59,18 @@ fn advice(call: &str, errno: i32) -> Option<&'static str> {
              LimitMEMLOCK=infinity; Slurm: PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit \
              memlock=-1), or give smaller heaps"
         }
-        ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::ENOSYS) => {
-            "this device's driver or kernel does not support dma-buf (Linux 5.12 and drivers of \
-             that age do)"
+        ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) => {
+            "this device's driver, libibverbs or kernel does not support dma-buf (Linux 5.12, \
+             rdma-core 34 and drivers of that age do)"
         }
-        ("ibv_reg_mr, by nvidia-peermem,", _) => "is the module nvidia-peermem loaded?",
+        ("ibv_reg_dmabuf_mr", _) => {
+            "dmesg may say why; a GPU behind an IOMMU or without enough BAR1 space cannot be \
+             mapped for another device"
+        }
+        ("ibv_reg_mr, by nvidia-peermem,", _) => {
+            "is the module nvidia-peermem loaded (modprobe nvidia-peermem; it comes with the \
+             NVIDIA driver)?"
+        }
         ("ibv_create_qp" | "ibv_create_cq", libc::ENOMEM) => {
             "the device has no room for another one: fewer processes, or devices with more"
         }

@@ -110,10 +110,11 @@ fn finish(mut flying: InFlightRequest<'_>) -> BatchDone {
 }
 
 /// Whether its answer proves that everything sent before has arrived in memory, as that of an
-/// atomic does. (The answer to a read of payload does not, since it may be executed out of order
-/// [I5].)
+/// atomic does in one memory. Where payload is in another one, a compare-and-swap follows a read of
+/// payload, and a fetch-and-add does not. (The answer to a read of payload does not, since it may
+/// be executed out of order [I5].)
 fn settles(op: &Op<'_>) -> bool {
-    matches!(op, Op::FetchAdd { .. } | Op::CompareSwap { .. } | Op::Flush)
+    matches!(op, Op::CompareSwap { .. } | Op::Flush)
 }
 
 /// Whether no write of their pair is on its way to memory once these are answered.

@@ -2,7 +2,7 @@
 
 use super::open;
 use crate::error::TransportError;
-use crate::fabric::{FabricConfig, Part};
+use crate::fabric::{FabricConfig, Part, SegmentBounds};
 use crate::verbs::Alive;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Memory};
@@ -31,7 +31,7 @@ pub fn loop_back(device: &str, gid_index: Option<u8>) -> Result<LoopBack, Transp
     let exported = fabric.export(memory, &Part::halves(SEGMENT), false)?;
     let offering = fabric.offer()?;
     let (_served, answer) = exported.accept(&offering.offer())?;
-    let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;
+    let verbs = offering.connect(&answer, SegmentBounds::halves(SEGMENT), Alive::new())?;
     let wrong = |what: &str| TransportError::Protocol(format!("{what} came back wrong"));
     let (written, mut read) = ([0xa5; 4096], [0; 4096]);
     let start = BootClock.now_ns();

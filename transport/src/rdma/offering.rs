@@ -1,13 +1,13 @@
 //! The client's end of a data path: unconnected pairs, and their connection to the owner.
 
+use super::Device;
 use super::batch::{Batch, Path, limit_ns};
 use super::lane::{Lane, RdmaCounters};
 use super::pair::Pair;
 use super::queue::Queue;
 use super::verbs::RdmaVerbs;
-use super::{Device, MAX_RANGES};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, DataPath, Offer, RemoteRange};
+use crate::fabric::{self, Answer, DataPath, Offer, SegmentBounds};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::threads::all_at_once;
 use std::sync::Arc;
@@ -35,10 +35,10 @@ impl fabric::Offering for Offering {
     fn connect(
         self: Box<Self>,
         answer: &Answer,
-        segment_len: u64,
+        segment: SegmentBounds,
         alive: Alive,
     ) -> Result<Arc<dyn Verbs>, TransportError> {
-        Ok(Arc::new(self.join(answer, segment_len, alive)?))
+        Ok(Arc::new(self.join(answer, segment, alive)?))
     }
 }
 
@@ -47,7 +47,7 @@ impl Offering {
     pub(super) fn join(
         self,
         answer: &Answer,
-        segment_len: u64,
+        segment: SegmentBounds,
         alive: Alive,
     ) -> Result<RdmaVerbs, TransportError> {
         if answer.paths.len() != self.pairs.len() {
@@ -63,13 +63,13 @@ impl Offering {
         let connected = all_at_once("nkv-connect", pairs, |(unconnected, path)| {
             let name = unconnected.device.name().to_string();
             let met = match path {
-                Ok(path) => unconnected.meet(path, segment_len, &counters),
+                Ok(path) => unconnected.meet(path, segment, &counters),
                 Err(why) => Err(TransportError::Protocol(format!("at the owner: {why}"))),
             };
             (name, met)
         });
         let paths = in_use(tried(connected), answer.one_counts)?;
-        Ok(RdmaVerbs::new(paths, segment_len, alive, counters))
+        Ok(RdmaVerbs::new(paths, segment.len, alive, counters))
     }
 }
 
@@ -77,22 +77,12 @@ impl Offering {
 type Found = Result<(bool, Arc<Path>), TransportError>;
 
 impl UnconnectedPair {
-    fn meet(self, path: &DataPath, segment_len: u64, counters: &Arc<RdmaCounters>) -> Found {
-        let fits = |end: u64, r: &RemoteRange| {
-            let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
-            let known = r.offset == end && even && r.address.checked_add(r.len).is_some();
-            known.then(|| end.checked_add(r.len)).flatten()
-        };
-        let whole = path.ranges.iter().try_fold(0, fits);
-        if whole != Some(segment_len) || path.ranges.len() > MAX_RANGES {
-            return Err(TransportError::Protocol(format!(
-                "the ranges of a data path do not add up to a segment of {segment_len} bytes"
-            )));
-        }
+    fn meet(self, path: &DataPath, segment: SegmentBounds, counters: &Arc<RdmaCounters>) -> Found {
+        segment.check(&path.ranges)?;
         let Self { device, queue, pair, .. } = self;
         pair.connect(&path.pair)?;
         let lane = Lane::new(pair, queue, path.ranges.clone(), counters.clone());
-        Ok((path.counts, Arc::new(Path { lane, staging: device.staging.clone() })))
+        Ok((path.counts, Arc::new(Path::new(lane, device.staging.clone()))))
     }
 }
 

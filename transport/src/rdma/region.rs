@@ -5,10 +5,10 @@ use super::context::Context;
 use super::error::made;
 use crate::error::TransportError;
 use crate::fabric::Access;
+use nkv_store::memory::DmaBuf;
 use nkv_store::{Export, Memory};
 use rdma_sys as sys;
 use rdma_sys::ibv_access_flags as flag;
-use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -60,51 +60,116 @@ fn flags(remote: Option<Access>) -> u32 {
         Some(Access::Read) => read,
         Some(Access::Count) => here | read | atomic,
         Some(Access::Words) => here | read | write | atomic,
+        // The kernel leaves this out where the device does not have it.
         Some(Access::Payload) => here | read | write | flag::IBV_ACCESS_RELAXED_ORDERING,
+        // Its answer shows that earlier writes have landed, so nothing overtakes anything.
+        Some(Access::PayloadReadBack) => here | read | write,
     }
     .0
 }
 
 /// Memory to register.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryLocation {
     /// Memory of this process.
     Host(NonNull<u8>),
-    /// Memory of another device (VRAM): a part of a dma-buf, and its address there.
-    DmaBuf { fd: RawFd, offset: u64, address: u64 },
+    /// Memory of another device (VRAM): its address there, and the dma-buf that it is a part of.
+    Device { address: u64, dma_buf: Option<DmaBuf>, writes_ordered: bool },
 }
 
 impl MemoryLocation {
-    /// The location of a whole segment; none if no device could access it.
-    pub(super) fn of(memory: &dyn Memory) -> Option<Self> {
-        match memory.export() {
-            Export::DmaBuf { fd, offset, address } => Some(Self::DmaBuf { fd, offset, address }),
-            // Of memory of two kinds each part would be registered by itself.
-            _ if memory.host_len() < memory.len() => None,
-            _ => memory.host_base().map(Self::Host),
+    /// The location of `len` bytes of a segment; none if no device could access them, or if they
+    /// lie in two memories.
+    pub(super) fn of(memory: &dyn Memory, offset: u64, len: u64) -> Option<Self> {
+        let (host, end) = (memory.host_len(), offset.checked_add(len)?);
+        if end > memory.len() {
+            return None;
+        }
+        if end <= host {
+            let first = memory.host_base()?.as_ptr().wrapping_add(offset as usize);
+            return NonNull::new(first).map(Self::Host);
+        }
+        let by = offset.checked_sub(host)?;
+        match memory.payload().unwrap_or(memory).export() {
+            Export::Device { address, dma_buf, writes_ordered } => {
+                let dma_buf = dma_buf.map(|b| DmaBuf { offset: b.offset + by, ..b });
+                Some(Self::Device { address: address + by, dma_buf, writes_ordered })
+            }
+            Export::Private | Export::Shm { .. } => None,
         }
     }
 
-    /// The location `by` bytes further on, which must be inside.
-    pub(super) fn at(self, by: u64) -> Self {
-        match self {
-            Self::Host(base) => {
-                let further = base.as_ptr().wrapping_add(by as usize);
-                Self::Host(NonNull::new(further).unwrap_or(base))
-            }
-            Self::DmaBuf { fd, offset, address } => {
-                Self::DmaBuf { fd, offset: offset + by, address: address + by }
-            }
-        }
+    /// Whether what RDMA devices write there may land after what they write to host memory later.
+    pub(super) fn needs_reading_back(self) -> bool {
+        matches!(self, Self::Device { writes_ordered: false, .. })
     }
 
     /// Its address, as used in requests.
     pub(super) fn address(self) -> u64 {
         match self {
             Self::Host(base) => base.as_ptr() as u64,
-            Self::DmaBuf { address, .. } => address,
+            Self::Device { address, .. } => address,
         }
     }
+}
+
+/// The calls that register memory, each null with an errno if it fails. Tests have their own.
+trait RegisterCalls {
+    fn by_address(&self, address: u64, len: usize, flags: u32) -> *mut sys::ibv_mr;
+    fn by_dma_buf(&self, of: DmaBuf, address: u64, len: usize, flags: u32) -> *mut sys::ibv_mr;
+}
+
+/// Those of libibverbs.
+struct Libibverbs<'a>(&'a Domain);
+
+impl RegisterCalls for Libibverbs<'_> {
+    fn by_address(&self, address: u64, len: usize, flags: u32) -> *mut sys::ibv_mr {
+        let base = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the domain lives. That the range may be accessed is the promise of the caller of
+        // `Registration::new`; the kernel refuses a range that is none.
+        unsafe { sys::ibv_reg_mr(self.0.raw(), base, len, flags as i32) }
+    }
+
+    fn by_dma_buf(&self, of: DmaBuf, address: u64, len: usize, flags: u32) -> *mut sys::ibv_mr {
+        let DmaBuf { fd, offset } = of;
+        // SAFETY: as above.
+        unsafe { sys::ibv_reg_dmabuf_mr(self.0.raw(), offset, len, address, fd, flags as i32) }
+    }
+}
+
+/// Registers memory: of a device by its dma-buf, else by its address, which a module of the GPU's
+/// driver then resolves. `device`: the RDMA device's name.
+fn register(
+    calls: &dyn RegisterCalls,
+    device: &str,
+    location: MemoryLocation,
+    len: usize,
+    remote: Option<Access>,
+) -> Result<NonNull<sys::ibv_mr>, TransportError> {
+    let (flags, address) = (flags(remote), location.address());
+    let target = format!("{len} bytes for {device}");
+    let MemoryLocation::Device { dma_buf, .. } = location else {
+        return made("ibv_reg_mr", target, calls.by_address(address, len, flags));
+    };
+    let by_dma_buf = match dma_buf {
+        None => Err(format!(
+            "the GPU's driver exports no dma-buf of {len} bytes (Linux 5.12 and NVIDIA's open \
+             kernel modules from 515 on do)"
+        )),
+        Some(of) => {
+            let raw = calls.by_dma_buf(of, address, len, flags);
+            made("ibv_reg_dmabuf_mr", target.as_str(), raw).map_err(|e| e.to_string())
+        }
+    };
+    by_dma_buf.or_else(|by_dma_buf| {
+        tracing::debug!(by_dma_buf, "VRAM is registered by its address");
+        let raw = calls.by_address(address, len, flags);
+        made("ibv_reg_mr, by nvidia-peermem,", target, raw).map_err(|by_address| {
+            TransportError::Protocol(format!(
+                "VRAM cannot be registered: {by_dma_buf}; and {by_address}"
+            ))
+        })
+    })
 }
 
 /// Registered memory.
@@ -131,25 +196,7 @@ impl Registration {
         len: usize,
         remote: Option<Access>,
     ) -> Result<Self, TransportError> {
-        let flags = flags(remote) as i32;
-        let base = std::ptr::with_exposed_provenance_mut(location.address() as usize);
-        // SAFETY: the range is the caller's promise; the domain lives.
-        let by_address = || unsafe { sys::ibv_reg_mr(domain.raw(), base, len, flags) };
-        let target = format!("{len} bytes for {}", domain.context().name());
-        let raw = match location {
-            MemoryLocation::Host(_) => made("ibv_reg_mr", target, by_address())?,
-            MemoryLocation::DmaBuf { fd, offset, address } => {
-                let pd = domain.raw();
-                // SAFETY: as above.
-                let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };
-                made("ibv_reg_dmabuf_mr", target.as_str(), raw).or_else(|by_buffer| {
-                    // If the kernel or the device does not support it, a module of the GPU's driver
-                    // may resolve its addresses.
-                    let raw = made("ibv_reg_mr, by nvidia-peermem,", target, by_address());
-                    raw.map_err(|e| TransportError::Protocol(format!("{by_buffer}; {e}")))
-                })?
-            }
-        };
+        let raw = register(&Libibverbs(domain), domain.context().name(), location, len, remote)?;
         Ok(Self { raw, domain: domain.clone() })
     }
 
@@ -178,3 +225,6 @@ impl Drop for Registration {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -6,7 +6,9 @@ use super::pair::Pair;
 use super::queue::Queue;
 use super::region::{MemoryLocation, Registration};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange};
+use crate::fabric::{
+    self, Access, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange,
+};
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
@@ -16,6 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// waits for 1.5 s.
 const MEET_LIMIT_NS: u64 = 300_000_000;
 
+/// Bytes at the beginning of a device's payload that are registered without relaxed ordering, to be
+/// read back: a page of a GPU.
+const READ_BACK_BYTES: u64 = 64 << 10;
+
 /// A part of a segment, registered.
 #[derive(Debug)]
 struct Known {
@@ -23,6 +29,47 @@ struct Known {
     part: Part,
     address: u64,
     registered: Registration,
+}
+
+/// A part of a segment, and where it lies.
+#[derive(Debug, Clone, Copy)]
+struct LocatedPart {
+    offset: u64,
+    part: Part,
+    location: MemoryLocation,
+}
+
+fn locate(memory: &dyn Memory, offset: u64, len: u64) -> Result<MemoryLocation, TransportError> {
+    MemoryLocation::of(memory, offset, len).ok_or_else(|| {
+        TransportError::Protocol(format!(
+            "{len} bytes at offset {offset} have no one address to register, nor a dma-buf"
+        ))
+    })
+}
+
+/// Where each part lies. Payload in memory of a device begins with a part that is read back, unless
+/// that device orders what RDMA devices write there with all else that they write.
+fn located(memory: &dyn Memory, parts: &[Part]) -> Result<Vec<LocatedPart>, TransportError> {
+    let len = memory.len();
+    if parts.iter().try_fold(0u64, |end, p| end.checked_add(p.len)) != Some(len) {
+        return Err(TransportError::Protocol(format!("{parts:?} are not the {len} bytes of it")));
+    }
+    let (mut end, mut found) = (0, Vec::new());
+    for part in parts.iter().filter(|p| p.len > 0) {
+        let behind = locate(memory, end, part.len)?.needs_reading_back();
+        let first = match behind && part.access == Access::Payload {
+            true => part.len.min(READ_BACK_BYTES),
+            false => 0,
+        };
+        for (len, access) in [(first, Access::PayloadReadBack), (part.len - first, part.access)] {
+            if len > 0 {
+                let location = locate(memory, end, len)?;
+                found.push(LocatedPart { offset: end, part: Part { len, access }, location });
+                end += len;
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// A segment as registered with one device.
@@ -53,36 +100,26 @@ impl Exported {
         parts: &[Part],
         (counts, all): (bool, bool),
     ) -> Result<Self, TransportError> {
-        let location = MemoryLocation::of(&*memory).ok_or_else(|| {
-            TransportError::Protocol(
-                "this memory has neither an address nor a dma-buf to register".to_string(),
-            )
-        })?;
-        let len = memory.len();
-        if parts.iter().try_fold(0u64, |end, p| end.checked_add(p.len)) != Some(len) {
-            return Err(TransportError::Protocol(format!(
-                "{parts:?} are not the {len} bytes of it"
-            )));
-        }
+        let located = located(&*memory, parts)?;
         let (mut windows, mut failed) = (Vec::new(), None);
         for (rail, device) in devices {
-            let (mut known, mut offset) = (Vec::new(), 0);
-            let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
-                let (location, remote) = (location.at(offset), Some(part.access));
-                // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than
-                // the registration; remote hosts write there as the protocol permits.
+            let register = |located: &LocatedPart| {
+                let LocatedPart { offset, part, location } = *located;
+                // SAFETY: inside the memory, by `located`, which `memory` keeps for longer than the
+                // registration; remote hosts write there as the protocol permits.
                 let registered = unsafe {
-                    Registration::new(&device.domain, location, part.len as usize, remote)
+                    let (domain, remote) = (&device.domain, Some(part.access));
+                    Registration::new(domain, location, part.len as usize, remote)
                 }?;
-                known.push(Known { offset, part: *part, address: location.address(), registered });
-                offset += part.len;
-                Ok(())
-            });
+                Ok(Known { offset, part, address: location.address(), registered })
+            };
+            let registered: Result<Vec<Known>, _> = located.iter().map(register).collect();
             // A served pair posts nothing: its queue stays empty.
-            match registered.and_then(|()| Queue::new(device.context(), 1)) {
-                Ok(queue) => {
+            let both = registered.and_then(|known| Ok((known, Queue::new(device.context(), 1)?)));
+            match both {
+                Ok((parts, queue)) => {
                     let (rail, device) = (*rail, device.clone());
-                    windows.push(Window { rail, device, queue, parts: known });
+                    windows.push(Window { rail, device, queue, parts });
                 }
                 Err(e) if all => return Err(e),
                 Err(error) => {
@@ -234,7 +271,47 @@ impl fabric::RemoteAccess for AccessedPairs {
 
 #[cfg(test)]
 mod tests {
+    use super::super::region::tests::{CONTROL, PAYLOAD, segment};
     use super::*;
+
+    /// Length and right of each part of such a segment.
+    fn parts_of(memory: &dyn Memory, payload: Access) -> Vec<(u64, Access)> {
+        let part = |len, access| Part { len, access };
+        let parts = [part(CONTROL, Access::Words), part(PAYLOAD, payload)];
+        let located = located(memory, &parts).unwrap();
+        let mut end = 0;
+        for part in &located {
+            assert_eq!(part.offset, end);
+            end += part.part.len;
+        }
+        assert_eq!(end, CONTROL + PAYLOAD);
+        located.iter().map(|l| (l.part.len, l.part.access)).collect()
+    }
+
+    #[test]
+    fn i4_the_first_page_of_payload_in_a_device_is_read_back_unless_that_orders_all_writes() {
+        let (words, head) = ((CONTROL, Access::Words), READ_BACK_BYTES);
+        let whole = [words, (PAYLOAD, Access::Payload)];
+        let cut = [words, (head, Access::PayloadReadBack), (PAYLOAD - head, Access::Payload)];
+        assert_eq!(parts_of(&segment(None, false).unwrap(), Access::Payload), cut);
+        assert_eq!(parts_of(&segment(None, true).unwrap(), Access::Payload), whole);
+        let host = nkv_store::AnonMemory::new(CONTROL + PAYLOAD).unwrap();
+        assert_eq!(parts_of(&host, Access::Payload), whole);
+        let read = [words, (PAYLOAD, Access::Read)];
+        assert_eq!(parts_of(&segment(None, false).unwrap(), Access::Read), read);
+    }
+
+    #[test]
+    fn parts_that_are_no_segment_or_lie_in_two_memories_are_refused() {
+        let memory = segment(None, false).unwrap();
+        let refused = |lengths: [u64; 2]| {
+            let parts = lengths.map(|len| Part { len, access: Access::Words });
+            located(&memory, &parts).map(drop).unwrap_err().to_string()
+        };
+        assert!(refused([CONTROL, PAYLOAD - 8]).contains("1056768 bytes"));
+        assert!(refused([u64::MAX, PAYLOAD]).contains("1056768 bytes"));
+        assert!(refused([CONTROL + 8, PAYLOAD - 8]).contains("8200 bytes at offset 0 have no one"));
+    }
 
     #[test]
     fn a_pair_meets_the_device_of_its_network_else_that_of_its_number() {

@@ -189,7 +189,8 @@ impl RdmaVerbs {
             Op::Read { dst, .. } => self.paths[0].known(dst.as_ptr(), dst.len()).is_some(),
             _ => false,
         };
-        let (mut staged, mut unstaged, mut requests) = (SPACING, 0, 1);
+        // For a flush that is added.
+        let (mut staged, mut unstaged, mut requests) = (2 * SPACING, 0, 2);
         for op in ops {
             let len = op.range().1 as usize;
             let whole = if direct(op) { &mut unstaged } else { &mut staged };
@@ -199,7 +200,6 @@ impl RdmaVerbs {
         }
         let whole = self.paths.len() == 1 || long_run(ops).is_none();
         let whole = whole && !ops.iter().any(Op::has_device_buffer);
-        // One more of each for a flush.
         whole && requests < CHAIN && staged <= BUFFER_BYTES && unstaged <= DIRECT_BYTES
     }
 }

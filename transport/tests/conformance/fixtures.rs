@@ -151,7 +151,7 @@ pub fn rdma_spread() -> Fixture {
 
 #[cfg(feature = "rdma")]
 fn over_devices(pairs: usize) -> Fixture {
-    use nkv_transport::fabric::{FabricConfig, Part};
+    use nkv_transport::fabric::{FabricConfig, Part, SegmentBounds};
     use nkv_transport::rdma;
     let mut devices: Vec<String> = rdma::devices()
         .expect("run it by scripts/rdma-test")
@@ -173,7 +173,8 @@ fn over_devices(pairs: usize) -> Fixture {
     let offering = other.offer().unwrap();
     let (served, answer) = exported.accept(&offering.offer()).unwrap();
     let alive = Alive::new();
-    let verbs = offering.connect(&answer, SEGMENT_BYTES, alive.clone()).unwrap();
+    let verbs =
+        offering.connect(&answer, SegmentBounds::halves(SEGMENT_BYTES), alive.clone()).unwrap();
     let kill = Box::new(move || served.sever());
     Fixture { verbs, memory, alive, kill, keep: vec![Box::new(exported)] }
 }

@@ -19,7 +19,7 @@ use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
 use nkv_store::{KeyHasher, StoreError, Stripes};
 use nkv_transport::Alive;
-use nkv_transport::fabric::Answer;
+use nkv_transport::fabric::{Answer, SegmentBounds};
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::mapped::MappedVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
@@ -387,10 +387,13 @@ impl Attaching {
             Some(Err(why)) => return Err(none(why)),
             None => return Err(Error::internal(format!("rank {rank} gave no answer to an offer"))),
         };
-        let (alive, len) = (Alive::new(), self.info.layout.segment_bytes);
+        let (alive, layout) = (Alive::new(), &self.info.layout);
+        let payloads = layout.payloads().offset;
+        let bounds = SegmentBounds { len: layout.segment_bytes, payloads };
         let here = alive.clone();
         // Waits for the first packets, so not on the handle's executor.
-        let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, here));
+        let connecting =
+            tokio::task::spawn_blocking(move || offering.connect(&answer, bounds, here));
         let connected = connecting.await;
         let verbs = connected
             .map_err(|e| Error::internal(format!("connecting to rank {rank} failed: {e}")))?

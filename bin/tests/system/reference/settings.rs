@@ -39,8 +39,9 @@ fn settings_is_what_the_node_and_the_library_say() {
     let head = ["flag", "variable", "key in the file", "value", "range", "default", "meaning"];
     page.table(&head, &rows.collect::<Vec<_>>());
     page.text(
-        "`--no-prefault` is `prefault = false`. `NKV_SECRET` holds the secret itself, which no \
-         flag does. `NKV_CONFIG` names the file of settings.",
+        "`--no-prefault` is `prefault = false`, `--pool-pinned` is `pool_pinned = true`. \
+         `NKV_SECRET` holds the secret itself, which no flag does. `NKV_CONFIG` names the file of \
+         settings.",
     );
     let sources = sources::all();
     for (name, about, defaults) in [

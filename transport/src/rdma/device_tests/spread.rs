@@ -184,7 +184,7 @@ fn between(client: &[&str], owner: &[&str], counts: bool) -> Result<Vec<String>,
     let exported = owner.export(memory, &Part::halves(SEGMENT), counts).unwrap();
     let offering = open(&config(client)).unwrap().offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer())?;
-    let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;
+    let verbs = offering.connect(&answer, SegmentBounds::halves(SEGMENT), Alive::new())?;
     assert_eq!(put(&*verbs, &pages(4))?, WRITING);
     Ok(verbs.devices())
 }

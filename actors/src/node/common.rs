@@ -1,0 +1,32 @@
+//! What all segments of a node share: its configuration, credentials, and tables.
+
+use super::NodeConfig;
+use super::watchdog::Watchlist;
+use crate::environment::Environment;
+use crate::membership::Siblings;
+use crate::message::{Settings, Term};
+use crate::server::SegmentRegistry;
+use nkv_store::{KeyHasher, KeyPool};
+use nkv_transport::wire::auth::Guard;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// What all segments of a node share.
+pub(super) struct Common {
+    pub config: NodeConfig,
+    pub env: Environment,
+    // Authenticates connections to the node, and holds its own credentials.
+    pub guard: Arc<Guard>,
+    // The hasher that makes the identities of the job's keys [I16].
+    pub hasher: KeyHasher,
+    // Shares key strings between a master and the owners of this process.
+    pub key_pool: Arc<KeyPool>,
+    // Receives the reason when an actor cannot go on: the node ends.
+    pub failed: watch::Sender<Option<String>>,
+    pub registry: SegmentRegistry,
+    pub siblings: Arc<Siblings>,
+    pub watchlist: Arc<Watchlist>,
+    // The master's term and the cluster's settings, as the first segment received them at its join;
+    // until then no term, and the settings of this node.
+    pub settings: watch::Sender<(Term, Settings)>,
+}
