@@ -51,7 +51,7 @@ fn key(seed: u64, n: u64) -> String {
 /// The bytes that belong to a key.
 fn value(seed: u64, n: u64) -> Vec<u8> {
     let bytes = 1 + (seed * 31 + n * 2_777) % (MOST - 1);
-    let word = |at: u64| (seed << 40 | n << 20 | at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let word = |at: u64| (seed << 40 | n << 20 | (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..bytes).map(|at| word(at).to_le_bytes()[(at % 8) as usize]).collect()
 }
 
