@@ -4,7 +4,7 @@
 mod mock_library;
 
 use crate::cluster_process::{
-    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end,
+    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end, until,
 };
 use nkv::{PutOptions, TransportChoice};
 use nkv_pace::HANGS;
@@ -166,8 +166,8 @@ fn a_pool_is_pinned_at_start_and_at_a_mount_is_shown_and_is_released_at_the_end(
     assert_eq!((calls_made(), &pinned["gpu"]), ((1, 0), &0.into()), "{pinned}");
     let bytes = pinned["bytes"].as_u64().unwrap();
     assert!(bytes > 32 << 20 && pinned["took_ms"].is_u64(), "{pinned}");
-    let log = cluster.node(0).stderr();
-    assert!(log.contains("pinned 0.04 GiB for GPUs in "), "{log}");
+    let line = "pinned 0.04 GiB for GPUs in ";
+    until(HANGS, "the line is there", || cluster.node(0).stderr().contains(line));
     let client = cluster.connect_by(0, TransportChoice::Auto);
     client.put(b"key", &vec![7; 1 << 20], &PutOptions::default()).unwrap();
     assert!(client.get(b"key").unwrap() == vec![7; 1 << 20]);
