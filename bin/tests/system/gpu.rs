@@ -4,7 +4,7 @@
 mod mock_library;
 
 use crate::cluster_process::{
-    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end,
+    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end, until,
 };
 use nkv::{PutOptions, TransportChoice};
 use nkv_pace::HANGS;
@@ -174,30 +174,34 @@ fn a_pool_is_pinned_at_start_and_at_a_mount_is_shown_and_is_released_at_the_end(
         command.env("MOCK_CUDA_LOG", &files.1).env("MOCK_CUDA_LEAKS", &files.2);
         command.args(["--pool-pinned", "--heap-bytes", "32MiB", "--log-bytes", "auto"]);
     });
-    let registered = || {
+    let made = |symbol: &str| {
         let calls = std::fs::read_to_string(&calls).unwrap();
-        calls.lines().filter(|call| *call == "cuMemHostRegister_v2").count()
+        calls.lines().filter(|call| *call == symbol).count()
     };
+    let calls_made = || (made("cuMemHostRegister_v2"), made("cuMemHostUnregister"));
     let status =
         || -> serde_json::Value { serde_json::from_str(&cluster.get(0, "/status").1).unwrap() };
     let pinned = status()["pinned"].clone();
-    assert_eq!((registered(), &pinned["gpu"]), (1, &0.into()), "{pinned}");
+    assert_eq!((calls_made(), &pinned["gpu"]), ((1, 0), &0.into()), "{pinned}");
     let bytes = pinned["bytes"].as_u64().unwrap();
     assert!(bytes > 32 << 20 && pinned["took_ms"].is_u64(), "{pinned}");
-    let log = cluster.node(0).stderr();
-    assert!(log.contains("pinned 0.04 GiB for GPUs in "), "{log}");
+    let line = "pinned 0.04 GiB for GPUs in ";
+    until(HANGS, "the line is there", || cluster.node(0).stderr().contains(line));
     let client = cluster.connect_by(0, TransportChoice::Auto);
     client.put(b"key", &vec![7; 1 << 20], &PutOptions::default()).unwrap();
     assert!(client.get(b"key").unwrap() == vec![7; 1 << 20]);
-    let mount = |command: &[&str]| run_to_end(cluster.cli(0, command), HANGS);
-    assert_eq!(mount(&["mount", "16MiB"]).code, 0);
-    assert_eq!(registered(), 2);
+    let run = |command: &[&str]| {
+        let ended = run_to_end(cluster.cli(0, command), HANGS);
+        assert_eq!(ended.code, 0, "{command:?}: {}", ended.stderr);
+    };
+    run(&["mount", "16MiB", "--rank", "0"]);
+    assert_eq!(calls_made(), (2, 0));
     assert!(status()["segments"][0]["pinned"]["bytes"].as_u64() > Some(16 << 20));
-    assert_eq!(mount(&["unmount", "1"]).code, 0);
+    run(&["unmount", "1", "--rank", "0"]);
+    assert_eq!(calls_made(), (2, 1), "of the segment that is gone");
     cluster.term(0);
     assert_eq!(cluster.wait_exit(0, HANGS).code, 0);
-    let calls = std::fs::read_to_string(&calls).unwrap();
-    assert_eq!(calls.matches("cuMemHostUnregister").count(), 2);
+    assert_eq!(calls_made(), (2, 2));
     for kind in ["registered", "contexts"] {
         assert_eq!(left(&leaks, kind), Some(0), "{kind}");
     }

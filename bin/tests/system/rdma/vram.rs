@@ -21,11 +21,12 @@ fn in_vram(args: &'static [&'static str]) -> (ProcessCluster, TempDir) {
         command.args(["--log", "info,nkv_node=debug,nkv_transport=debug"]);
     });
     for rank in 0..2 {
+        let line = "transports: local, cuda_ipc, rdma (rxe";
+        until(SOON, "it says so", || cluster.node(rank).stderr().contains(line));
         let log = cluster.node(rank).stderr();
         assert!(log.contains("memory: 16 MiB of a GPU"), "{log}");
         let refused = log.lines().find(|line| line.contains("VRAM is registered by its address"));
         assert!(refused.is_some_and(|line| line.contains("ibv_reg_dmabuf_mr")), "{log}");
-        assert!(log.contains("rdma (rxe"), "{log}");
     }
     (cluster, folder)
 }
