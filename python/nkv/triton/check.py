@@ -1,0 +1,3 @@
+"""x"""
+class PublishError(Exception): pass
+def check_publish(x): pass
