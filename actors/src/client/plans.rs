@@ -32,6 +32,7 @@ pub struct PlanState {
     gate: Arc<Gate>,
     // Inside the gate for kernels, whose writes it does not see.
     held: Mutex<Option<Inside>>,
+    for_kernels: AtomicBool,
     announced: AtomicBool,
     sealed: AtomicBool,
     broken: AtomicBool,
@@ -50,6 +51,7 @@ impl PlanState {
             deadline_ns,
             gate: Arc::new(Gate::new()),
             held: Mutex::default(),
+            for_kernels: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -75,6 +77,7 @@ impl PlanState {
     /// reuse the extent meanwhile, also past the deadline [I10].
     pub(crate) fn hold(&self, now_ns: u64) -> Result<()> {
         let _inside = self.enter(now_ns)?;
+        self.for_kernels.store(true, Ordering::SeqCst);
         let mut held = self.held();
         if held.is_none() {
             *held = Some(self.gate.enter_shared().ok_or_else(|| self.ended())?);
@@ -89,6 +92,11 @@ impl PlanState {
     /// Whether kernels may write.
     pub(crate) fn is_held(&self) -> bool {
         self.held().is_some()
+    }
+
+    /// No kernel writes any more.
+    pub(crate) fn let_go(&self) {
+        *self.held() = None;
     }
 
     /// The master has committed the plan.
@@ -340,9 +348,10 @@ impl OpenPlans {
         // A thread that still holds the plan cannot write any more: the object may be LIVE now
         // [I6].
         plan.gate.close();
-        let was_held = plan.held().take().is_some();
+        plan.let_go();
         let mut inner = self.lock();
-        if was_held && plan.is_committed() && !plan.forgotten.load(Ordering::SeqCst) {
+        let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+        if is(&plan.for_kernels) && is(&plan.committed) && !is(&plan.forgotten) {
             inner.committed.insert(plan.key.clone(), plan.desc.plan);
         }
         // Dropped after this lock is released: the drop of a peer's last reference takes the
