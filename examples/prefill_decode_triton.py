@@ -1,6 +1,7 @@
 """Prefill pushes a layer's KV from a Triton kernel into the memory of the decode worker's rank.
 
-    TRITON_INTERPRET=1 python examples/prefill_decode_triton.py    # on a CPU: pip install torch triton
+    pip install . torch triton
+    TRITON_INTERPRET=1 python examples/prefill_decode_triton.py    # on a CPU
 
 Two ranks of one job on this host. The kernel writes the pages and sets READY; nobody calls commit.
 The decode worker finds the object and compares it with its own computation. With a GPU the ranks

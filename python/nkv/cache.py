@@ -328,8 +328,8 @@ class NanoKVCache(AsyncCalls):
         """A plan to write an object of so many bytes. AlreadyExists if the key is stored.
 
         Where the owner's memory is mapped here, a kernel may write to it from then on, and set
-        READY; the plan is committed then without a call. The object's memory is not reused while the
-        plan is neither finished nor dropped: keep it until the kernel has ended.
+        READY; the plan is committed then without a call. The object's memory is not reused while
+        the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
         wanted = (preferred_segment, page_bytes, True)
         plan = self._c.open(key, bytes_total, wanted)
@@ -419,7 +419,8 @@ class NanoKVCache(AsyncCalls):
     def device_ptr(self, rank: int, offset: int) -> int:
         """The address in this process of an offset in the first segment of a rank.
 
-        Unsupported if this process does not map it.
+        Unsupported if this process does not map it: a handle of :meth:`connect` does once it has
+        put or read something there.
         """
         for mapped, control, payload, size in self._segments():
             if mapped == rank:

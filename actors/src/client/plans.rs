@@ -36,6 +36,7 @@ pub struct PlanState {
     announced: AtomicBool,
     sealed: AtomicBool,
     broken: AtomicBool,
+    pub(crate) committing: tokio::sync::Mutex<()>,
     committed: AtomicBool,
     // Its caller has finished with it.
     forgotten: AtomicBool,
@@ -55,6 +56,7 @@ impl PlanState {
             announced: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            committing: tokio::sync::Mutex::new(()),
             committed: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
             covered: Mutex::new(Ranges::default()),

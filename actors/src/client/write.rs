@@ -376,12 +376,13 @@ impl Client {
         &self,
         plan: &Arc<PlanState>,
     ) -> std::result::Result<(), Unpublished> {
-        let done = match plan.peer.run_blocking(|| self.publish(plan)) {
-            Ok(()) => one(self.commit_plans(std::slice::from_ref(plan)).await).map_err(Into::into),
-            Err(e) => Err(e),
-        };
         // A kernel's object may be committed by two calls at once.
-        if plan.is_committed() { Ok(()) } else { done }
+        let _one = plan.committing.lock().await;
+        if plan.is_committed() {
+            return Ok(());
+        }
+        plan.peer.run_blocking(|| self.publish(plan))?;
+        Ok(one(self.commit_plans(std::slice::from_ref(plan)).await)?)
     }
 
     fn publish(&self, p: &PlanState) -> std::result::Result<(), Unpublished> {

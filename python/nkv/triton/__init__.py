@@ -4,9 +4,9 @@ A kernel writes the pages of a plan and sets READY, or waits for an object and r
 host. docs/guides/gpu.md has an example, docs/reference/gpu-kernels.md the rules.
 
 Addresses are int64. Without ``heap_bases_ptr`` they are those of ``NanoKVCache.device_ptr``. With
-``heap_bases_ptr``, which is ``NanoKVCache.heap_bases_tensor`` on the device, they are offsets in the
-first segment of ``dst_rank``, or of ``src_rank`` where something is read; the other rank is there
-for the order of arguments only.
+``heap_bases_ptr``, which is ``NanoKVCache.heap_bases_tensor`` on the device, they are offsets in
+the first segment of ``dst_rank``, or of ``src_rank`` where something is read; the other rank is
+there for the order of arguments only.
 """
 
 from .check import PublishError, check_publish

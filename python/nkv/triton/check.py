@@ -55,9 +55,11 @@ class _Instruction:
         """Whether every thread of the program waits here."""
         if self.guarded:
             return False
-        words = self.text.split()
-        whole = self.opcode[0] in ("bar", "barrier") and self.has("sync") and words[1:] == ["0"]
-        return whole or (self.opcode[:2] == ("bar", "warp") and threads <= _WARP)
+        if self.opcode[:2] == ("bar", "warp"):
+            return threads <= _WARP
+        # Barrier 0 without a count of threads; Triton uses others for parts of a program.
+        whole = self.opcode[0] in ("bar", "barrier") and self.has("sync")
+        return whole and self.text.split()[1:] == ["0"]
 
 
 def _first_shared(opcode: tuple[str, ...]) -> int:

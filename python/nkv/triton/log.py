@@ -100,14 +100,11 @@ def kv_log_claim(
 ):
     """Claims room for one object, writes its header's fields, and marks it as WRITING.
 
-    Args:
-        bytes_total: bytes of the object.
-        claim_bytes: bytes to claim, a multiple of 4,096.
-        key_hash, key_check, n_pages, page_bytes: what its header says.
-        bump_ptr, limit_ptr: addresses of the claim word and of ``heap_limit``.
-        headers_ptr: address of the log's first header.
-        log_offset, log_bytes: segment offset of the log's first byte, and its length.
-        max_spins: how often a claim above the limit reads it again.
+    ``claim_bytes`` is a multiple of 4,096. ``key_hash``, ``key_check``, ``n_pages``, ``page_bytes``
+    and ``bytes_total`` are what its header says. ``bump_ptr``, ``limit_ptr`` and ``headers_ptr``
+    are the addresses of the claim word, of ``heap_limit`` and of the log's first header;
+    ``log_offset`` and ``log_bytes`` the segment offset of the log's first byte, and its length.
+    ``max_spins``: how often a claim above the limit reads it again.
 
     Returns:
         The position, whose byte in the log is ``position % log_bytes``, and the status.
