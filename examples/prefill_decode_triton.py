@@ -67,7 +67,8 @@ def hidden_states() -> torch.Tensor:
 def prefill() -> None:
     """The producer: plans, writes from a kernel, and flips READY there."""
     cache = NanoKVCache(heap_bytes=2<<30, master_rank=0, page_bytes=256*1024)
-    plan = cache.open_for_write(key="sess:42:kv:L0", bytes_total=kv_bytes, preferred_segment=decode_rank)  # noqa: E501
+    plan = cache.open_for_write(key="sess:42:kv:L0", bytes_total=kv_bytes,
+                                preferred_segment=decode_rank)
 
     # Producer kernel args
     plan_hdr_ptr   = cache.device_ptr(plan.dst_rank, plan.header_off)

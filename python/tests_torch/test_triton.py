@@ -29,6 +29,7 @@ from nkv.triton import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs/guides/gpu.md"
 INTERPRETED = {**os.environ, "TRITON_INTERPRET": "1"}
 
 
@@ -82,6 +83,15 @@ def test_the_designs_example_as_it_stands_there() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "equal in the decode worker" in done.stdout
+
+
+def test_the_guides_example(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
+    program = tmp_path / "example.py"
+    program.write_text(code)
+    # A job and a port of its own: other programs may run beside the tests.
+    alone = {"NKV_JOB": f"guide-{os.getpid()}", "NKV_PORT": "0", "NKV_HTTP": "off"}
+    subprocess.run([sys.executable, program], env={**INTERPRETED, **alone}, timeout=120, check=True)
 
 
 @pytest.mark.parametrize("way", ["grid", "one program"])

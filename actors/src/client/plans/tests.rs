@@ -102,7 +102,7 @@ fn i10_a_plan_for_kernels_is_not_drained_before_its_caller_has_ended_it() {
     let plan = plans.register(granted(term, &Peer::nowhere(gates.clone()))).unwrap();
     plan.hold(0).unwrap();
     plan.hold(0).unwrap();
-    plan.seal(&crate::machine::OsMachine::default()).unwrap();
+    plan.seal(&crate::machine::OsMachine).unwrap();
     gates.drop_plan(plan.desc.plan);
     assert!(!gates.is_drained(plan.desc.plan), "a kernel may write");
     assert!(plan.hold(0).is_err(), "it was ended");

@@ -131,9 +131,9 @@ impl WritePlan {
         })
     }
 
-    /// For kernels: writes the header's fields and WRITING, and keeps the object's memory from being
-    /// reused until the plan is committed, aborted or dropped, also past its deadline. False if this
-    /// process does not map the owner's memory: no kernel of it can write there.
+    /// For kernels: writes the header's fields and WRITING, and keeps the object's memory from
+    /// being reused until the plan is committed, aborted or dropped, also past its deadline. False
+    /// if this process does not map the owner's memory: no kernel of it can write there.
     ///
     /// The caller drops the plan, and closes its handle, after its kernels have ended.
     ///
@@ -165,8 +165,8 @@ impl WritePlan {
         self.plan.as_ref().is_some_and(|p| is_ready(p).unwrap_or(false))
     }
 
-    /// Commits the plan over the connections of `client`, a clone of the handle that opened it, once
-    /// a kernel has set READY. Ends without that when the plan does.
+    /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
+    /// once a kernel has set READY. Ends without that when the plan does.
     pub fn commit_when_published(
         &self,
         client: Client,
