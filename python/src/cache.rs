@@ -304,14 +304,14 @@ impl Cache {
         Plan::new(py, plan, self.handles.clone(), self.beside().clone())
     }
 
-    /// Whether READY is set for a key that may not be committed yet: one look, in mapped memory.
+    /// Whether READY is set for a key that may not be committed yet: one asking, in mapped memory.
     fn is_published(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         let (key, client) = (arguments::key(key)?.to_vec(), self.beside().clone());
-        let look = async move {
+        let asking = async move {
             let mut ready = client.when_ready(&[&key], Duration::ZERO)?;
             Ok(ready.next_location().await.is_some_and(|(_, found)| found.is_ok()))
         };
-        let found: nkv::Result<bool> = tasks::wait(py, tasks::runtime()?, look)?;
+        let found: nkv::Result<bool> = tasks::wait(py, tasks::runtime()?, asking)?;
         found.map_err(|error| exception_of(py, &error))
     }
 

@@ -132,9 +132,8 @@ pub const ACQUIRED: &str =
 pub const FENCED: &str = "the fence is before them, and nothing is read after them";
 pub const WRITING: &str = "WRITING is a hint, and READY of the same thread follows";
 const FIELDS: &str = "aligned words that the release behind them makes visible";
-pub const OWNER_WORD: &str =
-    "processors write the words, so scope sys; the owner word, which is read again at that scope, \
-     changes before them";
+pub const OWNER_WORD: &str = "processors write the words, so scope sys; the owner word, which \
+                              is read again at that scope, changes before them";
 
 const SURVIVORS: &[Survivors] = &[
     Survivors {
