@@ -304,7 +304,7 @@ impl Cache {
         Plan::new(py, plan, self.handles.clone(), self.beside().clone())
     }
 
-    /// Whether READY is set for a key that may not be committed yet: one asking, in mapped memory.
+    /// Whether READY is set for a key that may not be committed yet: one check, in mapped memory.
     fn is_published(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         let (key, client) = (arguments::key(key)?.to_vec(), self.beside().clone());
         let asking = async move {
