@@ -176,6 +176,28 @@ assert bytes(cache.get("a")) == b"b"
     succeeds(program)
 
 
+def test_a_forked_child_leaves_its_parents_plan_alone() -> None:
+    program = (
+        START
+        + """
+plan = cache.open_for_write("plan", 4)
+child = os.fork()
+if child == 0:
+    try:
+        plan.write(0, b"ours")
+    except nkv.Disconnected:
+        del plan
+        raise SystemExit(0)
+    raise SystemExit(1)
+assert os.waitpid(child, 0)[1] == 0
+plan.write(0, b"mine")
+plan.commit()
+assert bytes(cache.get("plan")) == b"mine"
+"""
+    )
+    succeeds(program)
+
+
 def test_a_forked_child_connects_anew() -> None:
     program = (
         START

@@ -160,9 +160,9 @@ impl WritePlan {
         Ok(true)
     }
 
-    /// Whether READY is set.
+    /// Whether READY is set, as far as this handle can tell.
     pub fn is_published(&self) -> bool {
-        self.plan.as_ref().is_some_and(|p| is_ready(p).unwrap_or(false))
+        self.state().and_then(|p| is_ready(p)).unwrap_or(false)
     }
 
     /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
