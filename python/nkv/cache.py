@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from . import _nkv, arrays, cuda
 from .aio import AsyncCalls
-from .errors import Error, InvalidArgument, NotFound, Timeout, Unsupported
+from .errors import Error, InvalidArgument, NotFound, NotReady, Timeout, Unsupported
 from .layouts import (
     Key,
     Library,
@@ -212,13 +213,15 @@ class NanoKVCache(AsyncCalls):
         if device is not None:
             if dst is not None:
                 raise InvalidArgument("dst and device: give one of them")
-            return cuda.fetched(self._c, key, device, library)
+            return self._committed(key, lambda: cuda.fetched(self._c, key, device, library))
         if dst is None:
-            return arrays.restored(self._c.get(key), readonly=False, library=library)
+            found = self._committed(key, lambda: self._c.get(key))
+            return arrays.restored(found, readonly=False, library=library)
         place = arrays.source(dst, dst=True)
         tail = bytearray(arrays.MAX_TRAILER_BYTES)
         try:
-            total = self._c.get_into(key, [given(place), tail])
+            parts = [given(place), tail]
+            total = self._committed(key, lambda: self._c.get_into(key, parts))
         except InvalidArgument as error:
             raise of_dst(key, f"{place.size} bytes: {error}") from None
         check_fit(key, place, total, tail)
@@ -337,7 +340,12 @@ class NanoKVCache(AsyncCalls):
         preferred_segment: int | None = None,
         page_bytes: int = 0,
     ) -> WritePlan:
-        """A plan to write an object of so many bytes. AlreadyExists if the key is stored."""
+        """A plan to write an object of so many bytes. AlreadyExists if the key is stored.
+
+        Where the owner's memory is mapped here, a kernel may write to it from then on, and set
+        READY; the plan is committed then without a call. The object's memory is not reused while
+        the plan is neither finished nor dropped: keep it until the kernel has ended.
+        """
         wanted = (preferred_segment, page_bytes, True)
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
@@ -356,13 +364,29 @@ class NanoKVCache(AsyncCalls):
     def commit(self, key: Key) -> None:
         """Makes the object of this cache's open plan of a key readable; READY may be set already.
 
-        NotFound if this cache has no open plan for it.
+        NotFound if this cache has no open plan for it; nothing, if it is committed because a kernel
+        set READY.
         """
         self._c.commit(key)
 
     def get_location(self, key: Key) -> ObjMeta:
-        """Where an object lies. NotFound, or NotReady while it is being written."""
-        return ObjMeta(*self._c.location(key))
+        """Where an object lies. NotFound, or NotReady while it is being written.
+
+        What a kernel has published is found, as by :meth:`get`: they wait for its commit, which
+        follows by itself.
+        """
+        return ObjMeta(*self._committed(key, lambda: self._c.location(key)))
+
+    def _committed(self, key: Key, call: Callable[[], _T]) -> _T:
+        """Repeats a call while the key has READY and is not committed."""
+        until = time.monotonic() + _COMMIT_S
+        while True:
+            try:
+                return call()
+            except NotReady:
+                if time.monotonic() >= until or not self._c.is_published(key):
+                    raise
+                time.sleep(_COMMIT_PAUSE_S)
 
     # Figures and maintenance
 
@@ -404,7 +428,8 @@ class NanoKVCache(AsyncCalls):
         """The address in this process of an offset in the first segment of a rank.
 
         Where its payloads are in a GPU, it is one for kernels of that GPU, and what precedes them
-        is registered with it. Unsupported if this process does not map it.
+        is registered with it. Unsupported if this process does not map it: a handle of
+        :meth:`connect` does once it has put or read something there.
         """
         for mapped, control, payload, payloads, size in self._c.mapped():
             if mapped == rank:
@@ -412,27 +437,38 @@ class NanoKVCache(AsyncCalls):
                     raise InvalidArgument(f"offset {offset} in a segment of {size} bytes")
                 if offset >= payloads:
                     return payload + offset
-                base = control if control == payload else self._c.control_for_kernels(rank)
-                return base + offset
+                return self._control(rank, control, payload) + offset
         raise Unsupported(f"this process does not map the memory of rank {rank}")
 
+    def _control(self, rank: int, control: int, payload: int) -> int:
+        """The base of control words, for kernels where payloads are in a GPU."""
+        return control if control == payload else self._c.control_for_kernels(rank)
+
     @property
-    def heap_bases(self) -> list[int]:
-        """The address in this process of each rank's first segment; 0 where it is not mapped."""
-        bases = [0] * self.world_size
-        for rank, _, payload, _, _ in self._c.mapped():
+    def heap_bases(self) -> list[tuple[int, int]]:
+        """For each rank the bases of the payloads and of the control words of its first segment.
+
+        A base and an offset in the segment are an address, as of :meth:`device_ptr`. (0, 0) where
+        it is not mapped.
+        """
+        bases = [(0, 0)] * self.world_size
+        for rank, control, payload, _, _ in self._c.mapped():
             if rank < len(bases):
-                bases[rank] = payload
+                bases[rank] = (payload, self._control(rank, control, payload))
         return bases
 
     @property
     def heap_bases_tensor(self) -> Any:
-        """:attr:`heap_bases` as a tensor of int64."""
+        """:attr:`heap_bases` as a tensor of int64, one row for each rank: for nkv.triton."""
         import torch  # noqa: PLC0415 - only who uses tensors needs it
 
         return torch.tensor(self.heap_bases, dtype=torch.int64)
 
 
+_T = TypeVar("_T")
+#: How long a read waits for the commit of what a kernel has published, and between two looks.
+_COMMIT_S = 2.0
+_COMMIT_PAUSE_S = 0.001
 #: Keys that one request of a listing returns.
 _LIST_PAGE = 10_000
 

@@ -35,8 +35,9 @@ class ObjMeta:
 class WritePlan:
     """Permission to write one object into the memory of ``dst_rank``.
 
-    A kernel writes pages from ``payload_base`` on and then READY; a host program calls ``write`` or
-    ``write_page``. Then ``commit`` of the cache, or of the plan. A plan that is dropped is aborted.
+    A kernel writes pages from ``payload_base`` on and then READY, and the commit follows by itself;
+    keep the plan until the kernel has ended. A host program calls ``write`` or ``write_page``, then
+    ``commit`` of the cache, or of the plan. A plan that is dropped is aborted, unless it is READY.
     """
 
     key_hash: int

@@ -321,7 +321,18 @@ impl Cache {
         let key = arguments::key(key)?;
         let options = options(wanted);
         let plan = self.handles.with(py, |handle| handle.open_for_write(key, bytes, &options))?;
-        Plan::new(plan, self.handles.clone()).map_err(|error| exception_of(py, &error))
+        Plan::new(py, plan, self.handles.clone(), self.beside().clone())
+    }
+
+    /// Whether READY is set for a key that may not be committed yet: one check, in mapped memory.
+    fn is_published(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (key, client) = (arguments::key(key)?.to_vec(), self.beside().clone());
+        let asking = async move {
+            let mut ready = client.when_ready(&[&key], Duration::ZERO)?;
+            Ok(ready.next_location().await.is_some_and(|(_, found)| found.is_ok()))
+        };
+        let found: nkv::Result<bool> = tasks::wait(py, tasks::runtime()?, asking)?;
+        found.map_err(|error| exception_of(py, &error))
     }
 
     /// Publishes, if the writer has not, and commits the open plan of a key.

@@ -4,12 +4,13 @@ use crate::devices::Part;
 use crate::errors::exception_of;
 use crate::handles::Handles;
 use crate::reports::{Location, location};
-use nkv::{ErrorKind, WritePlan};
+use crate::tasks;
+use nkv::{Client, ErrorKind, WritePlan};
 use nkv_store::op::Source;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// Permission to write one object. Dropped, it is aborted.
+/// Permission to write one object. Dropped, it is aborted, unless a kernel has set READY.
 #[pyclass(frozen)]
 pub(crate) struct Plan {
     /// None once finished. Writes share it, so that pages are written side by side.
@@ -18,13 +19,26 @@ pub(crate) struct Plan {
     ending: Mutex<()>,
     handles: Arc<Handles>,
     location: Location,
+    /// Of calls that run beside the interpreter.
+    beside: Client,
 }
 
 impl Plan {
-    pub(crate) fn new(plan: WritePlan, handles: Arc<Handles>) -> nkv::Result<Self> {
-        let desc = plan.desc().ok_or_else(finished)?;
-        let location = location(&desc.meta);
-        Ok(Self { inner: RwLock::new(Some(plan)), ending: Mutex::new(()), handles, location })
+    pub(crate) fn new(
+        py: Python<'_>,
+        plan: WritePlan,
+        handles: Arc<Handles>,
+        beside: Client,
+    ) -> PyResult<Self> {
+        let located = plan.desc().map(|desc| location(&desc.meta)).ok_or_else(finished);
+        // Kernels may write from now on, and nobody is told when one has set READY.
+        let announced = located.and_then(|at| plan.announce().map(|mapped| (at, mapped)));
+        let (location, mapped) = announced.map_err(|error| exception_of(py, &error))?;
+        if mapped {
+            commit_when_published(&plan, &beside)?;
+        }
+        let (inner, ending) = (RwLock::new(Some(plan)), Mutex::new(()));
+        Ok(Self { inner, ending, handles, location, beside })
     }
 
     fn take(&self) -> Option<WritePlan> {
@@ -43,6 +57,29 @@ impl Plan {
             write(plan.as_ref().ok_or_else(finished)?, data.source())
         });
         done.map_err(|error| exception_of(py, &error))
+    }
+}
+
+/// Commits the plan, beside the interpreter, once a kernel has set READY.
+fn commit_when_published(plan: &WritePlan, beside: &Client) -> PyResult<()> {
+    let committing = plan.commit_when_published(beside.clone());
+    // Its error is in the log; whoever uses the plan afterwards gets one, too.
+    drop(tasks::runtime()?.spawn(committing));
+    Ok(())
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        let plan = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(plan) = plan.filter(WritePlan::is_published) else { return };
+        // Its commit is under way: the plan is kept until it is done.
+        let committing = plan.commit_when_published(self.beside.clone());
+        if let Ok(runtime) = tasks::runtime() {
+            runtime.spawn(async move {
+                let _ = committing.await;
+                drop(plan);
+            });
+        }
     }
 }
 

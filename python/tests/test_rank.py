@@ -40,7 +40,7 @@ def test_a_view_needs_mapped_memory(job: tuple[nkv.NanoKVCache, str, str], key: 
     with nkv.connect(address, job=name, transport="tcp") as handle:
         with pytest.raises(nkv.Unsupported, match="get_into"):
             handle.get_view(key)
-        assert handle.heap_bases == [0]
+        assert handle.heap_bases == [(0, 0)]
         with pytest.raises(nkv.Unsupported):
             handle.device_ptr(0, 0)
         with pytest.raises(nkv.Unsupported):
@@ -59,7 +59,8 @@ def test_a_kernels_writes_are_committed_by_key(cache: nkv.NanoKVCache, key: str)
 
 def test_figures(cache: nkv.NanoKVCache, key: str) -> None:
     assert (cache.rank, cache.world_size) == (0, 1)
-    assert len(cache.heap_bases) == 1 and cache.heap_bases[0] % 4096 == 0
+    ((payloads, control),) = cache.heap_bases
+    assert payloads == control == cache.device_ptr(0, 0) and control % 4096 == 0
     cache.put(key, bytes(100))
     assert cache.stats()["ranks"][0]["rank"] == 0
     cache.evict_until_below(0.5)
@@ -170,6 +171,28 @@ if child == 0:
     raise SystemExit(2)
 assert os.waitpid(child, 0)[1] == 0
 assert bytes(cache.get("a")) == b"b"
+"""
+    )
+    succeeds(program)
+
+
+def test_a_forked_child_leaves_its_parents_plan_alone() -> None:
+    program = (
+        START
+        + """
+plan = cache.open_for_write("plan", 4)
+child = os.fork()
+if child == 0:
+    try:
+        plan.write(0, b"ours")
+    except nkv.Disconnected:
+        del plan
+        raise SystemExit(0)
+    raise SystemExit(1)
+assert os.waitpid(child, 0)[1] == 0
+plan.write(0, b"mine")
+plan.commit()
+assert bytes(cache.get("plan")) == b"mine"
 """
     )
     succeeds(program)

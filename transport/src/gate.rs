@@ -4,6 +4,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use rustix::thread::futex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -20,6 +21,11 @@ pub struct Gate(AtomicU32);
 #[must_use = "the gate is left when this is dropped"]
 pub struct InFlight<'a>(&'a Gate);
 
+/// As [`InFlight`], of who keeps the gate.
+#[derive(Debug)]
+#[must_use = "the gate is left when this is dropped"]
+pub struct Inside(Arc<Gate>);
+
 impl Gate {
     /// An open gate, empty.
     pub fn new() -> Self {
@@ -29,6 +35,11 @@ impl Gate {
     /// Enters; `None` once the gate is closed.
     pub fn enter(&self) -> Option<InFlight<'_>> {
         self.acquire().then(|| InFlight(self))
+    }
+
+    /// As [`Gate::enter`], with a guard that may outlive the caller's reference.
+    pub fn enter_shared(self: &Arc<Self>) -> Option<Inside> {
+        self.acquire().then(|| Inside(self.clone()))
     }
 
     /// Enters without a guard: the caller must call [`Gate::release`] once for every true.
@@ -64,7 +75,12 @@ impl Gate {
 
     /// True if no writer is inside now. Final only once the gate is closed.
     pub fn is_drained(&self) -> bool {
-        self.0.load(Ordering::SeqCst) & !CLOSED == 0
+        self.inside() == 0
+    }
+
+    /// Number of writers inside now.
+    pub fn inside(&self) -> u32 {
+        self.0.load(Ordering::SeqCst) & !CLOSED
     }
 
     /// Waits until no writer is inside; false if one still is after `timeout`. Close first: on an
@@ -97,12 +113,17 @@ impl Drop for InFlight<'_> {
     }
 }
 
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use nkv_store::threads::spawn_named;
     use nkv_store::{AnonMemory, Memory};
-    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     #[test]
@@ -117,6 +138,14 @@ mod tests {
         assert!(!g.is_drained());
         assert!(!g.wait_drained(Duration::from_millis(5)));
         drop(b);
+        let shared = Arc::new(Gate::new());
+        let kept = shared.enter_shared().unwrap();
+        let _also = shared.enter().unwrap();
+        assert_eq!(shared.inside(), 2);
+        shared.close();
+        assert!(shared.enter_shared().is_none());
+        drop(kept);
+        assert_eq!(shared.inside(), 1);
         assert!(g.is_drained() && g.is_closed());
         assert!(g.wait_drained(Duration::ZERO));
     }

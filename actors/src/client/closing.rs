@@ -38,7 +38,8 @@ impl Client {
         Ok(())
     }
 
-    /// Aborts open plans, flushes, and detaches from every owner. As soon as it begins, every call
+    /// Commits what kernels have published, aborts all other open plans, flushes, and detaches from
+    /// every owner. As soon as it begins, every call
     /// on this handle and its clones fails with Disconnected and reserves nothing. Views stay
     /// valid.
     ///
@@ -55,7 +56,7 @@ impl Client {
     pub async fn close(&self) {
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);
-        if !self.abort_open_plans().await {
+        if !self.end_open_plans().await {
             // A write is still in flight, so no owner may get a Detach, which says that none is.
             // The links stay open.
             tracing::warn!("closed with a write in flight; its space is held until it ends");

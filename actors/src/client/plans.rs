@@ -11,7 +11,7 @@ use crate::message::{KeyReport, PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_store::device_log::{LogLayout, OpenClaims};
-use nkv_transport::gate::{Gate, InFlight};
+use nkv_transport::gate::{Gate, InFlight, Inside};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,10 +29,17 @@ pub struct PlanState {
     pub(crate) key: Key,
     pub(crate) peer: Arc<Peer>,
     pub(crate) deadline_ns: u64,
-    gate: Gate,
+    gate: Arc<Gate>,
+    // Inside the gate for kernels, whose writes it does not see.
+    held: Mutex<Option<Inside>>,
+    for_kernels: AtomicBool,
     announced: AtomicBool,
     sealed: AtomicBool,
     broken: AtomicBool,
+    pub(crate) committing: tokio::sync::Mutex<()>,
+    committed: AtomicBool,
+    // Its caller has finished with it.
+    forgotten: AtomicBool,
     covered: Mutex<Ranges>,
 }
 
@@ -43,10 +50,15 @@ impl PlanState {
             key,
             peer,
             deadline_ns,
-            gate: Gate::new(),
+            gate: Arc::new(Gate::new()),
+            held: Mutex::default(),
+            for_kernels: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            committing: tokio::sync::Mutex::new(()),
+            committed: AtomicBool::new(false),
+            forgotten: AtomicBool::new(false),
             covered: Mutex::new(Ranges::default()),
         }
     }
@@ -63,11 +75,46 @@ impl PlanState {
         Ok(in_flight)
     }
 
+    /// Stays inside the gate until the plan is closed: kernels may write, and the owner does not
+    /// reuse the extent meanwhile, also past the deadline [I10].
+    pub(crate) fn hold(&self, now_ns: u64) -> Result<()> {
+        let _inside = self.enter(now_ns)?;
+        self.for_kernels.store(true, Ordering::SeqCst);
+        let mut held = self.held();
+        if held.is_none() {
+            *held = Some(self.gate.enter_shared().ok_or_else(|| self.ended())?);
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Inside>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether kernels may write.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held().is_some()
+    }
+
+    /// No kernel writes any more.
+    pub(crate) fn let_go(&self) {
+        *self.held() = None;
+    }
+
+    /// The master has committed the plan.
+    pub(crate) fn note_committed(&self) {
+        self.committed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_committed(&self) -> bool {
+        self.committed.load(Ordering::SeqCst)
+    }
+
     /// Lets no new write start and waits for those in flight; Timeout after `SEAL_LIMIT` [I6].
     pub(crate) fn seal(&self, machine: &dyn Machine) -> Result<()> {
         self.sealed.store(true, Ordering::SeqCst);
         for _ in 0..SEAL_LIMIT.as_millis() {
-            if self.gate.is_drained() {
+            if self.gate.inside() <= u32::from(self.is_held()) {
                 return Ok(());
             }
             machine.rest(Duration::from_millis(1));
@@ -108,12 +155,14 @@ impl PlanState {
                 self.desc.write_ttl_ms, self.key
             )));
         }
-        self.gate.enter().ok_or_else(|| {
-            Error::reclaimed(format!(
-                "the plan for key {} was ended by rank {} (expired, aborted or removed)",
-                self.key, self.desc.meta.rank
-            ))
-        })
+        self.gate.enter().ok_or_else(|| self.ended())
+    }
+
+    fn ended(&self) -> Error {
+        Error::reclaimed(format!(
+            "the plan for key {} was ended by rank {} (expired, aborted or removed)",
+            self.key, self.desc.meta.rank
+        ))
     }
 
     /// True for the first caller: the header fields and WRITING are still to be written.
@@ -169,6 +218,9 @@ struct Inner {
     // Closed plans with a write still in flight.
     leaving: BTreeMap<PlanId, Arc<PlanState>>,
     by_key: HashMap<Key, PlanId>,
+    // Plans for kernels that are committed and whose callers have not finished with them: a commit
+    // of the key does nothing.
+    committed: HashMap<Key, PlanId>,
     // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
     // is bounded by what the master granted meanwhile.
     refused: HashSet<PlanId>,
@@ -298,7 +350,12 @@ impl OpenPlans {
         // A thread that still holds the plan cannot write any more: the object may be LIVE now
         // [I6].
         plan.gate.close();
+        plan.let_go();
         let mut inner = self.lock();
+        let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+        if is(&plan.for_kernels) && is(&plan.committed) && !is(&plan.forgotten) {
+            inner.committed.insert(plan.key.clone(), plan.desc.plan);
+        }
         // Dropped after this lock is released: the drop of a peer's last reference takes the
         // owner's lock, and the owner holds that lock while it calls here.
         let mut gone = inner.leave();
@@ -313,6 +370,20 @@ impl OpenPlans {
         }
         drop(inner);
         drop(gone);
+    }
+
+    /// Whether the last plan for kernels of a key is committed, and its caller knows it now.
+    pub(crate) fn take_committed(&self, key: &Key) -> bool {
+        self.lock().committed.remove(key).is_some()
+    }
+
+    /// The caller of a plan has finished with it.
+    pub(crate) fn forget(&self, plan: &PlanState) {
+        let mut inner = self.lock();
+        plan.forgotten.store(true, Ordering::SeqCst);
+        if inner.committed.get(&plan.key) == Some(&plan.desc.plan) {
+            inner.committed.remove(&plan.key);
+        }
     }
 
     /// Ends a plan at its owner's request: no write of it starts any more.

@@ -255,12 +255,17 @@ impl Client {
     /// ```
     pub async fn commit(&self, key: &[u8]) -> Result<()> {
         self.check_usable()?;
-        let key = Key::new(key)?;
-        let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
+        let (key, plans) = (Key::new(key)?, &self.shared.plans);
+        let Some(plan) = plans.of_key(&key) else {
+            if plans.take_committed(&key) {
+                return Ok(());
+            }
             let none = format!("this handle has no open plan for key {key}");
-            Error::not_found(none).about(key.as_bytes())
-        })?;
-        self.publish_and_commit(&plan).await.map_err(|e| e.error.about(key.as_bytes()))
+            return Err(Error::not_found(none).about(key.as_bytes()));
+        };
+        let done = self.publish_and_commit(&plan).await;
+        plans.forget(&plan);
+        done.map_err(|e| e.error.about(key.as_bytes()))
     }
 
     async fn open_many(
@@ -372,6 +377,11 @@ impl Client {
         &self,
         plan: &Arc<PlanState>,
     ) -> std::result::Result<(), Unpublished> {
+        // A kernel's object may be committed by two calls at once.
+        let _one = plan.committing.lock().await;
+        if plan.is_committed() {
+            return Ok(());
+        }
         plan.peer.run_blocking(|| self.publish(plan))?;
         Ok(one(self.commit_plans(std::slice::from_ref(plan)).await)?)
     }
@@ -379,12 +389,15 @@ impl Client {
     fn publish(&self, p: &PlanState) -> std::result::Result<(), Unpublished> {
         p.check_whole()?;
         p.seal(&*self.shared.env.machine)?;
+        if p.is_held() && is_ready(p)? {
+            // The kernel has ended. After the deadline the owner waits for this alone, and adopts
+            // the object; the commit waits for it.
+            p.let_go();
+            return Ok(());
+        }
         let _inside = p.enter_sealed(self.shared.env.clock.now_ns())?;
-        let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
-        let mut now = [0; 8];
-        p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
-        if u64::from_le_bytes(now) == ready(epoch) {
-            // The writer's own kernel or NIC flipped READY already.
+        if is_ready(p)? {
+            // The writer's own NIC flipped READY already.
             return Ok(());
         }
         let missing = p.missing();
@@ -442,6 +455,8 @@ impl Client {
             .filter(|(_, r)| open_end(r))
             .map(|(p, _)| p.clone())
             .collect();
+        let committed = plans.iter().zip(&results).filter(|(_, r)| r.is_ok());
+        committed.for_each(|(p, _)| p.note_committed());
         plans.iter().for_each(|p| self.shared.plans.close(p));
         self.give_up(&failed, &results).await;
         results
@@ -492,10 +507,13 @@ impl Client {
         }
     }
 
-    /// Aborts all open plans. False if a write of another thread is still in flight when the call's
-    /// limit is over.
-    pub(crate) async fn abort_open_plans(&self) -> bool {
-        let plans = self.shared.plans.all();
+    /// Commits what kernels have published, and aborts all other open plans. False if a write of
+    /// another thread is still in flight when the call's limit is over.
+    pub(crate) async fn end_open_plans(&self) -> bool {
+        let published = |p: &Arc<PlanState>| p.is_held() && is_ready(p).unwrap_or(false);
+        let (published, plans): (Vec<_>, Vec<_>) =
+            self.shared.plans.all().into_iter().partition(published);
+        self.commit_plans(&published).await;
         plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
             let list = plans.iter().map(|p| p.reference()).collect();
@@ -510,6 +528,14 @@ impl Client {
 fn publication(desc: &PlanDesc) -> Publication {
     let m = &desc.meta;
     Publication::new((m.header_off, m.at.epoch), m.key, &m.object)
+}
+
+/// Whether READY is set, by this handle or by its caller's kernel or NIC.
+fn is_ready(p: &PlanState) -> Result<bool> {
+    let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
+    let mut now = [0; 8];
+    p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
+    Ok(u64::from_le_bytes(now) == ready(epoch))
 }
 
 /// Writes the header fields, then WRITING.

@@ -1,5 +1,6 @@
 //! Stores that are not visible yet, and accesses to memory itself.
 
+use crate::instr::AtomicOp;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 #[derive(Debug, Clone, Copy)]
@@ -109,4 +110,35 @@ pub(crate) unsafe fn write(at: u64, value: u64, width: u8) {
             _ => (*(at as *const AtomicU64)).store(value, SeqCst),
         }
     }
+}
+
+/// An atomic instruction; returns the old value.
+pub(crate) fn change(word: &AtomicU64, op: AtomicOp, a: u64, b: u64) -> u64 {
+    match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+        AtomicOp::Max(signed) => {
+            let max =
+                |old: u64| if signed { (old as i64).max(a as i64) as u64 } else { old.max(a) };
+            word.fetch_update(SeqCst, SeqCst, |old| Some(max(old))).unwrap_or_else(|old| old)
+        }
+    }
+}
+
+pub(crate) fn change32(word: &AtomicU32, op: AtomicOp, a: u32, b: u32) -> u64 {
+    u64::from(match op {
+        AtomicOp::Add => word.fetch_add(a, SeqCst),
+        AtomicOp::Exchange => word.swap(a, SeqCst),
+        AtomicOp::CompareExchange => {
+            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
+        }
+        AtomicOp::Max(signed) => {
+            let max =
+                |old: u32| if signed { (old as i32).max(a as i32) as u32 } else { old.max(a) };
+            word.fetch_update(SeqCst, SeqCst, |old| Some(max(old))).unwrap_or_else(|old| old)
+        }
+    })
 }

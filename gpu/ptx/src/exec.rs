@@ -260,8 +260,8 @@ impl<'k> Execution<'k> {
             Op::Branch(to) => self.threads[thread].pc = *to,
             Op::Barrier => self.threads[thread].waiting = true,
             Op::Nothing => {}
-            Op::Param { dst, index } => {
-                self.threads[thread].set(*dst, self.launch.args[*index]);
+            Op::Param { dst, index, ty } => {
+                self.threads[thread].set(*dst, ty.extend(self.launch.args[*index]));
             }
             Op::Move { dst, src } => {
                 let value = self.value(thread, *src);
@@ -304,7 +304,7 @@ impl<'k> Execution<'k> {
                         // SAFETY: by `run`'s contract.
                         unsafe { self.memory.load(thread, (at, ty.width), *order, &mut self.rng) }
                     };
-                    self.threads[thread].set(*dst, value);
+                    self.threads[thread].set(*dst, ty.extend(value));
                 }
             }
             Op::Store { src, at, ty, order, shared } => {

@@ -70,6 +70,8 @@ pub(crate) enum AtomicOp {
     Add,
     Exchange,
     CompareExchange,
+    /// Of numbers with a sign, or without.
+    Max(bool),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +113,7 @@ pub(crate) enum Op {
     Param {
         dst: u32,
         index: usize,
+        ty: Type,
     },
     Load {
         dst: Vec<u32>,

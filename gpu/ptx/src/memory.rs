@@ -10,11 +10,11 @@
 //! barrier, if nothing was acquired since. All other strong accesses go to memory itself, in the
 //! order of the program: a store that a GPU executes early is not modelled.
 
-use crate::buffer::{Buffer, Pending, read, write};
+use crate::buffer::{Buffer, Pending, change, change32, read, write};
 use crate::instr::{AtomicOp, Order, Scope};
 use crate::rng::Rng;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// What a range of memory contained before the launch. Weak loads of it may return this.
 #[derive(Debug, Clone)]
@@ -125,23 +125,30 @@ impl Memory {
         {
             return old;
         }
+        if !order.strong {
+            // SAFETY: by this function's contract.
+            return unsafe { read(at, width) };
+        }
         let theirs = self.stale.as_ref().is_some_and(|stale| stale.read(at, width).is_some());
-        let cached = self.cached.get(&at).filter(|_| order.strong && order.scope < Scope::Sys);
-        if let Some(value) = cached.filter(|_| rng.next().is_multiple_of(2)) {
-            return *value;
-        }
-        let early = self.early[block].get(&at).filter(|_| order.strong);
-        if let Some(value) = early.filter(|_| rng.next().is_multiple_of(2)) {
-            return *value;
-        }
-        // SAFETY: by this function's contract.
-        let value = unsafe { read(at, width) };
-        if order.strong && theirs && width == 8 {
-            self.cached.insert(at, value);
-        }
-        if order.strong {
-            self.observe(thread, (at, width), value, order);
-        }
+        let cached = self.cached.get(&at).filter(|_| order.scope < Scope::Sys);
+        let cached = cached.filter(|_| rng.next().is_multiple_of(2));
+        let early = || self.early[block].get(&at).filter(|_| rng.next().is_multiple_of(2));
+        let value = match cached.or_else(early) {
+            // What follows may be as early as this load.
+            Some(value) => *value,
+            None => {
+                // SAFETY: by this function's contract.
+                let value = unsafe { read(at, width) };
+                if theirs && width == 8 {
+                    self.cached.insert(at, value);
+                }
+                if order.acquire && order.scope >= Scope::Gpu {
+                    self.early[block].clear();
+                }
+                value
+            }
+        };
+        self.observe(thread, (at, width), value, order);
         value
     }
 
@@ -190,6 +197,10 @@ impl Memory {
                 change(&*(at as *const AtomicU64), op, a, b)
             }
         };
+        if order.acquire && order.scope >= Scope::Gpu {
+            let block = self.block(thread);
+            self.early[block].clear();
+        }
         self.observe(thread, (at, width), old, order);
         let by = if order.release { self.entered } else { self.seen[thread].fenced };
         let released = self.released.entry(at).or_default();
@@ -219,11 +230,9 @@ impl Memory {
         let old = self.stale.as_ref().and_then(|stale| stale.read(at, width));
         let news = old.is_some_and(|old| old != value);
         let released = self.released.get(&at).copied().unwrap_or_default();
-        let block = self.block(thread);
         let seen = &mut self.seen[thread];
         seen.observed = (seen.observed.0 || news, seen.observed.1.max(released));
         if order.acquire && order.scope >= Scope::Gpu {
-            self.early[block].clear();
             seen.device = seen.device.max(released);
         }
         seen.fresh |= order.acquire && order.scope == Scope::Sys && news;
@@ -370,24 +379,4 @@ impl Memory {
         }
         true
     }
-}
-
-fn change(word: &AtomicU64, op: AtomicOp, a: u64, b: u64) -> u64 {
-    match op {
-        AtomicOp::Add => word.fetch_add(a, SeqCst),
-        AtomicOp::Exchange => word.swap(a, SeqCst),
-        AtomicOp::CompareExchange => {
-            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-        }
-    }
-}
-
-fn change32(word: &AtomicU32, op: AtomicOp, a: u32, b: u32) -> u64 {
-    u64::from(match op {
-        AtomicOp::Add => word.fetch_add(a, SeqCst),
-        AtomicOp::Exchange => word.swap(a, SeqCst),
-        AtomicOp::CompareExchange => {
-            word.compare_exchange(a, b, SeqCst, SeqCst).unwrap_or_else(|old| old)
-        }
-    })
 }

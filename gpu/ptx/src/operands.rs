@@ -31,6 +31,9 @@ impl Symbols<'_> {
             "%ntid.x" => Src::Special(Special::Ntid),
             "%ctaid.x" => Src::Special(Special::Ctaid),
             "%nctaid.x" => Src::Special(Special::Nctaid),
+            // Launches have one dimension.
+            "%tid.y" | "%tid.z" | "%ctaid.y" | "%ctaid.z" => Src::Imm(0),
+            "%ntid.y" | "%ntid.z" | "%nctaid.y" | "%nctaid.z" => Src::Imm(1),
             _ => Src::Reg(self.destination(text)?),
         })
     }
@@ -156,7 +159,7 @@ fn memory(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_
         "ld" if suffixes.contains(&"param") => {
             let inside = args.get(1)?.strip_prefix('[')?.strip_suffix(']')?;
             let index = symbols.params.iter().position(|p| p.name == inside)?;
-            Some(Op::Param { dst: symbols.destination(args[0])?, index })
+            Some(Op::Param { dst: symbols.destination(args[0])?, index, ty })
         }
         "ld" => {
             let dst = Symbols::members(args.first()?).into_iter().map(|r| symbols.destination(r));
@@ -175,6 +178,8 @@ fn memory(name: &str, suffixes: &[&str], args: &[&str], symbols: &mut Symbols<'_
                 AtomicOp::Exchange
             } else if suffixes.contains(&"cas") {
                 AtomicOp::CompareExchange
+            } else if suffixes.contains(&"max") {
+                AtomicOp::Max(ty.signed)
             } else {
                 return None;
             };

@@ -122,3 +122,47 @@ fn damaged_text_is_an_error_or_a_kernel() {
     let large = ".entry f() { .shared .align 8 .b64 x[99999999999999999]; ret; }";
     assert!(matches!(Module::parse(large), Err(ParseError::Unknown(_))));
 }
+
+/// What Triton's kernels use beside the others: a parameter with a sign, the largest of all
+/// threads' numbers, and dimensions that a launch here does not have.
+const LARGEST: &str = "
+.visible .entry largest(
+    .param .u64 .ptr .global .align 1 largest_param_0,
+    .param .u32 largest_param_1
+)
+.reqntid 8
+{
+    ld.param.b64 %rd1, [largest_param_0];
+    ld.param.s32 %rd2, [largest_param_1];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %nctaid.y;
+    mad.lo.s32 %r1, %r1, %r2, %ctaid.z;
+    cvt.s64.s32 %rd3, %r1;
+    add.s64 %rd3, %rd3, %rd2;
+    // begin inline asm
+    @%p1 bra $L__end;
+    atom.global.gpu.relaxed.max.s64 %rd4, [ %rd1 + 0 ], %rd3;
+    atom.global.gpu.relaxed.max.u64 %rd4, [ %rd1 + 8 ], %rd3;
+    cvt.u32.u64 %r3, %rd3;
+    atom.global.gpu.relaxed.max.s32 %r4, [ %rd1 + 16 ], %r3;
+    atom.global.gpu.relaxed.max.u32 %r4, [ %rd1 + 20 ], %r3;
+    // end inline asm
+$L__end:
+    ret;
+}
+";
+
+#[test]
+fn the_largest_of_all_threads_is_kept() {
+    let module = Module::parse(LARGEST).unwrap();
+    let kernel = module.kernel("largest").unwrap();
+    for seed in 1..20 {
+        let mut words = [(-9i64) as u64, 0, 0xFFFF_FFF7];
+        // The numbers are -5 to 2: as ones without a sign, -1 is the largest.
+        let args = vec![words.as_mut_ptr() as u64, (-5i32) as u32 as u64];
+        let launch = Launch { block: 8, args, seed, ..Launch::default() };
+        // SAFETY: the kernel accesses `words` only.
+        unsafe { run(kernel, &launch) }.unwrap();
+        assert_eq!(words, [2, u64::MAX, 0xFFFF_FFFF_0000_0002]);
+    }
+}

@@ -2,23 +2,24 @@
 //! and a processor looks on. All steps are taken by one thread, so a seed is one run.
 
 use nkv_gpu::kernels::{Descriptor, GatherPublish, ScatterResult, WaitScatter};
-use nkv_ptx::{Execution, Launch, Module, Stale};
+use nkv_ptx::{Execution, Kernel, Launch, Module, Stale};
 use nkv_store::layout::{flag, state, word};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 pub const EPOCH: u32 = 5;
-const HASH: u64 = 0x1111_2222_3333_4444;
-const CHECK: u64 = 0x5555_6666_7777_8888;
-const PAYLOAD_BASE: u64 = 0x7000;
+pub const HASH: u64 = 0x1111_2222_3333_4444;
+pub const CHECK: u64 = 0x5555_6666_7777_8888;
+pub const PAYLOAD_BASE: u64 = 0x7000;
 /// Words of the header, as in `ObjHeader`.
 const FIELDS: [u64; 5] = [HASH, 3 | 1 << 32, PAYLOAD_BASE, 0, CHECK];
-const PUBLISH: usize = 5;
+pub const PUBLISH: usize = 5;
 const OWNER: usize = 7;
 /// Words of the segment before the payload.
 const PAYLOAD: usize = 32;
 /// Bytes of the pages. With 8 threads the first needs the loop of four loads, the second the loop
 /// of one, and the odd ones the tail; each begins at a multiple of 16.
 const SIZES: [u64; 4] = [1104, 272, 155, 528];
+const NEXT: u64 = 1_442_695_040_888_963_407;
 /// A block needs its stages of 32 KiB more than once.
 const BULK_SIZES: [u64; 4] = [131_088, 272, 160, 528];
 
@@ -26,6 +27,8 @@ const BULK_SIZES: [u64; 4] = [131_088, 272, 160, 528];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     Nothing,
+    /// The reader begins after READY.
+    Late,
     /// The owner retires the object so many steps after READY, and its bytes are used again.
     Retire(u64),
     /// The reader wants another key.
@@ -46,15 +49,14 @@ pub struct Case<'a> {
 }
 
 /// Memory of both sides. The segment is shared, the rest belongs to one kernel.
-struct Heap {
-    segment: Vec<AtomicU64>,
+pub struct Heap {
+    pub segment: Vec<AtomicU64>,
     source: Vec<u64>,
     target: Vec<u64>,
-    gather: Vec<Descriptor>,
-    scatter: Vec<Descriptor>,
-    /// Both counters, what the writer found, the reader's result.
+    pub gather: Vec<Descriptor>,
+    pub scatter: Vec<Descriptor>,
     words: [u64; 4],
-    bytes: u64,
+    pub bytes: u64,
 }
 
 fn vec_words(bytes: u64) -> usize {
@@ -67,7 +69,8 @@ fn aligned(at: *const u64) -> u64 {
 }
 
 impl Heap {
-    fn new(sizes: &[u64], seed: u64) -> Heap {
+    /// `mirrored`: outside the object the pages are in reverse order.
+    pub fn new(sizes: &[u64], seed: u64, mirrored: bool) -> Heap {
         let room: usize = sizes.iter().map(|size| vec_words(*size)).sum();
         let value = |i: usize| (seed << 32 | i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let segment = (0..PAYLOAD + room + 2).map(|i| AtomicU64::new(!(i as u64))).collect();
@@ -83,12 +86,11 @@ impl Heap {
         let (payload, source) = (heap.payload(), aligned(heap.source.as_ptr()));
         let target = aligned(heap.target.as_ptr());
         let mut at = 0;
-        // Both sides have the pages in reverse order, each in memory of its own.
         let all: u64 = sizes.iter().map(|size| size.next_multiple_of(16)).sum();
         for &size in sizes {
-            let mirrored = all - at - size.next_multiple_of(16);
-            heap.gather.push(Descriptor { dst: payload + at, src: source + mirrored, size });
-            heap.scatter.push(Descriptor { dst: target + mirrored, src: payload + at, size });
+            let there = if mirrored { all - at - size.next_multiple_of(16) } else { at };
+            heap.gather.push(Descriptor { dst: payload + at, src: source + there, size });
+            heap.scatter.push(Descriptor { dst: target + there, src: payload + at, size });
             at += size.next_multiple_of(16);
         }
         for (i, field) in FIELDS.into_iter().enumerate() {
@@ -100,19 +102,26 @@ impl Heap {
         heap
     }
 
-    fn payload(&self) -> u64 {
+    pub fn payload(&self) -> u64 {
         aligned(self.segment[PAYLOAD].as_ptr())
     }
 
-    fn header(&self) -> u64 {
+    pub fn header(&self) -> u64 {
         self.segment.as_ptr() as u64
     }
 
-    fn word(&self, i: usize) -> u64 {
+    /// Address of a word: both counters, what the writer found, the reader's result.
+    pub fn word(&self, i: usize) -> u64 {
         &raw const self.words[i] as u64
     }
 
-    fn old(&self) -> Stale {
+    /// The word itself, after the kernels have ended.
+    pub fn read(&self, i: usize) -> u64 {
+        // SAFETY: a word of this heap; the kernels that wrote it have ended.
+        unsafe { (self.word(i) as *const u64).read_volatile() }
+    }
+
+    pub fn old(&self) -> Stale {
         let bytes = self.segment.iter().flat_map(|w| w.load(SeqCst).to_le_bytes()).collect();
         Stale { base: self.header(), bytes }
     }
@@ -133,42 +142,23 @@ impl Heap {
 /// was wrong.
 pub fn run(case: &Case<'_>) -> Result<ScatterResult, String> {
     let bulk = case.gather == nkv_gpu::kernels::GATHER_BULK;
-    let heap = Heap::new(if bulk { &BULK_SIZES } else { &SIZES }, case.seed);
+    let heap = Heap::new(if bulk { &BULK_SIZES } else { &SIZES }, case.seed, true);
+    let writer = case.writer.kernel(case.gather).ok_or("no such kernel")?;
+    let reader = case.reader.kernel(nkv_gpu::kernels::WAIT_SCATTER).ok_or("no such kernel")?;
     if case.event == Event::NotExpected {
         heap.segment[PUBLISH].store(word(state::WRITING, EPOCH + 1), SeqCst);
     }
-    let writer = case.writer.kernel(case.gather).ok_or("no such kernel")?;
-    let reader = case.reader.kernel(nkv_gpu::kernels::WAIT_SCATTER).ok_or("no such kernel")?;
     let (write, read) = launches(case, &heap, bulk);
-    let mut write = Execution::new(writer, &write).map_err(|e| e.to_string())?;
-    let mut read = Execution::new(reader, &read).map_err(|e| e.to_string())?;
-    let mut rng = case.seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
-    let (mut writing, mut reading) = (case.event != Event::NeverReady, true);
-    let (mut published, mut since) = (false, 0);
-    while writing || reading {
-        rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let first = (rng >> 33).is_multiple_of(2);
-        // SAFETY: both kernels access the heap's memory only, which lives until they have ended.
-        unsafe {
-            if writing && (first || !reading) {
-                writing = write.step().map_err(|e| e.to_string())?;
-            } else if reading {
-                reading = read.step().map_err(|e| e.to_string())?;
-            }
-        }
-        let publish = heap.segment[PUBLISH].load(SeqCst);
-        if !published && publish == word(state::READY, EPOCH) {
-            published = true;
-            if !heap.same(&heap.gather, |copy| copy.dst) {
-                return Err("READY before the payload".to_owned());
-            }
-        }
-        if published && case.event == Event::Retire(since) {
-            retire(&heap);
-        }
-        since += u64::from(published);
+    let published = heap.interleave((writer, &write), (reader, &read), case.event, case.seed)?;
+    let expected = match case.event {
+        Event::NeverReady => u64::MAX,
+        Event::NotExpected => word(state::WRITING, EPOCH + 1),
+        _ => word(state::WRITING, EPOCH),
+    };
+    if heap.read(2) != expected {
+        return Err(format!("the writer found {:#x}", heap.read(2)));
     }
-    judge(case, &heap, published)
+    heap.judge(case.event, published)
 }
 
 fn launches(case: &Case<'_>, heap: &Heap, bulk: bool) -> (Launch, Launch) {
@@ -221,48 +211,80 @@ fn launches(case: &Case<'_>, heap: &Heap, bulk: bool) -> (Launch, Launch) {
     (write, read)
 }
 
-/// The owner clears LIVE; then the bytes and the header are of another object.
-fn retire(heap: &Heap) {
-    heap.segment[OWNER].store(word(0, EPOCH), SeqCst);
-    for payload in &heap.segment[PAYLOAD..] {
-        payload.store(0xDEAD_DEAD_DEAD_DEAD, SeqCst);
+impl Heap {
+    /// Runs both kernels, interleaved by the seed. Returns whether READY was set.
+    pub fn interleave(
+        &self,
+        (writer, write): (&Kernel, &Launch),
+        (reader, read): (&Kernel, &Launch),
+        event: Event,
+        seed: u64,
+    ) -> Result<bool, String> {
+        let mut write = Execution::new(writer, write).map_err(|e| e.to_string())?;
+        let mut read = Execution::new(reader, read).map_err(|e| e.to_string())?;
+        let mut rng = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
+        let (mut writing, mut reading) = (event != Event::NeverReady, true);
+        let (mut published, mut since) = (false, 0);
+        while writing || reading {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(NEXT);
+            let first = (rng >> 33).is_multiple_of(2) || event == Event::Late && !published;
+            // SAFETY: both kernels access the heap's memory only, which lives until they have
+            // ended.
+            unsafe {
+                if writing && (first || !reading) {
+                    writing = write.step().map_err(|e| e.to_string())?;
+                } else if reading {
+                    reading = read.step().map_err(|e| e.to_string())?;
+                }
+            }
+            let publish = self.segment[PUBLISH].load(SeqCst);
+            if !published && publish == word(state::READY, EPOCH) {
+                published = true;
+                if !self.same(&self.gather, |copy| copy.dst) {
+                    return Err("READY before the payload".to_owned());
+                }
+            }
+            if published && event == Event::Retire(since) {
+                self.retire();
+            }
+            since += u64::from(published);
+        }
+        Ok(published)
     }
-}
 
-fn judge(case: &Case<'_>, heap: &Heap, published: bool) -> Result<ScatterResult, String> {
-    let read = |i: usize| {
-        // SAFETY: a word of this heap; the kernels that wrote it have ended.
-        unsafe { (heap.word(i) as *const u64).read_volatile() }
-    };
-    if read(0) != 0 || read(1) != 0 {
-        return Err("a counter of blocks is not 0".to_owned());
+    /// The owner clears LIVE; then the bytes and the header are of another object.
+    fn retire(&self) {
+        self.segment[OWNER].store(word(0, EPOCH), SeqCst);
+        for payload in &self.segment[PAYLOAD..] {
+            payload.store(0xDEAD_DEAD_DEAD_DEAD, SeqCst);
+        }
     }
-    let result = ScatterResult::from_word(read(3)).ok_or("no result")?;
-    let allowed: &[ScatterResult] = match case.event {
-        Event::Nothing => &[ScatterResult::Valid],
-        Event::Retire(_) => &[ScatterResult::Valid, ScatterResult::Gone, ScatterResult::Changed],
-        Event::OtherKey => &[ScatterResult::Gone],
-        Event::NeverReady => &[ScatterResult::NotReady],
-        // Of a later epoch.
-        Event::NotExpected => &[ScatterResult::Gone],
-    };
-    if !allowed.contains(&result) {
-        return Err(format!("the result is {result:?}"));
+
+    /// What the reader found; the error says what was wrong.
+    pub fn judge(&self, event: Event, published: bool) -> Result<ScatterResult, String> {
+        if self.read(0) != 0 || self.read(1) != 0 {
+            return Err("a counter of blocks is not 0".to_owned());
+        }
+        let result = ScatterResult::from_word(self.read(3)).ok_or("no result")?;
+        let allowed: &[ScatterResult] = match event {
+            Event::Nothing | Event::Late => &[ScatterResult::Valid],
+            Event::Retire(_) => {
+                &[ScatterResult::Valid, ScatterResult::Gone, ScatterResult::Changed]
+            }
+            Event::OtherKey => &[ScatterResult::Gone],
+            Event::NeverReady => &[ScatterResult::NotReady],
+            // Of a later epoch.
+            Event::NotExpected => &[ScatterResult::Gone],
+        };
+        if !allowed.contains(&result) {
+            return Err(format!("the result is {result:?}"));
+        }
+        if result == ScatterResult::Valid && !self.same(&self.scatter, |copy| copy.dst) {
+            return Err("a torn read was valid".to_owned());
+        }
+        if published == matches!(event, Event::NeverReady | Event::NotExpected) {
+            return Err("wrongly published, or not".to_owned());
+        }
+        Ok(result)
     }
-    if result == ScatterResult::Valid && !heap.same(&heap.scatter, |copy| copy.dst) {
-        return Err("a torn read was valid".to_owned());
-    }
-    let expected = match case.event {
-        Event::NeverReady => u64::MAX,
-        Event::NotExpected => word(state::WRITING, EPOCH + 1),
-        _ => word(state::WRITING, EPOCH),
-    };
-    if read(2) != expected {
-        return Err(format!("the writer found {:#x}", read(2)));
-    }
-    let wanted = !matches!(case.event, Event::NeverReady | Event::NotExpected);
-    if published != wanted {
-        return Err("wrongly published, or not".to_owned());
-    }
-    Ok(result)
 }

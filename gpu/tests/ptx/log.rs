@@ -1,8 +1,9 @@
 //! A device log into which several kernels put, and a poller that reads headers as the owner does.
 //! All steps are taken by one thread, so a seed is one run.
 
-use nkv_gpu::kernels::{LOG_PUT, LogPut, LogPutObject, LogPutResult, LogPutStatus};
-use nkv_ptx::{Execution, Launch, Module};
+use crate::triton::SHARED_BYTES;
+use nkv_gpu::kernels::{LogPut, LogPutObject, LogPutResult, LogPutStatus};
+use nkv_ptx::{Execution, Kernel, Launch};
 use nkv_store::device_log::LogLayout;
 use nkv_store::layout::{ObjHeader, epoch_of, low, state};
 use nkv_store::object::ObjectDesc;
@@ -25,7 +26,9 @@ const MAX_LAUNCHES: usize = 60;
 
 /// What a run is made of.
 pub struct Case<'a> {
-    pub module: &'a Module,
+    pub kernel: &'a Kernel,
+    /// Threads of a block.
+    pub block: u32,
     pub seed: u64,
     /// How often a claim above the limit reads it again.
     pub spins: u64,
@@ -150,13 +153,17 @@ impl Writer {
             spins: case.spins,
             results: self.results.as_ptr() as u64,
         };
+        let mut args = args.args().to_vec();
+        // Triton adds parameters that these kernels do not use.
+        args.resize(case.kernel.params().len(), 0);
         Launch {
             grid: 2,
-            block: 8,
-            args: args.args().to_vec(),
+            block: case.block,
+            shared_bytes: SHARED_BYTES,
+            args,
             seed: case.seed * 1000 + (number * MAX_LAUNCHES + self.launches) as u64,
             drain: 20,
-            max_instructions: 1 << 21,
+            max_instructions: 1 << 24,
             ..Launch::default()
         }
     }
@@ -250,7 +257,7 @@ impl Poller {
 /// Lets the writers put all their objects. The error says what was wrong.
 pub fn run(case: &Case<'_>) -> Result<Counts, String> {
     let log = Log::new();
-    let kernel = case.module.kernel(LOG_PUT).ok_or("no such kernel")?;
+    let kernel = case.kernel;
     let mut writers: Vec<Writer> = (0..WRITERS).map(|i| Writer::new(&log.layout, i)).collect();
     let mut poller = Poller { frontier: 0, accepted: BTreeSet::new(), skips: 0 };
     let mut abandoned = Vec::new();

@@ -8,4 +8,5 @@ mod log;
 mod mutants;
 mod processes;
 mod text;
+mod triton;
 mod weak_memory;

@@ -22,21 +22,22 @@ const BYTES: u64 = 1207;
 const LOG_BYTES: u64 = 64 * 4096;
 const LENGTH: usize = (PAYLOAD + LOG_BYTES) as usize;
 
-struct Mapping(u64);
+/// A file of so many bytes.
+pub struct Mapping(pub u64, usize);
 
 impl Mapping {
-    fn new(file: &File) -> Mapping {
+    pub fn new(file: &File, length: usize) -> Mapping {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping of a file that has this length.
         let at = unsafe {
             let null = std::ptr::null_mut();
-            libc::mmap(null, LENGTH, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            libc::mmap(null, length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
         assert!(at != libc::MAP_FAILED);
-        Mapping(at as u64)
+        Mapping(at as u64, length)
     }
 
-    fn word(&self, offset: u64) -> &AtomicU64 {
+    pub fn word(&self, offset: u64) -> &AtomicU64 {
         // SAFETY: an aligned word of the mapping, which only atomic accesses reach.
         unsafe { &*((self.0 + offset) as *const AtomicU64) }
     }
@@ -45,11 +46,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: no kernel runs any more, and references to its words have ended.
-        unsafe { libc::munmap(self.0 as *mut libc::c_void, LENGTH) };
+        unsafe { libc::munmap(self.0 as *mut libc::c_void, self.1) };
     }
 }
 
-fn byte(key: u64, i: u64) -> u8 {
+pub fn byte(key: u64, i: u64) -> u8 {
     (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (i % 56)) as u8 ^ i as u8
 }
 
@@ -107,7 +108,7 @@ fn put(log: &Mapping, kernel: &Kernel, key: u64) {
 /// What the second process does.
 fn write(path: &OsStr) {
     let file = File::options().read(true).write(true).open(path).unwrap();
-    let log = Mapping::new(&file);
+    let log = Mapping::new(&file, LENGTH);
     let module = Module::parse(PTX_SM90).unwrap();
     for key in 0..OBJECTS {
         put(&log, module.kernel(LOG_PUT).unwrap(), key);
@@ -152,7 +153,7 @@ fn another_process_reads_what_a_kernel_put() {
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(LENGTH as u64).unwrap();
-    let log = Mapping::new(file.as_file());
+    let log = Mapping::new(file.as_file(), LENGTH);
     log.word(8).store(LOG_BYTES, SeqCst);
     // The owner's part, done ahead: it would set LIVE once it sees READY.
     for key in 0..OBJECTS {

@@ -88,10 +88,16 @@ pub fn lines<'a>(text: &'a str, kernel: &str) -> Vec<(usize, &'a str)> {
     all.take_while(|(_, line)| *line != "}").map(|(i, line)| (i, line.trim())).collect()
 }
 
+/// The instruction without its predicate.
+pub fn unguarded(line: &str) -> &str {
+    line.split_once(' ').filter(|(guard, _)| guard.starts_with('@')).map_or(line, |(_, rest)| rest)
+}
+
 /// The instruction on a line, if it orders memory: its opcode, and the operand where that is a
 /// number.
 pub fn ordering(line: &str) -> Option<&str> {
     let line = line.strip_prefix("{ .reg .pred p; ").unwrap_or(line);
+    let line = unguarded(line);
     let whole = line.split(';').next().unwrap_or_default();
     let opcode = line.split_whitespace().next()?.trim_end_matches(';');
     let words = ["bar", "barrier", "fence", "membar", "atom", "red", "mbarrier"];
@@ -137,10 +143,9 @@ fn version(text: &str) -> Result<(), String> {
 
 /// Every access names its space, no register spills, and payload is not read through the cache
 /// for constants.
-fn accesses(kernel: &str, lines: &[(usize, &str)]) -> Result<(), String> {
+pub fn accesses(kernel: &str, lines: &[(usize, &str)]) -> Result<(), String> {
     for (number, line) in lines {
-        let bare = line.split_once(' ').filter(|(p, _)| p.starts_with('@')).map_or(*line, |p| p.1);
-        let opcode = bare.split_whitespace().next().unwrap_or_default();
+        let opcode = unguarded(line).split_whitespace().next().unwrap_or_default();
         let access = opcode.starts_with("ld.") || opcode.starts_with("st.");
         let space = [".global", ".shared", ".param"].iter().any(|space| opcode.contains(space));
         let payload = opcode.contains(".v4") || opcode.contains(".u8");

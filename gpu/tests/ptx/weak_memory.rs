@@ -2,7 +2,7 @@
 
 use crate::heap::{self, Event};
 use crate::log;
-use nkv_gpu::kernels::{GATHER_BULK, GATHER_PUBLISH, PTX_SM80, PTX_SM90, ScatterResult};
+use nkv_gpu::kernels::{GATHER_BULK, GATHER_PUBLISH, LOG_PUT, PTX_SM80, PTX_SM90, ScatterResult};
 use nkv_ptx::Module;
 
 /// Runs of each test.
@@ -74,7 +74,8 @@ fn i13_claims_of_three_kernels_are_settled_and_whole() {
         for seed in 1..=SEEDS {
             // Few spins: some claims are abandoned.
             let spins = if seed.is_multiple_of(3) { 2 } else { 1 << 20 };
-            match log::run(&log::Case { module, seed, spins }) {
+            let kernel = module.kernel(LOG_PUT).unwrap();
+            match log::run(&log::Case { kernel, block: 8, seed, spins }) {
                 Ok(counts) => {
                     all.skips += counts.skips;
                     all.abandoned += counts.abandoned;

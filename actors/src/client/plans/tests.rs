@@ -93,3 +93,39 @@ fn who_is_shut_asks_for_no_plan_and_registers_none() {
     assert!(plans.register(granted(term, &peer)).is_err());
     assert!(plans.none_opening());
 }
+
+#[test]
+fn i10_a_plan_for_kernels_is_not_drained_before_its_caller_has_ended_it() {
+    let plans = Arc::new(OpenPlans::default());
+    let gates = plans.gates(OWNER, None, None);
+    let term = Term { number: 1, master: 4 };
+    let plan = plans.register(granted(term, &Peer::nowhere(gates.clone()))).unwrap();
+    plan.hold(0).unwrap();
+    plan.hold(0).unwrap();
+    plan.seal(&crate::machine::OsMachine).unwrap();
+    gates.drop_plan(plan.desc.plan);
+    assert!(!gates.is_drained(plan.desc.plan), "a kernel may write");
+    assert!(plan.hold(0).is_err(), "it was ended");
+    plans.close(&plan);
+    assert!(gates.is_drained(plan.desc.plan) && plans.all_drained());
+}
+
+#[test]
+fn a_plan_that_a_kernel_published_is_remembered_until_its_caller_knows() {
+    let plans = Arc::new(OpenPlans::default());
+    let gates = plans.gates(OWNER, None, None);
+    let term = Term { number: 1, master: 4 };
+    for (held, known_before) in [(true, false), (true, true), (false, false)] {
+        let plan = plans.register(granted(term, &Peer::nowhere(gates.clone()))).unwrap();
+        if held {
+            plan.hold(0).unwrap();
+        }
+        if known_before {
+            plans.forget(&plan);
+        }
+        plan.note_committed();
+        plans.close(&plan);
+        assert_eq!(plans.take_committed(&plan.key), held && !known_before);
+        assert!(!plans.take_committed(&plan.key));
+    }
+}

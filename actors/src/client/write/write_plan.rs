@@ -1,12 +1,19 @@
 //! A plan in the hands of its caller: it writes pages in any order, then publishes or aborts.
 
-use super::{announce, one, publication};
+use super::{announce, is_ready, one, publication};
 use crate::client::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use crate::message::{PlanDesc, Request};
 use nkv_transport::verbs::Source;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Pauses between two looks at a word that a kernel sets: a part of the time that it took so far,
+/// within these bounds.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+const SHARE_OF_WAIT: u32 = 32;
 
 /// Permission to write one object, page by page in any order, then publish it. A plan dropped
 /// without `publish` is aborted in the background.
@@ -136,6 +143,67 @@ impl WritePlan {
         })
     }
 
+    /// For kernels: writes the header's fields and WRITING, and keeps the object's memory from
+    /// being reused until the plan is committed, aborted or dropped, also past its deadline. False
+    /// if this process does not map the owner's memory: no kernel of it can write there.
+    ///
+    /// The caller drops the plan, and closes its handle, after its kernels have ended.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("announce", async |cache| {
+    /// let plan = cache.open_for_write(b"block/1", 4096, &PutOptions::default()).await?;
+    /// assert!(plan.announce()?);
+    /// // A kernel writes the pages and sets READY.
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub fn announce(&self) -> Result<bool> {
+        let p = self.state()?;
+        if p.peer.reader.is_none() {
+            return Ok(false);
+        }
+        p.check_whole()?;
+        p.hold(self.client.shared.env.clock.now_ns())?;
+        if p.first_write() {
+            announce(p).inspect_err(|_| p.break_off())?;
+        }
+        Ok(true)
+    }
+
+    /// Whether READY is set, as far as this handle can tell.
+    pub fn is_published(&self) -> bool {
+        self.state().and_then(|p| is_ready(p)).unwrap_or(false)
+    }
+
+    /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
+    /// once a kernel has set READY. Ends without that when the plan does.
+    pub fn commit_when_published(
+        &self,
+        client: Client,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let plan = self.plan.clone();
+        async move {
+            let Some(plan) = plan else { return Ok(()) };
+            let clock = client.shared.env.clock.clone();
+            let began_ns = clock.now_ns();
+            while client.shared.plans.holds(plan.desc.plan) {
+                if is_ready(&plan)? {
+                    let done = client.publish_and_commit(&plan).await.map_err(|e| e.error);
+                    return done.inspect_err(|error| {
+                        tracing::warn!(%error, "what a kernel wrote for key {} is lost", plan.key);
+                        client.abandon(std::slice::from_ref(&plan));
+                    });
+                }
+                let waited = Duration::from_nanos(clock.now_ns().saturating_sub(began_ns));
+                let pause = (waited / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                tokio::time::sleep(pause).await;
+            }
+            Ok(())
+        }
+    }
+
     /// Sets READY and commits. Afterwards every client can find and read the object. If bytes are
     /// missing, the error holds the plan, which is still open.
     pub async fn publish(self) -> std::result::Result<(), PublishError> {
@@ -152,6 +220,7 @@ impl WritePlan {
         match client.publish_and_commit(&plan).await {
             Ok(()) => {
                 self.plan = None;
+                client.shared.plans.forget(&plan);
                 Ok(())
             }
             Err(Unpublished { error, open: true }) => Err(PublishError { error, plan: Some(self) }),
@@ -188,6 +257,7 @@ impl WritePlan {
         client.check_usable()?;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
+        self.client.shared.plans.forget(&plan);
         let answer = client.call(Request::Abort(vec![plan.reference()])).await;
         one(client.done("Abort", answer, 1))
     }
@@ -198,6 +268,7 @@ impl Drop for WritePlan {
         if let Some(p) = self.plan.take() {
             // A plan committed through `commit(key)` is not held any more. Checked by plan id:
             // after the owner ended this plan, the key may have another one.
+            self.client.shared.plans.forget(&p);
             if self.client.shared.plans.holds(p.desc.plan) {
                 self.client.abandon(&[p]);
             }
