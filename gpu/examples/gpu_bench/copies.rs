@@ -74,8 +74,8 @@ pub fn copies(bench: &Bench) -> Done {
                 },
                 || Ok(()),
             )?;
-            let way = if to_device { "host to device" } else { "device to host" };
-            let name = format!("{way}, fragments of {} KiB", size >> 10);
+            let direction = if to_device { "host to device" } else { "device to host" };
+            let name = format!("{direction}, fragments of {} KiB", size >> 10);
             let theirs = gigabytes / queued;
             let against = Some(("copies from pinned memory, queued", theirs));
             bench.lines.figure(&name, "GB/s", gigabytes / ours, against);

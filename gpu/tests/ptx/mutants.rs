@@ -1,5 +1,5 @@
-//! The mutants of `mutate`. The runs in weak memory kill a mutant or it is in the table of survivors
-//! with the reason. The check of the text kills each one.
+//! The mutants of `mutate`. The runs in weak memory kill a mutant or it is in the table of
+//! survivors with the reason. The check of the text kills each one.
 
 use crate::heap::{self, Event};
 use crate::log;
