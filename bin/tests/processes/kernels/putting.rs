@@ -50,16 +50,20 @@ pub fn main(text: &str) -> ExitCode {
     let (seed, objects) = (number(3).into(), number(4).into());
     let transport = TransportChoice::Shm;
     let config = ClientConfig { job, transport, ..ClientConfig::default() };
-    let client = Blocking::connect(&address, config).unwrap();
+    puts(&Blocking::connect(&address, config).unwrap(), rank, (seed, objects), threads);
+    ExitCode::SUCCESS
+}
+
+/// Puts by a kernel, and reads what was put last.
+pub fn puts(client: &Blocking, rank: u32, (seed, objects): (u64, u64), threads: u32) {
     let log = client.device_log(rank).unwrap();
     put_all(&log, (seed, objects), threads);
     // What was put last is served here too, through the mapped VRAM. The owner accepts it soon.
     let until = BootClock.now_ns() + HANGS.as_nanos() as u64;
-    while !is_served(&client, seed, objects - 1) {
+    while !is_served(client, seed, objects - 1) {
         assert!(BootClock.now_ns() < until, "the last object is not served");
         std::thread::sleep(Duration::from_millis(1));
     }
-    ExitCode::SUCCESS
 }
 
 fn put_all(log: &DeviceLog, (seed, objects): (u64, u64), threads: u32) {
