@@ -12,6 +12,9 @@ const MAX_BYTES: usize = 256 << 20;
 pub const MAX_IN_FLIGHT: usize = 256;
 /// Fewest bytes that are allocated.
 const LEAST: usize = 4096;
+/// Bytes and number of what is allocated when kernels are loaded.
+const AHEAD_BYTES: usize = 256 << 10;
+const AHEAD: usize = 4;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
@@ -33,6 +36,16 @@ impl LaunchPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// With memory for some launches: the driver may begin no kernel beside those that run while
+    /// it allocates, so that one which waits for another would wait in vain.
+    pub fn new(device: &Arc<Device>) -> Result<Self, DriverError> {
+        let pool = Self::default();
+        let ahead: Vec<_> =
+            (0..AHEAD).map(|_| pool.take(device, AHEAD_BYTES)).collect::<Result<_, _>>()?;
+        ahead.into_iter().for_each(|memory| pool.give_back(memory));
+        Ok(pool)
+    }
+
     /// Memory of `bytes` or more for one launch.
     pub fn take(&self, device: &Arc<Device>, bytes: usize) -> Result<LaunchMemory, DriverError> {
         if bytes > MAX_LAUNCH_BYTES {
@@ -46,7 +59,8 @@ impl LaunchPool {
         {
             let mut state = self.lock();
             state.collect();
-            if let Some(at) = state.free.iter().position(|memory| memory.bytes() == rounded) {
+            let fitting = state.free.iter().enumerate().filter(|(_, m)| m.bytes() >= rounded);
+            if let Some((at, _)) = fitting.min_by_key(|(_, memory)| memory.bytes()) {
                 state.held += 1;
                 return Ok(state.free.swap_remove(at));
             }
