@@ -27,7 +27,7 @@ struct State {
     left: Vec<LaunchMemory>,
     /// LaunchPool that launches hold.
     held: usize,
-    /// Bytes of all pool.
+    /// Bytes of all of it.
     bytes: usize,
 }
 
@@ -59,19 +59,20 @@ impl LaunchPool {
         {
             let mut state = self.lock();
             state.collect();
+            let in_flight = state.held + state.left.len();
             let fitting = state.free.iter().enumerate().filter(|(_, m)| m.bytes() >= rounded);
-            if let Some((at, _)) = fitting.min_by_key(|(_, memory)| memory.bytes()) {
+            let fitting = fitting.min_by_key(|(_, memory)| memory.bytes());
+            if let Some((at, _)) = fitting.filter(|_| in_flight < MAX_IN_FLIGHT) {
                 state.held += 1;
                 return Ok(state.free.swap_remove(at));
             }
-            // LaunchPool of other sizes go if there are too many bytes.
+            // Smaller ones go if there are too many bytes.
             while state.bytes + rounded > MAX_BYTES
                 && let Some(memory) = state.free.pop()
             {
                 state.bytes -= memory.bytes();
                 dropped.push(memory);
             }
-            let in_flight = state.held + state.left.len();
             if state.bytes + rounded > MAX_BYTES || in_flight >= MAX_IN_FLIGHT {
                 return Err(DriverError::Invalid(format!(
                     "{in_flight} launches are in flight with {} bytes of descriptors and objects, \
