@@ -25,7 +25,7 @@ struct State {
     free: Vec<LaunchMemory>,
     /// Launches in them may be in flight, and nobody waits for those.
     left: Vec<LaunchMemory>,
-    /// LaunchPool that launches hold.
+    /// How many launches hold.
     held: usize,
     /// Bytes of all of it.
     bytes: usize,
@@ -110,7 +110,7 @@ impl LaunchPool {
 }
 
 impl State {
-    /// Finds the pool whose launches have ended. After an error that is not known.
+    /// Finds what launches that have ended leave free. After an error that is not known.
     fn collect(&mut self) {
         let ended = self.left.extract_if(.., |memory| memory.is_done().unwrap_or(false));
         self.free.extend(ended.map(released));
