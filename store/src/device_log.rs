@@ -53,6 +53,7 @@ use left_behind::Left;
 use moves::Survey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
 /// What the log's rules depend on. Times are in nanoseconds of the caller's clock.
@@ -131,6 +132,8 @@ pub struct DeviceLog {
     demand: Demand,
     /// Bytes of live objects that were read, each as often as it was.
     read_bytes: u64,
+    /// What was claimed when the word was read last.
+    claimed_seen: AtomicU64,
     counts: LogCounts,
     usage: LogUsage,
 }
@@ -186,6 +189,7 @@ impl DeviceLog {
             awaits_copy: false,
             demand: Demand::new(rules.quarantine_ns, rules.least_room),
             read_bytes: 0,
+            claimed_seen: AtomicU64::new(tail),
             counts: LogCounts { before_bytes: tail, ..LogCounts::default() },
             usage: LogUsage::default(),
         }
@@ -199,7 +203,18 @@ impl DeviceLog {
     /// Bytes claimed so far, waiting claims included, as whole units.
     pub fn claimed_bytes(&self) -> Result<u64, StoreError> {
         let bump = self.memory.load(self.layout.claim_word())?;
-        Ok(bump - bump % self.layout.unit())
+        let claimed = bump - bump % self.layout.unit();
+        self.claimed_seen.store(claimed, Ordering::Relaxed);
+        Ok(claimed)
+    }
+
+    /// The same for what may be a pass over the log behind: a word in the memory of a GPU is not
+    /// read again.
+    pub fn claimed_lately(&self) -> Result<u64, StoreError> {
+        match self.layout.claims_by_hosts() {
+            true => self.claimed_bytes(),
+            false => Ok(self.claimed_seen.load(Ordering::Relaxed)),
+        }
     }
 
     /// The first position of which the owner has read no header: the next new claim begins here.

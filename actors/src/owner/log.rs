@@ -189,7 +189,7 @@ impl Log {
         set(&g.log_total, self.log.layout().log_bytes());
         set(&g.log_live_bytes, usage.live.bytes);
         set(&g.log_objects, usage.live.claims);
-        set(&g.log_claimed_bytes, self.log.claimed_bytes().unwrap_or_default());
+        set(&g.log_claimed_bytes, self.log.claimed_lately().unwrap_or_default());
         let accepted = counts.accepted.bytes
             + counts.duplicates.bytes
             + counts.found_retired.bytes

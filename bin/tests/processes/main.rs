@@ -58,6 +58,7 @@ fn main() -> ExitCode {
     trials!(
         all,
         kernels {
+            i1_kernels_of_the_owners_process_put_into_its_log,
             i1_kernels_of_two_processes_put_into_one_log_for_several_laps,
             i14_kernels_of_killed_processes_leave_nothing_that_stays,
         }

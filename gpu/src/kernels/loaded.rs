@@ -92,7 +92,8 @@ impl Kernels {
     /// As [`Kernels::load`], and if a kernel is missing.
     pub fn load_ptx(device: &Arc<Device>, ptx: &str) -> Result<Arc<Self>, DriverError> {
         let module = Module::load(device, ptx)?;
-        Ok(Arc::new(Self { pool: LaunchPool::default(), module }))
+        let pool = LaunchPool::new(device)?;
+        Ok(Arc::new(Self { pool, module }))
     }
 
     /// The device.

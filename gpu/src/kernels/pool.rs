@@ -12,6 +12,9 @@ const MAX_BYTES: usize = 256 << 20;
 pub const MAX_IN_FLIGHT: usize = 256;
 /// Fewest bytes that are allocated.
 const LEAST: usize = 4096;
+/// Bytes and number of what is allocated when kernels are loaded.
+const AHEAD_BYTES: usize = 256 << 10;
+const AHEAD: usize = 4;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
@@ -22,15 +25,25 @@ struct State {
     free: Vec<LaunchMemory>,
     /// Launches in them may be in flight, and nobody waits for those.
     left: Vec<LaunchMemory>,
-    /// LaunchPool that launches hold.
+    /// How many launches hold.
     held: usize,
-    /// Bytes of all pool.
+    /// Bytes of all of it.
     bytes: usize,
 }
 
 impl LaunchPool {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// With memory for some launches: the driver may begin no kernel beside those that run while
+    /// it allocates, so that one which waits for another would wait in vain.
+    pub fn new(device: &Arc<Device>) -> Result<Self, DriverError> {
+        let pool = Self::default();
+        let ahead: Vec<_> =
+            (0..AHEAD).map(|_| pool.take(device, AHEAD_BYTES)).collect::<Result<_, _>>()?;
+        ahead.into_iter().for_each(|memory| pool.give_back(memory));
+        Ok(pool)
     }
 
     /// Memory of `bytes` or more for one launch.
@@ -46,18 +59,20 @@ impl LaunchPool {
         {
             let mut state = self.lock();
             state.collect();
-            if let Some(at) = state.free.iter().position(|memory| memory.bytes() == rounded) {
+            let in_flight = state.held + state.left.len();
+            let fitting = state.free.iter().enumerate().filter(|(_, m)| m.bytes() >= rounded);
+            let fitting = fitting.min_by_key(|(_, memory)| memory.bytes());
+            if let Some((at, _)) = fitting.filter(|_| in_flight < MAX_IN_FLIGHT) {
                 state.held += 1;
                 return Ok(state.free.swap_remove(at));
             }
-            // LaunchPool of other sizes go if there are too many bytes.
+            // Smaller ones go if there are too many bytes.
             while state.bytes + rounded > MAX_BYTES
                 && let Some(memory) = state.free.pop()
             {
                 state.bytes -= memory.bytes();
                 dropped.push(memory);
             }
-            let in_flight = state.held + state.left.len();
             if state.bytes + rounded > MAX_BYTES || in_flight >= MAX_IN_FLIGHT {
                 return Err(DriverError::Invalid(format!(
                     "{in_flight} launches are in flight with {} bytes of descriptors and objects, \
@@ -95,7 +110,7 @@ impl LaunchPool {
 }
 
 impl State {
-    /// Finds the pool whose launches have ended. After an error that is not known.
+    /// Finds what launches that have ended leave free. After an error that is not known.
     fn collect(&mut self) {
         let ended = self.left.extract_if(.., |memory| memory.is_done().unwrap_or(false));
         self.free.extend(ended.map(released));

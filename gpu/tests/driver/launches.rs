@@ -1,6 +1,7 @@
 //! Launches of the kernels, on VRAM and on host memory that is registered: in one process, and in
 //! two that map the same segment.
 
+use crate::descriptors;
 use crate::start::Start;
 use crate::task::{self, Done, Tasks, other, pattern};
 use cudarc::driver::sys;
@@ -182,8 +183,8 @@ fn reader() -> Done {
     let (mut socket, there) = UnixStream::pair()?;
     let side = Side::new_segment(&device)?;
     let mut writer = other("writer").stdin(Stdio::from(OwnedFd::from(there))).spawn()?;
-    task::send(&socket, &side.control.fd().try_clone_to_owned()?)?;
-    task::send(&socket, &side.segment.export_fd()?)?;
+    descriptors::send(&socket, &side.control.fd().try_clone_to_owned()?)?;
+    descriptors::send(&socket, &side.segment.export_fd()?)?;
     socket.read_exact(&mut [0])?;
     let launch = side.scatter(&LaunchStream::own(&device)?, side.wanted())?;
     assert_eq!(launch.wait()?, ScatterResult::Valid);
@@ -196,8 +197,8 @@ fn reader() -> Done {
 fn writer() -> Done {
     let device = task::device()?;
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let control = MemfdMemory::take(task::receive(&socket)?, CONTROL)?;
-    let segment = Vram::import(&device, task::receive(&socket)?, BYTES)?;
+    let control = MemfdMemory::take(descriptors::receive(&socket)?, CONTROL)?;
+    let segment = Vram::import(&device, descriptors::receive(&socket)?, BYTES)?;
     let side = Side::of(&device, control, segment)?;
     side.fill_pages(9)?;
     socket.write_all(&[1])?;

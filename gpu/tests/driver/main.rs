@@ -5,6 +5,8 @@
 #![expect(unsafe_code, reason = "tasks fork, and allocate as PyTorch does")]
 
 mod conformance;
+#[path = "../descriptors.rs"]
+mod descriptors;
 mod failures;
 mod launches;
 mod memory;
@@ -29,6 +31,21 @@ macro_rules! trials {
         }),)+)+]
     };
 }
+
+/// What says something about a GPU; the others are about the stand-in, or what it reports.
+const ON_A_GPU: [&str; 11] = [
+    "conformance::vram_and_host_memory_answer_alike",
+    "conformance::copies_larger_than_a_piece_are_whole",
+    "launches::a_launch_is_queued_in_a_stream_of_the_caller",
+    "launches::i4_a_kernel_reads_what_a_kernel_of_another_process_published",
+    "launches::i4_a_kernel_waits_for_what_a_kernel_of_another_stream_publishes",
+    "launches::i4_objects_are_put_into_a_log_by_a_launch",
+    "memory::a_tensor_of_this_process_needs_no_mapping",
+    "memory::threads_copy_at_the_same_time",
+    "processes::a_tensor_of_another_process_is_mapped",
+    "processes::memory_outlives_its_owner_that_was_killed",
+    "processes::two_processes_see_each_others_bytes",
+];
 
 fn main() -> ExitCode {
     if let Some(ended) = task::run() {
@@ -102,6 +119,10 @@ fn main() -> ExitCode {
             copies_larger_than_a_piece_are_whole,
         }
     };
+    if start::on_a_gpu() {
+        all.retain(|trial| ON_A_GPU.contains(&trial.name()));
+        assert_eq!(all.len(), ON_A_GPU.len(), "a test of that list has another name");
+    }
     let arguments = Arguments::from_args();
     all.sort_by(|a, b| a.name().cmp(b.name()));
     libtest_mimic::run(&arguments, all).exit_code()

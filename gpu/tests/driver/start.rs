@@ -8,6 +8,14 @@ use tempfile::TempDir;
 /// Environment variable with the task's name.
 pub const TASK: &str = "NKV_GPU_TEST_TASK";
 
+/// If it is "system", tasks load this machine's own driver library.
+const LIBRARY: &str = "NKV_GPU_TEST_LIBRARY";
+
+/// Whether tasks run on a GPU, and not with the stand-in.
+pub fn on_a_gpu() -> bool {
+    std::env::var(LIBRARY).is_ok_and(|which| which == "system")
+}
+
 /// A task, its environment, and a folder for its library and files.
 pub struct Start {
     folder: TempDir,
@@ -54,9 +62,17 @@ impl Ended {
 }
 
 impl Start {
-    /// With the stand-in as the driver library.
+    /// With the stand-in as the driver library, or this machine's own.
     pub fn task(name: &str) -> Self {
         let start = Self::without_library(name);
+        if on_a_gpu() {
+            let Self { folder, mut command } = start;
+            command.env_remove("LD_LIBRARY_PATH");
+            if let Some(path) = std::env::var_os("LD_LIBRARY_PATH") {
+                command.env("LD_LIBRARY_PATH", path);
+            }
+            return Self { folder, command };
+        }
         for file in ["libcuda.so", "libcuda.so.1"] {
             std::fs::copy(library(), start.folder.path().join(file)).unwrap();
         }

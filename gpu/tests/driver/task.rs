@@ -5,14 +5,6 @@ use crate::{conformance, failures, launches, memory, opening, processes, stand_i
 use cudarc::driver::sys;
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::vram::{DeviceRange, Vram, VramMemory};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
@@ -108,28 +100,4 @@ pub fn peek(range: &dyn DeviceRange, offset: u64, bytes: usize) -> Vec<u8> {
     let from = (range.address() + offset) as *const u8;
     // SAFETY: mapped by the stand-in, and written by nobody unordered but where a test asks for it.
     (0..bytes).map(|at| unsafe { from.add(at).read_volatile() }).collect()
-}
-
-/// Passes a descriptor on.
-pub fn send(socket: &UnixStream, fd: &OwnedFd) -> std::io::Result<()> {
-    let fds = [fd.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    sendmsg(socket, &[IoSlice::new(b"f")], &mut control, SendFlags::empty())?;
-    Ok(())
-}
-
-/// Takes one that was passed.
-pub fn receive(socket: &UnixStream) -> std::io::Result<OwnedFd> {
-    let (mut byte, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut byte)];
-    recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut fds = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let fd = fds.next().and_then(|mut fds| fds.next());
-    fd.ok_or_else(|| std::io::Error::other("no descriptor came"))
 }

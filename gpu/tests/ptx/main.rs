@@ -6,6 +6,7 @@
 mod heap;
 mod log;
 mod mutants;
+mod mutate;
 mod processes;
 mod text;
 mod triton;

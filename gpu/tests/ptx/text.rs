@@ -1,6 +1,7 @@
 //! The text of the PTX: which instructions order memory, one after the other. What weak memory on a
 //! processor cannot show is held here.
 
+use crate::mutate::{lines, ordering, unguarded};
 use nkv_gpu::kernels::{GATHER_BULK, GATHER_PUBLISH, LOG_PUT, PTX_SM80, PTX_SM90, WAIT_SCATTER};
 
 const GATHER_ORDER: &[&str] = &[
@@ -79,34 +80,6 @@ pub fn kernels(text: &str) -> &'static [(&'static str, &'static [&'static str])]
         (GATHER_BULK, BULK_ORDER),
     ];
     if text.contains(GATHER_BULK) { ALL } else { &ALL[..3] }
-}
-
-/// Lines of the kernel, with their numbers.
-pub fn lines<'a>(text: &'a str, kernel: &str) -> Vec<(usize, &'a str)> {
-    let entry = format!(".entry {kernel}(");
-    let all = text.lines().enumerate().skip_while(|(_, line)| !line.contains(&entry));
-    all.take_while(|(_, line)| *line != "}").map(|(i, line)| (i, line.trim())).collect()
-}
-
-/// The instruction without its predicate.
-pub fn unguarded(line: &str) -> &str {
-    line.split_once(' ').filter(|(guard, _)| guard.starts_with('@')).map_or(line, |(_, rest)| rest)
-}
-
-/// The instruction on a line, if it orders memory: its opcode, and the operand where that is a
-/// number.
-pub fn ordering(line: &str) -> Option<&str> {
-    let line = line.strip_prefix("{ .reg .pred p; ").unwrap_or(line);
-    let line = unguarded(line);
-    let whole = line.split(';').next().unwrap_or_default();
-    let opcode = line.split_whitespace().next()?.trim_end_matches(';');
-    let words = ["bar", "barrier", "fence", "membar", "atom", "red", "mbarrier"];
-    let parts: Vec<&str> = opcode.split('.').collect();
-    let orders = words.contains(&parts[0])
-        || opcode.starts_with("cp.async")
-        || parts.iter().any(|p| ["acquire", "release", "relaxed", "volatile", "mmio"].contains(p));
-    let number = whole.split_whitespace().nth(1).is_some_and(|w| w.parse::<u32>().is_ok());
-    orders.then_some(if number { whole.trim() } else { opcode })
 }
 
 /// What is wrong with a text, if anything.

@@ -30,7 +30,7 @@ impl DeviceLog {
         now_ns: u64,
         directory: &mut D,
     ) -> Result<u64, StoreError> {
-        let wanted = self.claimed_bytes()?.saturating_add(self.demand.room(&self.layout));
+        let wanted = self.claimed_lately()?.saturating_add(self.demand.room(&self.layout));
         // Once everything up to here is retired and free, the limit is `wanted`.
         let needed = wanted.saturating_sub(self.layout.log_bytes());
         let stop = self.first_unknown();

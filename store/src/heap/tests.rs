@@ -105,7 +105,7 @@ fn i1_the_claim_word_of_kernels_has_the_page_before_the_log() {
     assert_eq!(g.payloads().offset, g.log.offset, "objects never lie in that page");
     assert_eq!(g.device_part(), Region { offset: word, len: g.segment_bytes - word });
     // The pin tables may not reach into it, nor may it begin before the segment.
-    let pins = Region { offset: g.pins.offset, len: g.pins.len + 4096 };
+    let pins = Region { offset: g.pins.offset + 4096, ..g.pins };
     for wrong in
         [SegmentLayout { pins, ..g }, SegmentLayout { log: Region { offset: 0, ..g.log }, ..g }]
     {

@@ -4,9 +4,10 @@ use super::text::check;
 use super::{LOG_PUT, PUSH_OBJECT, PUSH_PAGES, Pair, THREADS, WAIT_READ, module, text_of};
 use crate::heap::Event;
 use crate::log;
-use crate::mutants::{
+use crate::mutants::found_out;
+use crate::mutate::{
     ACQUIRED, CHECKED, CLAIM, EARLY, FENCED, HINT, Mutant, NOBODY, OWNER_WORD, READ_AGAIN,
-    Survivors, WRITING, found_out, mutants,
+    Survivors, WRITING, mutants,
 };
 use nkv_ptx::Module;
 

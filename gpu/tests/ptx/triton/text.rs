@@ -1,7 +1,8 @@
 //! What orders memory in the text that Triton emits, one after the other, and where the stores are.
 
 use super::{KERNELS, LOG_PUT, PUSH_OBJECT, PUSH_PAGES, WAIT_READ, text_of};
-use crate::text::{accesses, lines, ordering, unguarded};
+use crate::mutate::{lines, ordering, unguarded};
+use crate::text::accesses;
 
 const BAR: &str = "bar.sync 0";
 const ACQUIRE: &str = "ld.global.sys.acquire.b64";
