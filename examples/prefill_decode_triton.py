@@ -2,10 +2,11 @@
 
     pip install . torch triton
     TRITON_INTERPRET=1 python examples/prefill_decode_triton.py    # on a CPU
+    python examples/prefill_decode_triton.py                       # with a GPU
 
 Two ranks of one job on this host. The kernel writes the pages and sets READY; nobody calls commit.
-The decode worker finds the object and compares it with its own computation. With a GPU the ranks
-keep their payloads there (`memory="cuda"`); no GPU has run it yet.
+The decode worker finds the object and compares it with its own computation. With a GPU both ranks
+keep their payloads there; no GPU has run it yet.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nkv import NanoKVCache
 from nkv.triton import kv_commit_ready, kv_store_page_values
 
 prefill_rank, decode_rank = 0, 1
+in_gpu = torch.cuda.is_available() and not os.environ.get("TRITON_INTERPRET")
 #: Three pages and a part of a fourth, of float16.
 VALUES = 3 * 128 * 1024 + 1000
 kv_bytes = VALUES * 2
@@ -77,7 +79,7 @@ def prefill() -> None:
 
     grid = (1,)
     prefill_kernel[grid](
-        hidden_states(), VALUES,  # compute inputs
+        hidden_states().to("cuda" if in_gpu else "cpu"), VALUES,  # compute inputs
         plan_hdr_ptr, plan_payload, plan.page_bytes, plan.n_pages,
         src_rank=cache.rank, dst_rank=plan.dst_rank,
         heap_bases_ptr=heap_bases_ptr, TILE=TILE,
@@ -113,6 +115,8 @@ def main() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = {"NKV_JOB": f"triton-{os.getpid()}", "NKV_PORT": str(port), "NKV_PREFAULT": "false"}
+    if in_gpu:
+        job |= {"NKV_MEMORY": "cuda", "NKV_GPU": "0"}
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **job}
     workers = [
         subprocess.Popen(

@@ -459,10 +459,16 @@ class NanoKVCache(AsyncCalls):
 
     @property
     def heap_bases_tensor(self) -> Any:
-        """:attr:`heap_bases` as a tensor of int64, one row for each rank: for nkv.triton."""
+        """:attr:`heap_bases` as a tensor of int64, one row for each rank: for nkv.triton.
+
+        In the GPU that has payloads, if one has.
+        """
         import torch  # noqa: PLC0415 - only who uses tensors needs it
 
-        return torch.tensor(self.heap_bases, dtype=torch.int64)
+        in_gpu = (at + first for _, control, at, first, _ in self._c.mapped() if at != control)
+        address = next(in_gpu, None)
+        device = "cpu" if address is None else f"cuda:{_nkv.device_of(address)}"
+        return torch.tensor(self.heap_bases, dtype=torch.int64, device=device)
 
 
 _T = TypeVar("_T")
