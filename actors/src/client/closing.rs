@@ -39,9 +39,8 @@ impl Client {
     }
 
     /// Commits what kernels have published, aborts all other open plans, flushes, and detaches from
-    /// every owner. As soon as it begins, every call
-    /// on this handle and its clones fails with Disconnected and reserves nothing. Views stay
-    /// valid.
+    /// every owner. As soon as it begins, every call on this handle and its clones fails with
+    /// Disconnected and reserves nothing. Views stay valid.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }

@@ -52,7 +52,10 @@ pub fn main(text: &str) -> ExitCode {
     let (seed, objects) = (number(3).into(), number(4).into());
     let transport = TransportChoice::Shm;
     let config = ClientConfig { job, transport, ..ClientConfig::default() };
-    puts(&Blocking::connect(&address, config).unwrap(), rank, (seed, objects), threads);
+    let client = Blocking::connect(&address, config).unwrap();
+    puts(&client, rank, (seed, objects), threads);
+    // Keys that the owner has not been sent yet would end with this process.
+    client.close();
     ExitCode::SUCCESS
 }
 
