@@ -84,6 +84,8 @@ def prefill() -> None:
         src_rank=cache.rank, dst_rank=plan.dst_rank,
         heap_bases_ptr=heap_bases_ptr, TILE=TILE,
     )
+    if in_gpu:
+        torch.cuda.synchronize()
     # Until the decode worker has it.
     print("published", flush=True)
     sys.stdin.readline()

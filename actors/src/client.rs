@@ -41,7 +41,7 @@ pub use blocking::{Blocking, BlockingWhenReady};
 pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
-pub use device_log::{DeviceLog, DevicePut, DevicePuts};
+pub use device_log::{DeviceClaims, DeviceLog, DevicePut, DevicePuts};
 pub use peer::TransportChoice;
 pub use put_options::{IfExists, PutOptions};
 pub use shared::Shared;

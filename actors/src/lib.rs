@@ -37,9 +37,9 @@ pub mod uplink;
 
 pub use bytes::Bytes;
 pub use client::{
-    Blocking, BlockingWhenReady, Client, ClientConfig, DeviceLog, DevicePut, DevicePuts,
-    DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PublishError, PutOptions,
-    TransportChoice, WhenReady, WritePlan,
+    Blocking, BlockingWhenReady, Client, ClientConfig, DeviceClaims, DeviceLog, DevicePut,
+    DevicePuts, DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PublishError,
+    PutOptions, TransportChoice, WhenReady, WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

@@ -5,7 +5,7 @@ mod api;
 mod device;
 mod error;
 
-use api::SUCCESS;
+pub(crate) use api::SUCCESS;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUpointer_attribute_enum::{
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as DEVICE_ORDINAL,
@@ -23,6 +23,8 @@ pub use error::DriverError;
 /// Oldest driver that serves: CUDA 12.0, as `cuDriverGetVersion` writes it.
 pub const OLDEST_VERSION: i32 = 12_000;
 
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: u32 = 201;
 /// `CU_MEMORYTYPE_HOST`.
 const HOST_MEMORY: u32 = 1;
 /// A library is opened only if it is loaded already.
@@ -107,19 +109,33 @@ impl Driver {
                 "the memory at {address:#x} is not in a GPU: give it as memory of the host"
             ))
         };
-        // A thread may have no context, which the calls need: any that is in use will do.
-        let context = self.context_in_use()?.ok_or_else(not_there)?;
-        let about = || format!("for the address {address:#x}");
+        let found = match self.attributes_of(address) {
+            // A thread may have no context, which the call needs: any that is in use will do.
+            Err(DriverError::Call { code: INVALID_CONTEXT, .. }) => {
+                let context = self.context_in_use()?.ok_or_else(not_there)?;
+                self.within(&context, || self.attributes_of(address))?
+            }
+            found => found,
+        };
+        let (kind, ordinal) = found?.ok_or_else(not_there)?;
+        u32::try_from(ordinal).ok().filter(|_| kind != HOST_MEMORY).ok_or_else(not_there)
+    }
+
+    /// Makes calls with a context, and then the thread's own is current again.
+    fn within<T>(
+        &self,
+        context: &Retained<'_>,
+        calls: impl FnOnce() -> T,
+    ) -> Result<T, DriverError> {
         // SAFETY: retained as long as `context` lives.
         let rc = unsafe { (self.api.cuCtxPushCurrent_v2)(context.0) };
-        self.check("cuCtxPushCurrent", rc, about)?;
-        let found = self.attributes_of(address);
+        self.check("cuCtxPushCurrent", rc, || "to ask for an address".to_string())?;
+        let done = calls();
         let mut left = std::ptr::null_mut();
         // SAFETY: pushed above, on this thread.
         let rc = unsafe { (self.api.cuCtxPopCurrent_v2)(&mut left) };
-        self.check("cuCtxPopCurrent", rc, about)?;
-        let (kind, ordinal) = found?.ok_or_else(not_there)?;
-        u32::try_from(ordinal).ok().filter(|_| kind != HOST_MEMORY).ok_or_else(not_there)
+        self.check("cuCtxPopCurrent", rc, || "after a question for an address".to_string())?;
+        Ok(done)
     }
 
     /// Kind of the memory at an address, and its GPU. None if the driver does not know it.

@@ -352,12 +352,12 @@ class NanoKVCache(AsyncCalls):
         return WritePlan(
             key_hash=at.key_hash,
             dst_rank=at.owner_rank,
-            header_off=at.header_off,
-            payload_base=at.payload_off,
             page_bytes=at.page_bytes,
             n_pages=at.n_pages,
             bytes_total=at.bytes_total,
             epoch=at.epoch,
+            _header_off=at.header_off,
+            _payload_base=at.payload_off,
             _plan=plan,
         )
 

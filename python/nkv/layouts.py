@@ -42,13 +42,29 @@ class WritePlan:
 
     key_hash: int
     dst_rank: int
-    header_off: int
-    payload_base: int
     page_bytes: int
     n_pages: int
     bytes_total: int
     epoch: int
+    _header_off: int = field(repr=False)
+    _payload_base: int = field(repr=False)
     _plan: _nkv.Plan = field(repr=False, compare=False)
+
+    @property
+    def header_off(self) -> int:
+        """Offset of the header. Who asks for it may let kernels write: the plan is held for them.
+
+        Then header and WRITING are written, and the plan ends by ``commit``, ``abort``, or with its
+        last reference, and not at its deadline. Once a kernel has set READY it is committed.
+        """
+        self._plan.hold_for_kernels()
+        return self._header_off
+
+    @property
+    def payload_base(self) -> int:
+        """Offset of page 0. As :attr:`header_off`."""
+        self._plan.hold_for_kernels()
+        return self._payload_base
 
     def write_page(self, index: int, data: Any) -> None:
         """Writes one page of ``page_bytes``; the last may be shorter. Any order, any thread."""

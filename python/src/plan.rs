@@ -8,6 +8,7 @@ use crate::tasks;
 use nkv::{Client, ErrorKind, WritePlan};
 use nkv_store::op::Source;
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Permission to write one object. Dropped, it is aborted, unless a kernel has set READY.
@@ -19,6 +20,8 @@ pub(crate) struct Plan {
     ending: Mutex<()>,
     handles: Arc<Handles>,
     location: Location,
+    /// Kernels may write, and its commit follows READY by itself.
+    held: AtomicBool,
     /// Of calls that run beside the interpreter.
     beside: Client,
 }
@@ -30,15 +33,17 @@ impl Plan {
         handles: Arc<Handles>,
         beside: Client,
     ) -> PyResult<Self> {
-        let located = plan.desc().map(|desc| location(&desc.meta)).ok_or_else(finished);
-        // Kernels may write from now on, and nobody is told when one has set READY.
-        let announced = located.and_then(|at| plan.announce().map(|mapped| (at, mapped)));
-        let (location, mapped) = announced.map_err(|error| exception_of(py, &error))?;
-        if mapped {
-            commit_when_published(&plan, &beside)?;
-        }
-        let (inner, ending) = (RwLock::new(Some(plan)), Mutex::new(()));
-        Ok(Self { inner, ending, handles, location, beside })
+        let desc = plan.desc().ok_or_else(finished);
+        let location = desc.map_err(|error| exception_of(py, &error))?;
+        let location = location.meta.clone();
+        Ok(Self {
+            inner: RwLock::new(Some(plan)),
+            ending: Mutex::new(()),
+            held: AtomicBool::new(false),
+            handles,
+            location: self::location(&location),
+            beside,
+        })
     }
 
     fn take(&self) -> Option<WritePlan> {
@@ -61,16 +66,19 @@ impl Plan {
 }
 
 /// Commits the plan, beside the interpreter, once a kernel has set READY.
-fn commit_when_published(plan: &WritePlan, beside: &Client) -> PyResult<()> {
+fn commit_when_published(plan: &WritePlan, beside: &Client) -> nkv::Result<()> {
     let committing = plan.commit_when_published(beside.clone());
+    let failed = |error: PyErr| nkv::Error::new(ErrorKind::Internal, error.to_string());
     // Its error is in the log; whoever uses the plan afterwards gets one, too.
-    drop(tasks::runtime()?.spawn(committing));
+    drop(tasks::runtime().map_err(failed)?.spawn(committing));
     Ok(())
 }
 
 impl Drop for Plan {
     fn drop(&mut self) {
         let plan = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // One that no kernel writes is given up.
+        let plan = plan.filter(|_| self.held.load(Ordering::Acquire));
         let Some(plan) = plan.filter(WritePlan::is_published) else { return };
         // Its commit is under way: the plan is kept until it is done.
         let committing = plan.commit_when_published(self.beside.clone());
@@ -93,6 +101,22 @@ impl Plan {
     #[getter]
     fn location(&self) -> Location {
         self.location
+    }
+
+    /// Lets kernels write from now on, where this process maps the memory.
+    fn hold_for_kernels(&self, py: Python<'_>) -> PyResult<()> {
+        let held = py.detach(|| {
+            let plan = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(plan) = plan.as_ref() else { return Ok(()) };
+            if self.held.load(Ordering::Acquire) || plan.is_committed() || !plan.announce()? {
+                return Ok(());
+            }
+            if self.held.swap(true, Ordering::AcqRel) {
+                return Ok(());
+            }
+            commit_when_published(plan, &self.beside)
+        });
+        held.map_err(|error: nkv::Error| exception_of(py, &error))
     }
 
     /// Writes one page. Pages may come in any order, from any thread.

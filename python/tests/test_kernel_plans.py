@@ -112,6 +112,8 @@ def test_a_handle_that_closes_commits_what_is_ready(
 def test_an_object_of_a_kernel_that_runs_late_is_not_reused(finishes: bool) -> None:
     with nkv.NanoKVCache(16 << 20, write_ttl_ms=200, **settings()) as cache:
         plan = cache.open_for_write("late", len(VALUE))
+        # From here on kernels may write.
+        assert plan.payload_base > 0
         eventually(lambda: cache.stats()["ranks"][0]["owner"]["fencing"] == 1)
         for i in range(200):
             cache.put(f"other/{i}", bytes(100_000))
@@ -130,3 +132,12 @@ def test_an_object_of_a_kernel_that_runs_late_is_not_reused(finishes: bool) -> N
         if not finishes:
             eventually(lambda: is_free(cache, "late"))
             assert bytes(cache.get("late")) == b"x"
+
+
+def test_a_plan_whose_addresses_nobody_asks_for_ends_at_its_deadline() -> None:
+    with nkv.NanoKVCache(16 << 20, write_ttl_ms=200, **settings()) as cache:
+        plan = cache.open_for_write("late", len(VALUE))
+        eventually(lambda: is_free(cache, "late"))
+        with pytest.raises(nkv.Reclaimed):
+            _ = plan.header_off
+        assert bytes(cache.get("late")) == b"x"

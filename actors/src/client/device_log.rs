@@ -49,10 +49,9 @@ pub struct DevicePut<'a> {
 pub struct DevicePuts {
     log: DeviceLog,
     launch: Option<Launch<Vec<LogPutOutcome>>>,
-    claims: Option<LaunchClaims>,
+    claims: Option<DeviceClaims>,
     /// Keys, and bytes claimed.
     objects: Vec<(Key, u64)>,
-    _inside: Inside,
 }
 
 /// While one lives, the handle does not detach.
@@ -70,6 +69,31 @@ impl Drop for Inside {
     fn drop(&mut self) {
         if let Some(log) = &self.0.log {
             log.gate.release();
+        }
+    }
+}
+
+/// The entry of a launch in this process's table of open claims. While one is not left, the handle
+/// does not detach, which would say that nothing is open [I14]. Dropped, it stays for good: whether
+/// the kernel has ended is not known.
+#[derive(Debug)]
+pub struct DeviceClaims(Option<(LaunchClaims, Inside)>);
+
+impl DeviceClaims {
+    /// The launch has ended, and nothing of it is on its way.
+    pub fn leave(mut self) {
+        if let Some((claims, inside)) = self.0.take() {
+            claims.leave();
+            drop(inside);
+        }
+    }
+}
+
+impl Drop for DeviceClaims {
+    fn drop(&mut self) {
+        if let Some((claims, inside)) = self.0.take() {
+            drop(claims);
+            std::mem::forget(inside);
         }
     }
 }
@@ -172,11 +196,15 @@ impl DeviceLog {
     ///
     /// # Errors
     /// `NotReady` if the rank takes no puts now, or 256 launches are in flight.
-    pub fn claims(&self) -> Result<LaunchClaims> {
+    pub fn claims(&self) -> Result<DeviceClaims> {
+        let rank = self.peer.rank;
+        let closed = || Error::not_ready(format!("rank {rank} takes no puts"));
+        let inside = Inside::new(&self.peer).ok_or_else(closed)?;
         let bound = self.memory.memory().load(self.log()?.layout.claim_word())?;
-        self.log()?.open.enter_launch(bound).ok_or_else(|| {
+        let claims = self.log()?.open.enter_launch(bound).ok_or_else(|| {
             Error::not_ready("as many launches are in flight as there may be: wait for one")
-        })
+        })?;
+        Ok(DeviceClaims(Some((claims, inside))))
     }
 
     /// Queues puts of objects whose bytes lie in a source.
@@ -193,27 +221,21 @@ impl DeviceLog {
         self.client.check_usable()?;
         let objects: Vec<_> = puts.iter().map(|put| self.object(put)).collect::<Result<_>>()?;
         let keys = puts.iter().map(|put| Ok(Key::new(put.key)?)).collect::<Result<Vec<_>>>()?;
-        let closed = || Error::not_ready(format!("rank {} takes no puts", self.peer.rank));
-        let inside = Inside::new(&self.peer).ok_or_else(closed)?;
         let claims = self.claims()?;
         let (kernels, log) = (&self.kernels, &self.memory);
         let launch = kernels.put(stream, options, log, LIMIT_SPINS, &objects, source);
         let launch = match launch {
             Ok(launch) => launch,
             Err(e) => {
-                // What was queued before the error was waited for, so nothing was claimed.
-                claims.leave();
+                // What was queued before the error was waited for, if that ended.
+                if !kernels.has_unknown_launches() {
+                    claims.leave();
+                }
                 return Err(of_driver(e));
             }
         };
         let objects = keys.into_iter().zip(objects.iter().map(|o| o.claim_bytes)).collect();
-        Ok(DevicePuts {
-            log: self.clone(),
-            launch: Some(launch),
-            claims: Some(claims),
-            objects,
-            _inside: inside,
-        })
+        Ok(DevicePuts { log: self.clone(), launch: Some(launch), claims: Some(claims), objects })
     }
 
     /// Sends the owner what a launch has done: the keys of what is stored, so that it can be listed

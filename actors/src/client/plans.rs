@@ -325,6 +325,7 @@ impl OpenPlans {
         }
         let plan = Arc::new(plan);
         inner.by_key.insert(plan.key.clone(), plan.desc.plan);
+        inner.committed.remove(&plan.key);
         inner.by_plan.insert(plan.desc.plan, plan.clone());
         Ok(plan)
     }

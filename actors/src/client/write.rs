@@ -24,6 +24,7 @@ use nkv_store::Key;
 use nkv_store::key::key_hash;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
+use nkv_store::words;
 use nkv_transport::verbs::Op;
 use repeated::name_repeated;
 use std::collections::BTreeSet;
@@ -533,6 +534,10 @@ fn publication(desc: &PlanDesc) -> Publication {
 /// Whether READY is set, by this handle or by its caller's kernel or NIC.
 fn is_ready(p: &PlanState) -> Result<bool> {
     let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
+    // Also after the attachment has ended: the mapping stays, and a kernel may still write.
+    if let Some(reader) = &p.peer.reader {
+        return Ok(words::load(reader.memory().words(), offset)? == ready(epoch));
+    }
     let mut now = [0; 8];
     p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
     Ok(u64::from_le_bytes(now) == ready(epoch))

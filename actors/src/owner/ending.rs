@@ -11,6 +11,11 @@ impl Owner {
     /// Starts the end of a plan; idempotent. A later cause replaces an earlier one; LIVE that was
     /// cleared stays cleared.
     pub(super) fn end_plan(&mut self, plan: PlanId, at: SlotRef, cause: EndCause) {
+        self.begin_end(plan, at, cause);
+        self.complete_fences();
+    }
+
+    fn begin_end(&mut self, plan: PlanId, at: SlotRef, cause: EndCause) {
         if at.incarnation != self.incarnation {
             return;
         }
@@ -46,7 +51,6 @@ impl Owner {
             self.durable.tables.grants.revoke(token);
             self.durable.tables.attachments.drop_plan(producer, plan, now);
         }
-        self.complete_fences();
     }
 
     /// The link records a plan before this actor gets its `PlanOpened`, so the end may come first.
@@ -108,8 +112,9 @@ impl Owner {
             late.map(|(id, p)| (*id, p.opened.at)).collect()
         };
         for (plan, at) in due {
-            self.end_plan(plan, at, EndCause::Expired);
+            self.begin_end(plan, at, EndCause::Expired);
         }
+        self.complete_fences();
     }
 
     /// Completes the fence of every ending plan that no producer can write for any more.

@@ -2,7 +2,10 @@
 //! other users of CUDA's runtime.
 
 use super::{Api, Driver, DriverError};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUstream,
+    CUstreamCaptureStatus_enum as CaptureStatus, CUuuid,
+};
 use nkv_store::fork::ProcessMark;
 use std::ffi::CStr;
 use std::fmt;
@@ -213,6 +216,24 @@ impl Device {
     /// What it can do.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
+    }
+
+    /// Refuses a stream that records a CUDA graph, and what is no stream.
+    pub(crate) fn refuse_recording(&self, stream: u64) -> Result<(), DriverError> {
+        let (current, mut status) = (self.enter()?, CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        // SAFETY: a handle that is none is an error of the call; the rest lives until it returns.
+        let rc = unsafe {
+            (current.api().cuStreamIsCapturing)(stream as usize as CUstream, &mut status)
+        };
+        let about = || format!("for stream {stream:#x} on GPU {}", self.ordinal);
+        current.check("cuStreamIsCapturing", rc, about)?;
+        match status {
+            CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(DriverError::Invalid(format!(
+                "stream {stream:#x} records a CUDA graph: puts, gets and launches of nkv cannot be \
+                 part of it"
+            ))),
+        }
     }
 
     pub(crate) fn driver(&self) -> &Driver {

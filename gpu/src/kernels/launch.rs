@@ -4,7 +4,7 @@
 use super::check;
 use super::loaded::Kernels;
 use super::parts::{LaunchMemory, OwnStream};
-use crate::driver::{Device, DriverError};
+use crate::driver::{Device, DriverError, SUCCESS};
 use cudarc::driver::sys::CUstream;
 use std::any::Any;
 use std::ops::Range;
@@ -33,6 +33,14 @@ impl LaunchStream {
     /// Those of the driver.
     pub fn own(device: &Arc<Device>) -> Result<Self, DriverError> {
         Ok(Self::Own(Arc::new(OwnStream::new(device)?)))
+    }
+
+    /// Refuses a stream that records a CUDA graph: a launch has memory for one time.
+    fn refuse_recording(&self, device: &Arc<Device>) -> Result<(), DriverError> {
+        match self {
+            Self::Caller(handle) => device.refuse_recording(*handle),
+            Self::Own(_) => Ok(()),
+        }
     }
 
     fn raw(&self) -> CUstream {
@@ -82,6 +90,7 @@ impl Kernels {
             let why = "the kernel is not loaded: it needs a GPU of compute capability 9.0 or later";
             return check::refuse(kernel, why);
         };
+        stream.refuse_recording(self.device())?;
         let behind = LIST as usize + list.len();
         let mut memory = self.pool.take(self.device(), behind + results)?;
         let result = match results {
@@ -137,13 +146,24 @@ impl Kernels {
         })
     }
 
-    /// After an error: what was queued may still use the memory.
+    /// After an error: what was queued may still use the memory. If that does not end, it is never
+    /// freed.
     fn give_up(&self, stream: &LaunchStream, memory: LaunchMemory) {
-        if let Some(current) = self.device().enter_to_drop() {
+        let ended = self.device().enter_to_drop().is_some_and(|current| {
             // SAFETY: the stream is the caller's or kept by it.
-            let _ = unsafe { (current.api().cuStreamSynchronize)(stream.raw()) };
-        }
+            let rc = unsafe { (current.api().cuStreamSynchronize)(stream.raw()) };
+            rc == SUCCESS
+        });
         self.pool.lost(memory.bytes());
+        if !ended {
+            self.pool.mark_unknown();
+            std::mem::forget(memory);
+        }
+    }
+
+    /// Whether a launch failed of which it is not known that it has ended.
+    pub fn has_unknown_launches(&self) -> bool {
+        self.pool.has_unknown()
     }
 }
 

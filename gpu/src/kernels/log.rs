@@ -19,6 +19,7 @@ pub struct LogMemory {
     // Unregistered before the memory is unmapped.
     _registered: Arc<RegisteredHost>,
     memory: Arc<dyn Memory>,
+    ordinal: u32,
     addresses: LogAddresses,
 }
 
@@ -52,7 +53,7 @@ impl LogMemory {
             offset: region.offset,
             log_bytes: log.log_bytes(),
         };
-        Ok(Self { _registered: registered, memory, addresses })
+        Ok(Self { _registered: registered, memory, ordinal: device.ordinal(), addresses })
     }
 
     /// What `nkv_log_put` needs; valid in this process as long as this value lives.
@@ -103,6 +104,13 @@ impl Kernels {
         objects: &[LogPutObject],
         source: &Source,
     ) -> Result<Launch<Vec<LogPutOutcome>>, DriverError> {
+        let here = self.device().ordinal();
+        let of = source.kept.as_ref().map_or(here, |range| range.device().ordinal());
+        if (of, log.ordinal) != (here, here) {
+            let why =
+                format!("kernels of GPU {here}, a source on GPU {of}, a log on {}", log.ordinal);
+            return refuse(LOG_PUT, &why);
+        }
         // SAFETY: the launch keeps the log and its source until it has ended, and `Source` promises
         // the same of ranges that it does not keep.
         let launch = unsafe {

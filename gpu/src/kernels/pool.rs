@@ -2,6 +2,7 @@
 
 use super::parts::LaunchMemory;
 use crate::driver::{Device, DriverError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most bytes of one launch: descriptors, or objects and their results.
@@ -18,7 +19,7 @@ const AHEAD: usize = 4;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
-pub struct LaunchPool(Mutex<State>);
+pub struct LaunchPool(Mutex<State>, AtomicBool);
 
 #[derive(Debug, Default)]
 struct State {
@@ -89,9 +90,21 @@ impl LaunchPool {
 
     /// A launch has ended.
     pub fn give_back(&self, memory: LaunchMemory) {
+        // What it kept is dropped without the lock: that may wait for the driver.
+        let memory = released(memory);
         let mut state = self.lock();
         state.held -= 1;
-        state.free.push(released(memory));
+        state.free.push(memory);
+    }
+
+    /// A launch failed, and may run on.
+    pub fn mark_unknown(&self) {
+        self.1.store(true, Ordering::Release);
+    }
+
+    /// Whether there was one.
+    pub fn has_unknown(&self) -> bool {
+        self.1.load(Ordering::Acquire)
     }
 
     /// A launch may be in flight, and nobody waits for it.

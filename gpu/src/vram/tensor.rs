@@ -8,7 +8,7 @@ use super::span::{Cursor, Span, pairs};
 use crate::driver::{Device, Driver, DriverError};
 use crate::kernels::Event;
 use crate::registered::registered;
-use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus_enum as CaptureStatus};
+use cudarc::driver::sys::CUstream;
 use nkv_store::memory::{DeviceMemory, HostRegion};
 use nkv_store::{Export, Memory, StoreError, words};
 use std::ptr::NonNull;
@@ -121,23 +121,13 @@ struct After {
 
 impl After {
     fn of(device: &Arc<Device>, stream: u64) -> Result<Self, DriverError> {
-        let event = Event::new(device)?;
-        let (current, mut status) = (device.enter()?, CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        device.refuse_recording(stream)?;
+        let (event, current) = (Event::new(device)?, device.enter()?);
+        // SAFETY: a handle that is none is an error of the call; the event lives as `self`.
+        let rc = unsafe { (current.api().cuEventRecord)(event.raw(), stream as CUstream) };
         let about = || format!("for stream {stream:#x} on GPU {}", device.ordinal());
-        // SAFETY: a handle that is none is an error of the calls; the rest lives until they return.
-        unsafe {
-            let stream = stream as CUstream;
-            let rc = (current.api().cuStreamIsCapturing)(stream, &mut status);
-            current.check("cuStreamIsCapturing", rc, about)?;
-            if status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-                return Err(DriverError::Invalid(format!(
-                    "stream {stream:p} records a CUDA graph: puts and gets copy at once and cannot \
-                     be part of it"
-                )));
-            }
-            let rc = (current.api().cuEventRecord)(event.raw(), stream);
-            current.check("cuEventRecord", rc, about)?;
-        }
+        current.check("cuEventRecord", rc, about)?;
+        drop(current);
         Ok(Self { event, over: AtomicBool::new(false) })
     }
 

@@ -48,6 +48,9 @@ class _Instruction:
             return _ENGINE if self.opcode.index("global") < _first_shared(self.opcode) else None
         if name in ("st", "red") and not self.has("shared", "param", "local", "release"):
             return _STORE
+        # An exchange or a sum may be payload, too; a counter has acq_rel, a load acquire.
+        if name in ("atom", "multimem") and not self.has("shared", "acq_rel", "acquire", "release"):
+            return _STORE
         # What a function does is not read here.
         return _STORE if name == "call" else None
 
@@ -147,7 +150,7 @@ def _check(name: str, threads: int, body: str) -> None:
         if not instruction.has("sys"):
             raise PublishError(
                 f"kernel {name}: `{instruction.text}` has a smaller scope than sys, and others "
-                'read the object: give it scope="sys", or sem="relaxed" if it publishes nothing'
+                'read the object: give it scope="sys"'
             )
         if before[at]:
             raise PublishError(

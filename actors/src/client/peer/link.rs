@@ -7,10 +7,15 @@ use crate::message::{ClientToOwner, OwnerToClient, PlanId};
 use crate::race::race;
 use nkv_transport::Alive;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::ReadHalf;
 use tokio::sync::{Notify, mpsc, oneshot};
+
+/// Longest pause between two looks whether an acknowledgement is true.
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
 /// What the link task has to do.
 pub(crate) enum Outgoing {
@@ -95,9 +100,19 @@ async fn listen(
     path: Option<Alive>,
 ) -> String {
     let mut buf = Vec::new();
-    let acknowledge = |message| {
-        let acknowledging = send_when_true(gates.clone(), message, tx.clone(), path.clone());
-        tokio::task::spawn_local(acknowledging);
+    // Owners ask again each second: what waits already is not started twice.
+    let waiting_for: Rc<RefCell<Vec<ClientToOwner>>> = Rc::default();
+    let acknowledge = |message: ClientToOwner| {
+        if waiting_for.borrow().contains(&message) {
+            return;
+        }
+        waiting_for.borrow_mut().push(message.clone());
+        let sending = send_when_true(gates.clone(), message.clone(), tx.clone(), path.clone());
+        let waiting_for = waiting_for.clone();
+        tokio::task::spawn_local(async move {
+            sending.await;
+            waiting_for.borrow_mut().retain(|other| *other != message);
+        });
     };
     loop {
         match read_frame::<_, OwnerToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
@@ -149,7 +164,8 @@ async fn send_names(gates: Arc<dyn ProducerGates>, round: u64, tx: mpsc::WeakSen
 }
 
 /// Sends an acknowledgement once it is true: no write is in flight that would contradict it. The
-/// wait is bounded by the size of the few writes in flight. Sends nothing if the data path has
+/// wait is bounded by the size of the few writes in flight, and by the time that plans are held for
+/// kernels. Sends nothing if the data path has
 /// failed: posted RDMA writes may still land, and the end of the link notifies the owner.
 async fn send_when_true(
     gates: Arc<dyn ProducerGates>,
@@ -157,13 +173,15 @@ async fn send_when_true(
     tx: mpsc::WeakSender<Outgoing>,
     path: Option<Alive>,
 ) {
+    let mut pause = Duration::from_millis(1);
     while !match &message {
         ClientToOwner::Dropped(plan) => gates.is_drained(*plan),
         ClientToOwner::TermObeyed(term) => gates.obeys(*term),
         ClientToOwner::ClearBelow(below) => gates.is_clear_below(*below),
         _ => true,
     } {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
     if path.is_some_and(|path| !path.is_alive()) {
         return;

@@ -15,6 +15,10 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 const SHARE_OF_WAIT: u32 = 32;
 
+/// How long a plan is held for kernels at most. While it is, a new master gets no report of its
+/// rank.
+const MOST_HELD: Duration = Duration::from_secs(600);
+
 /// Permission to write one object, page by page in any order, then publish it. A plan dropped
 /// without `publish` is aborted in the background.
 #[derive(Debug)]
@@ -172,13 +176,19 @@ impl WritePlan {
         Ok(true)
     }
 
+    /// Whether it is committed, by whichever call.
+    pub fn is_committed(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.is_committed())
+    }
+
     /// Whether READY is set, as far as this handle can tell.
     pub fn is_published(&self) -> bool {
         self.state().and_then(|p| is_ready(p)).unwrap_or(false)
     }
 
     /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
-    /// once a kernel has set READY. Ends without that when the plan does.
+    /// once a kernel has set READY. Ends without that when the plan does, and gives the plan up
+    /// after ten minutes.
     pub fn commit_when_published(
         &self,
         client: Client,
@@ -197,6 +207,15 @@ impl WritePlan {
                     });
                 }
                 let waited = Duration::from_nanos(clock.now_ns().saturating_sub(began_ns));
+                if waited > MOST_HELD {
+                    tracing::warn!(
+                        "a plan for key {} is held for kernels for {MOST_HELD:?}, and given up: \
+                         commit or drop plans whose kernels have ended",
+                        plan.key
+                    );
+                    client.abandon(std::slice::from_ref(&plan));
+                    return Ok(());
+                }
                 let pause = (waited / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
                 tokio::time::sleep(pause).await;
             }
