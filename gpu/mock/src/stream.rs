@@ -251,7 +251,7 @@ driver_calls! {
     Context cuStreamIsCapturing(of: u64, status: *mut c_uint) {
         stream(of)?;
         // Graphs do not exist here; a test says that this one is being recorded.
-        give(status, u32::from(settings::number("MOCK_CUDA_CAPTURING", 0) == of))
+        give(status, u32::from(settings::number("MOCK_CUDA_CAPTURING", u64::MAX) == of))
     }
     Context cuEventQuery(handle: u64) {
         let event = event(handle)?;
