@@ -25,6 +25,8 @@ pub const OLDEST_VERSION: i32 = 12_000;
 
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;
+/// `CUDA_ERROR_INVALID_VALUE`, for memory that the driver does not know.
+const NOT_KNOWN: u32 = 1;
 /// `CU_MEMORYTYPE_HOST`.
 const HOST_MEMORY: u32 = 1;
 /// A library is opened only if it is loaded already.
@@ -111,13 +113,20 @@ impl Driver {
         };
         let found = match self.attributes_of(address) {
             // A thread may have no context, which the call needs: any that is in use will do.
-            Err(DriverError::Call { code: INVALID_CONTEXT, .. }) => {
+            Err(INVALID_CONTEXT) => {
                 let context = self.context_in_use()?.ok_or_else(not_there)?;
                 self.within(&context, || self.attributes_of(address))?
             }
             found => found,
         };
-        let (kind, ordinal) = found?.ok_or_else(not_there)?;
+        let (kind, ordinal) = match found {
+            Ok(found) => found,
+            Err(NOT_KNOWN) => return Err(not_there()),
+            Err(code) => {
+                let about = || format!("for the address {address:#x}");
+                return self.check("cuPointerGetAttribute", code, about).and(Err(not_there()));
+            }
+        };
         u32::try_from(ordinal).ok().filter(|_| kind != HOST_MEMORY).ok_or_else(not_there)
     }
 
@@ -138,21 +147,19 @@ impl Driver {
         Ok(done)
     }
 
-    /// Kind of the memory at an address, and its GPU. None if the driver does not know it.
-    fn attributes_of(&self, address: u64) -> Result<Option<(u32, i32)>, DriverError> {
+    /// Kind of the memory at an address, and its GPU; or the number of the error.
+    fn attributes_of(&self, address: u64) -> Result<(u32, i32), u32> {
         let (mut kind, mut ordinal) = (0_u32, -1_i32);
-        let about = || format!("for the address {address:#x}");
         for (attribute, into) in
             [(MEMORY_TYPE, (&raw mut kind).cast()), (DEVICE_ORDINAL, (&raw mut ordinal).cast())]
         {
-            // SAFETY: the numbers live until the call returns, and have the attributes' sizes.
-            let rc = unsafe { (self.api.cuPointerGetAttribute)(into, attribute, address) };
-            if rc == sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32 {
-                return Ok(None);
+            // SAFETY: the numbers live until the calls return, and have the attributes' sizes.
+            match unsafe { (self.api.cuPointerGetAttribute)(into, attribute, address) } {
+                SUCCESS => {}
+                code => return Err(code),
             }
-            self.check("cuPointerGetAttribute", rc, about)?;
         }
-        Ok(Some((kind, ordinal)))
+        Ok((kind, ordinal))
     }
 
     /// The primary context of a GPU that this process uses. None: it uses none.

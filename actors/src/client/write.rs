@@ -265,7 +265,10 @@ impl Client {
             return Err(Error::not_found(none).about(key.as_bytes()));
         };
         let done = self.publish_and_commit(&plan).await;
-        plans.forget(&plan);
+        // Bytes are missing: the plan stays open.
+        if !done.as_ref().is_err_and(|e| e.open) {
+            plans.forget(&plan);
+        }
         done.map_err(|e| e.error.about(key.as_bytes()))
     }
 
@@ -514,6 +517,8 @@ impl Client {
         let published = |p: &Arc<PlanState>| p.is_held() && is_ready(p).unwrap_or(false);
         let (published, plans): (Vec<_>, Vec<_>) =
             self.shared.plans.all().into_iter().partition(published);
+        // Their kernels have ended. Past its deadline a plan is adopted once nobody is inside.
+        published.iter().for_each(|p| p.let_go());
         self.commit_plans(&published).await;
         plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
