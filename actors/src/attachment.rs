@@ -29,8 +29,9 @@ pub trait ProducerGates: Send + Sync + Debug {
     fn obey(&self, term: Term);
     /// The highest term obeyed there.
     fn obeyed(&self) -> Term;
-    /// True when no write for a plan below this term is in flight.
-    fn obeys(&self, term: Term) -> bool;
+    /// The plans below this term that kernels may still write, once no other write for such a plan
+    /// is in flight; None before.
+    fn obeys(&self, term: Term) -> Option<Vec<PlanId>>;
     /// True when no claim is open in the owner's log below a position.
     fn is_clear_below(&self, below: u64) -> bool;
     /// Number of keys of objects in the owner's log that were not sent to the owner yet.

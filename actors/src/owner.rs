@@ -379,9 +379,8 @@ impl On<FromClient> for Owner {
                 attachments.dropped(id, producer, plan);
                 self.complete_fences();
             }
-            (ClientToOwner::TermObeyed(term), Some((id, producer))) => {
-                attachments.term_obeyed(id, producer, term);
-                self.complete_term();
+            (ClientToOwner::TermObeyed { term, held }, Some(from)) => {
+                self.term_obeyed(from, term, held);
             }
             (ClientToOwner::ClearBelow(below), Some((id, _))) => {
                 attachments.clear_below(id, below);

@@ -7,7 +7,8 @@ use super::peer::Peer;
 use crate::attachment::ProducerGates;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::message::{KeyReport, PlanDesc, PlanId, PlanRef, Term};
+use crate::message::{PlanDesc, PlanId, PlanRef, Term};
+use gates::OwnerGates;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_store::device_log::{LogLayout, OpenClaims};
@@ -16,6 +17,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+mod gates;
 
 /// Owners whose unreported keys are kept although no attachment to them is left.
 const MOST_NAMED: usize = 256;
@@ -94,6 +97,16 @@ impl PlanState {
     /// Whether kernels may write.
     pub(crate) fn is_held(&self) -> bool {
         self.held().is_some()
+    }
+
+    /// Whether kernels were let in, and perhaps have ended.
+    pub(crate) fn is_for_kernels(&self) -> bool {
+        self.for_kernels.load(Ordering::SeqCst)
+    }
+
+    /// Whether kernels may write, and nobody else. The gate must be closed: nobody enters any more.
+    fn is_held_alone(&self) -> bool {
+        self.is_held() && self.gate.inside() <= 1
     }
 
     /// No kernel writes any more.
@@ -417,74 +430,6 @@ impl OpenPlans {
     /// Number of plans open now.
     pub fn len(&self) -> usize {
         self.lock().by_plan.len()
-    }
-}
-
-/// The gates of one producer before one owner, as one attachment to it has them.
-#[derive(Debug)]
-struct OwnerGates {
-    plans: Arc<OpenPlans>,
-    incarnation: u64,
-    // The term that the owner obeys, as received over any attachment of the handle to it. It
-    // changes only under the lock of `plans`, so that no plan of a lower term is registered at the
-    // same time.
-    term: Arc<Mutex<Term>>,
-    // Open claims in the owner's device log: those of this process if it maps the log, else those
-    // of this attachment alone.
-    claims: Option<Arc<OpenClaims>>,
-    // Keys of objects in that log that the owner does not have yet.
-    names: Option<Arc<LogNames>>,
-}
-
-impl OwnerGates {
-    fn term(&self) -> MutexGuard<'_, Term> {
-        self.term.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_below(&self, plan: &PlanState, term: Term) -> bool {
-        plan.desc.meta.at.incarnation == self.incarnation && plan.desc.plan.term < term
-    }
-}
-
-impl ProducerGates for OwnerGates {
-    fn drop_plan(&self, plan: PlanId) {
-        self.plans.drop_plan(plan);
-    }
-
-    fn is_drained(&self, plan: PlanId) -> bool {
-        let inner = self.plans.lock();
-        let out = |p: &Arc<PlanState>| p.gate.is_drained();
-        inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
-    }
-
-    fn obey(&self, term: Term) {
-        let inner = self.plans.lock();
-        let mut obeyed = self.term();
-        *obeyed = term.max(*obeyed);
-        let below = |p: &&Arc<PlanState>| self.is_below(p, term);
-        inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
-    }
-
-    fn obeyed(&self) -> Term {
-        *self.term()
-    }
-
-    fn obeys(&self, term: Term) -> bool {
-        let inner = self.plans.lock();
-        let mut known = inner.by_plan.values().chain(inner.leaving.values());
-        *self.term() >= term && known.all(|p| !self.is_below(p, term) || p.gate.is_drained())
-    }
-
-    fn is_clear_below(&self, below: u64) -> bool {
-        self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
-    }
-
-    fn names_noted(&self) -> usize {
-        self.names.as_ref().map_or(0, |names| names.len_alone())
-    }
-
-    fn take_names(&self, most: usize) -> Vec<KeyReport> {
-        self.names.as_ref().map_or_else(Vec::new, |names| names.take_alone(most))
     }
 }
 

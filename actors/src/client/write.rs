@@ -2,6 +2,8 @@
 //! enters the plan's gate, so an owner that ends the plan can find out when no write is in flight
 //! [I10].
 
+mod commit;
+mod for_kernels;
 mod holding;
 mod repeated;
 mod sources;
@@ -11,9 +13,8 @@ mod write_plan;
 use super::peer::Peer;
 use super::put_log::TryPut;
 use super::value::{MOST_PARTS, Value};
-use super::{Client, about_keys, continued, filled, holds_within, one, spread};
+use super::{Client, about_keys, continued, filled, one, spread};
 use crate::client::plans::PlanState;
-use crate::client::producer::GiveUp;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Existence, OpenItem, PlanDesc, PlanRef, Request, Response};
@@ -22,25 +23,12 @@ use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
 use nkv_store::Key;
 use nkv_store::key::key_hash;
-use nkv_store::layout::{PUBLISH_OFF, epoch_of};
-use nkv_store::object::{Publication, ready};
-use nkv_store::words;
-use nkv_transport::verbs::Op;
+use nkv_store::object::Publication;
 use repeated::name_repeated;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use write_plan::Unpublished;
 pub use write_plan::{PublishError, WritePlan};
-
-/// Retries of a commit that gets NotReady: how many, the pause between two, and the limit for all.
-const COMMIT_RETRIES: u32 = 40;
-const COMMIT_PAUSE: Duration = Duration::from_millis(20);
-const COMMIT_LIMIT: Duration = Duration::from_millis(1_200);
-/// The last retry may wait at the master beyond `COMMIT_LIMIT`, and an abort may follow it. Each of
-/// the two may take this long, so that the put ends within little more than two seconds [I18].
-const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 
 /// Owners by incarnation.
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
@@ -376,158 +364,6 @@ impl Client {
         }
         Ok(granted)
     }
-
-    async fn publish_and_commit(
-        &self,
-        plan: &Arc<PlanState>,
-    ) -> std::result::Result<(), Unpublished> {
-        // A kernel's object may be committed by two calls at once.
-        let _one = plan.committing.lock().await;
-        if plan.is_committed() {
-            return Ok(());
-        }
-        plan.peer.run_blocking(|| self.publish(plan))?;
-        Ok(one(self.commit_plans(std::slice::from_ref(plan)).await)?)
-    }
-
-    fn publish(&self, p: &PlanState) -> std::result::Result<(), Unpublished> {
-        p.check_whole()?;
-        p.seal(&*self.shared.env.machine)?;
-        if p.is_held() && is_ready(p)? {
-            // The kernel has ended. After the deadline the owner waits for this alone, and adopts
-            // the object; the commit waits for it.
-            p.let_go();
-            return Ok(());
-        }
-        let _inside = p.enter_sealed(self.shared.env.clock.now_ns())?;
-        if is_ready(p)? {
-            // The writer's own NIC flipped READY already.
-            return Ok(());
-        }
-        let missing = p.missing();
-        if missing > 0 {
-            p.unseal();
-            let error = Error::invalid(format!(
-                "{missing} of {} bytes of key {} were never written; write them or abort",
-                p.desc.meta.object.bytes_total, p.key
-            ));
-            return Err(Unpublished { error, open: true });
-        }
-        if p.first_write() {
-            // An empty object: nothing else wrote the header.
-            announce(p).inspect_err(|_| p.break_off())?;
-        }
-        // The pages may have used several connections: all of them land before READY [I4].
-        let object = publication(&p.desc);
-        let mut ops = object.publish();
-        p.peer.verbs.post(p.desc.token, &mut ops)?;
-        Ok(published(&object, &ops, p)?)
-    }
-
-    async fn commit_plans(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
-        if plans.is_empty() {
-            return Vec::new();
-        }
-        let limit = self.limit().min(COMMIT_LIMIT);
-        let until_ns = self.shared.env.clock.now_ns() + limit.as_nanos() as u64;
-        let mut results = self.commit_once(plans, self.limit()).await;
-        // NotReady is temporary: the owner is still reporting, has not recorded the plan yet, or is
-        // checking a plan past its deadline.
-        for _ in 0..COMMIT_RETRIES {
-            let unsure: Vec<usize> = (0..plans.len())
-                .filter(|i| matches!(&results[*i], Err(e) if e.kind() == ErrorKind::NotReady))
-                .collect();
-            if unsure.is_empty() || self.shared.env.clock.now_ns() >= until_ns {
-                break;
-            }
-            self.shared.slow_path.commits_repeated.one();
-            tokio::time::sleep(COMMIT_PAUSE).await;
-            let again: Vec<_> = unsure.iter().map(|i| plans[*i].clone()).collect();
-            let left_ns = until_ns.saturating_sub(self.shared.env.clock.now_ns());
-            let left = Duration::from_nanos(left_ns) + LAST_ANSWER_LIMIT;
-            for (i, r) in unsure.into_iter().zip(self.commit_once(&again, left).await) {
-                results[i] = r;
-            }
-        }
-        // A plan without a final answer is given up, so that its object cannot become readable
-        // after its put failed. If the commit was accepted after all, giving up has no effect: the
-        // plan has ended.
-        let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind() != ErrorKind::Reclaimed);
-        let failed: Vec<_> = plans
-            .iter()
-            .zip(&results)
-            .filter(|(_, r)| open_end(r))
-            .map(|(p, _)| p.clone())
-            .collect();
-        let committed = plans.iter().zip(&results).filter(|(_, r)| r.is_ok());
-        committed.for_each(|(p, _)| p.note_committed());
-        plans.iter().for_each(|p| self.shared.plans.close(p));
-        self.give_up(&failed, &results).await;
-        results
-    }
-
-    /// Ends plans whose headers are READY already. After a NotReady, the abort waits for the
-    /// master's answer before the put fails: a message still in flight could be lost with this
-    /// process, and the object would be kept.
-    async fn give_up(&self, plans: &[Arc<PlanState>], results: &[Result<()>]) {
-        let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::NotReady);
-        let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();
-        if !list.is_empty() && results.iter().any(unsure) {
-            let abort = Request::Abort(list);
-            if self.call_within(abort, LAST_ANSWER_LIMIT.min(self.limit())).await.is_ok() {
-                self.shared.slow_path.abandoned.add(plans.len());
-                return;
-            }
-        }
-        self.abandon(plans);
-    }
-
-    async fn commit_once(&self, plans: &[Arc<PlanState>], limit: Duration) -> Vec<Result<()>> {
-        let list = plans.iter().map(|p| p.reference()).collect();
-        let answer = self.call_within(Request::Commit(list), limit.min(self.limit())).await;
-        self.done("Commit", answer, plans.len())
-    }
-
-    /// Gives up failed plans in the background; their owner fences and frees them.
-    fn abandon(&self, plans: &[Arc<PlanState>]) {
-        for p in plans {
-            self.shared.plans.close(p);
-        }
-        self.report_abandoned(plans.iter().map(|p| p.reference()).collect());
-    }
-
-    fn report_abandoned(&self, list: Vec<PlanRef>) {
-        self.shared.slow_path.abandoned.add(list.len());
-        if !list.is_empty() {
-            self.give_up_later(Request::Abort(list));
-        }
-    }
-
-    /// Sends a request that gives up plans, in the background.
-    fn give_up_later(&self, request: Request) {
-        let sent = self.notify_producer(GiveUp(request, self.shared.abandoning.clone()));
-        if let Some(Err(error)) = sent {
-            tracing::debug!(%error, "plans not given up; they end at their deadline");
-        }
-    }
-
-    /// Commits what kernels have published, and aborts all other open plans. False if a write of
-    /// another thread is still in flight when the call's limit is over.
-    pub(crate) async fn end_open_plans(&self) -> bool {
-        let published = |p: &Arc<PlanState>| p.is_held() && is_ready(p).unwrap_or(false);
-        let (published, plans): (Vec<_>, Vec<_>) =
-            self.shared.plans.all().into_iter().partition(published);
-        // Their kernels have ended. Past its deadline a plan is adopted once nobody is inside.
-        published.iter().for_each(|p| p.let_go());
-        self.commit_plans(&published).await;
-        plans.iter().for_each(|p| self.shared.plans.close(p));
-        if !plans.is_empty() {
-            let list = plans.iter().map(|p| p.reference()).collect();
-            // If this fails, the plans end at their deadline.
-            let _ = self.call_within(Request::Abort(list), self.limit()).await;
-        }
-        holds_within(self.limit(), || self.shared.plans.all_drained()).await
-    }
 }
 
 /// The header and payload writes by which a producer publishes the object of a plan.
@@ -536,29 +372,7 @@ fn publication(desc: &PlanDesc) -> Publication {
     Publication::new((m.header_off, m.at.epoch), m.key, &m.object)
 }
 
-/// Whether READY is set, by this handle or by its caller's kernel or NIC.
-fn is_ready(p: &PlanState) -> Result<bool> {
-    let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
-    // Also after the attachment has ended: the mapping stays, and a kernel may still write.
-    if let Some(reader) = &p.peer.reader {
-        return Ok(words::load(reader.memory().words(), offset)? == ready(epoch));
-    }
-    let mut now = [0; 8];
-    p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
-    Ok(u64::from_le_bytes(now) == ready(epoch))
-}
-
 /// Writes the header fields, then WRITING.
 fn announce(p: &PlanState) -> Result<()> {
     Ok(p.peer.verbs.post(p.desc.token, &mut publication(&p.desc).announce())?)
-}
-
-fn published(object: &Publication, batch: &[Op<'_>], p: &PlanState) -> Result<()> {
-    object.took(batch).map_err(|found| {
-        Error::reclaimed(format!(
-            "key {}: the slot moved on to epoch {} while it was written",
-            p.key,
-            epoch_of(found)
-        ))
-    })
 }

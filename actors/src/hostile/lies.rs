@@ -444,7 +444,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         ClientToOwner::Touched(TouchBatch { list: vec![touch], counts }),
         ClientToOwner::KeysReported(vec![name]),
         ClientToOwner::Dropped(of_none),
-        ClientToOwner::TermObeyed(Term { number, master: number }),
+        ClientToOwner::TermObeyed { term: Term { number, master: number }, held: vec![] },
         ClientToOwner::Abandoned(Abandoned { position: u64::MAX, bytes: u64::MAX }),
         ClientToOwner::ClearBelow(u64::MAX),
         ClientToOwner::NamesSent(u64::MAX),

@@ -169,7 +169,7 @@ fn to_owners() -> Vec<ClientToOwner> {
         ClientToOwner::Touched(TouchBatch { list, counts: served }),
         ClientToOwner::CheckPlan(PLAN),
         ClientToOwner::Dropped(PLAN),
-        ClientToOwner::TermObeyed(TERM),
+        ClientToOwner::TermObeyed { term: TERM, held: vec![] },
         ClientToOwner::KeysReported(vec![KeyReport { slot: 0, epoch: 1, key: key() }]),
         ClientToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
         ClientToOwner::ClearBelow(4096),

@@ -375,6 +375,14 @@ impl Master {
             }
             return Some(id);
         }
+        if self.durable.members.is_older(&id, p.at.incarnation) {
+            // A plan of an earlier term, held for kernels: the key was put again before this rank
+            // had reported, and may be removed since [I6].
+            self.durable.members.slow_path.superseded.one();
+            let (plan, at, cause) = (p.plan, p.at, EndCause::Unknown);
+            self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
+            return None;
+        }
         let replica = Replica { segment_id, at: p.at, object: p.object };
         let entry = Entry::new(key, replica, State::Writing(p.plan), Some(p.plan));
         self.objects.insert(id, entry);

@@ -271,12 +271,13 @@ impl ClientToOwner {
                 slot_at(segment.slots, n.slot, n.epoch)?;
                 key(&n.key)
             }),
+            // Checked against the plans that the owner has.
+            ClientToOwner::TermObeyed { held, .. } => list("plans", held.len(), MAX_BATCH),
             // Checked against the log's own counters.
             ClientToOwner::Abandoned(_) | ClientToOwner::ClearBelow(_) => Ok(()),
             ClientToOwner::CheckPlan(_)
             | ClientToOwner::NamesSent(_)
             | ClientToOwner::Dropped(_)
-            | ClientToOwner::TermObeyed(_)
             | ClientToOwner::Detach => Ok(()),
         }
     }

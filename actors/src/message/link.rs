@@ -198,8 +198,14 @@ pub enum ClientToOwner {
     CheckPlan(PlanId),
     /// This process does not write for this plan, now or later.
     Dropped(PlanId),
-    /// This process writes for no plan of a term below this one, now or later.
-    TermObeyed(Term),
+    /// Of the plans of lower terms only these may still be written, by kernels: the others are not,
+    /// now or later.
+    TermObeyed {
+        /// The term.
+        term: Term,
+        /// Plans that this process holds for kernels.
+        held: Vec<PlanId>,
+    },
     /// Keys of objects put into the device log.
     KeysReported(Vec<KeyReport>),
     /// A claim in the device log that was abandoned.
@@ -278,7 +284,7 @@ pub enum OwnerToClient {
     /// Report the keys of objects put into the log, and answer `NamesSent` with this round.
     SendNames(u64),
     /// Do not start a plan of a lower term; answer `TermObeyed` once none of their writes is in
-    /// flight.
+    /// flight, but those of kernels.
     Term(Term),
     /// Answer to CheckPlan.
     Plan {

@@ -143,6 +143,9 @@ struct Inner {
     // Attachments whose process died before it answered about the log: they count as fenced, not as
     // clear.
     died: BTreeSet<AttachId>,
+    // Plans of lower terms that producers hold for kernels. A new term is complete without them:
+    // each is fenced on its own.
+    held: BTreeSet<PlanId>,
 }
 
 impl Inner {
@@ -337,7 +340,9 @@ impl Attachments {
     /// Tells every attachment that plans of lower terms are over: those in progress, those not
     /// started, and those whose grant is still in flight, of which this owner may have no record.
     pub fn new_term(&self, term: Term, now_ns: u64) {
-        for a in self.lock().all.values_mut() {
+        let mut inner = self.lock();
+        inner.held.clear();
+        for a in inner.all.values_mut() {
             match &a.route {
                 Route::Local(gates) => gates.obey(term),
                 other => other.send(OwnerToClient::Term(term)),
@@ -346,30 +351,54 @@ impl Attachments {
         }
     }
 
-    /// The producer confirmed on attachment `id` that all its attachments obey a term.
-    pub fn term_obeyed(&self, id: AttachId, producer: u64, term: Term) {
-        for a in self.lock().covered_by(id, producer) {
+    /// The producer confirmed on attachment `id` that all its attachments obey a term, and write
+    /// for no plans of lower ones but those `held` for kernels. No answer if one of those is not
+    /// `known` to the owner, which could not report its slot as taken: it is asked again.
+    pub fn term_obeyed(
+        &self,
+        (id, producer): (AttachId, u64),
+        (term, held): (Term, Vec<PlanId>),
+        known: &BTreeSet<PlanId>,
+    ) {
+        if !held.iter().all(|plan| known.contains(plan)) {
+            return;
+        }
+        let mut inner = self.lock();
+        let mut answered = false;
+        for a in inner.covered_by(id, producer) {
             if a.asked.term.is_some_and(|(asked, _)| asked <= term) {
                 a.asked.term = None;
+                answered = true;
             }
+        }
+        if answered {
+            inner.held.extend(held);
         }
     }
 
-    /// True when no attachment can still write for a plan of a lower term.
-    pub fn all_obey(&self, now_ns: u64) -> bool {
+    /// The plans of lower terms that kernels may still write, all of them `known` to the owner,
+    /// once no attachment can write for any other; None before.
+    pub fn all_obey(&self, known: &BTreeSet<PlanId>, now_ns: u64) -> Option<BTreeSet<PlanId>> {
         let mut inner = self.lock();
-        let mut all = true;
-        for a in inner.all.values_mut() {
+        let Inner { all, held, .. } = &mut *inner;
+        let mut obey = true;
+        for a in all.values_mut() {
             let Some((term, sent)) = &mut a.asked.term else { continue };
-            if a.route.is_drained(|gates| gates.obeys(*term)) {
+            let term = *term;
+            let obeys = |gates: &dyn ProducerGates| {
+                let plans = gates.obeys(term);
+                let plans = plans.filter(|plans| plans.iter().all(|plan| known.contains(plan)));
+                plans.map(|plans| held.extend(plans)).is_some()
+            };
+            if a.route.is_drained(obeys) {
                 a.asked.term = None;
                 continue;
             }
-            all = false;
-            a.route.remind(OwnerToClient::Term(*term), sent, now_ns);
+            obey = false;
+            a.route.remind(OwnerToClient::Term(term), sent, now_ns);
         }
         inner.forget_dead(false);
-        all
+        obey.then(|| inner.held.clone())
     }
 
     /// Asks every attachment whether it has an open claim below this position of the log; returns

@@ -44,8 +44,9 @@ impl Owner {
                 }
                 Became::Adopted => Gauges::add(&gauges.adopted, 1),
             }
-            // An object of a lower term is listed by the report that waits for its fence.
-            if how == Became::Adopted && object.plan.term == self.durable.tables.term() {
+            // An object of a lower term is listed by the report that waits for its fence, but for
+            // those that kernels held during the report.
+            if how == Became::Adopted && !self.is_to_be_reported(object.plan) {
                 self.send_to_master(OwnerToMaster::Adopted(object));
             }
             self.close_plan(object.plan);

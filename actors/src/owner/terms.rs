@@ -3,10 +3,11 @@
 //! are not affected.
 
 use super::Owner;
+use super::attachments::AttachId;
 use super::object_life::ObjectEnd;
-use crate::message::{EndCause, SlotRef};
+use crate::message::{EndCause, PlanId, SlotRef, Term};
 use nkv_store::arena::Extent;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Owner {
     /// Starts the change to a new term; idempotent, also after a panic.
@@ -33,20 +34,30 @@ impl Owner {
         self.complete_term();
     }
 
-    /// Completes the change of terms once no producer can write for a lower one.
+    /// A producer obeys a term, and writes for no plan of a lower one but those it holds.
+    pub(super) fn term_obeyed(&mut self, who: (AttachId, u64), term: Term, held: Vec<PlanId>) {
+        let known = self.plans_below_term();
+        self.durable.tables.attachments.term_obeyed(who, (term, held), &known);
+        self.complete_term();
+    }
+
+    /// Completes the change of terms once no producer can write for a lower one, but by kernels
+    /// whose plans this owner has: these slots are reported as open, and fenced when the kernels
+    /// have ended.
     pub(super) fn complete_term(&mut self) {
-        let term = {
-            let t = self.durable.tables.lock();
-            let left = t.plans.values().any(|p| p.opened.plan.term < t.term);
-            if t.fenced == t.term || left {
-                return;
-            }
-            t.term
-        };
-        if !self.durable.tables.attachments.all_obey(self.durable.clock.now_ns()) {
-            self.durable.tables.slow_path.terms_waited.one();
+        if !self.term_pending() {
             return;
         }
+        let (known, now) = (self.plans_below_term(), self.durable.clock.now_ns());
+        let held = self.durable.tables.attachments.all_obey(&known, now);
+        let Some(held) = held.filter(|held| known.is_subset(held)) else {
+            self.durable.tables.slow_path.terms_waited.one();
+            return;
+        };
+        if !held.is_empty() {
+            tracing::info!(plans = known.len(), "plans of the last term are held for kernels");
+        }
+        let term = self.durable.tables.term();
         self.retire_unheard();
         self.durable.tables.lock().fenced = term;
         if let Some(number) = self.report_wanted.take() {
@@ -54,10 +65,22 @@ impl Owner {
         }
     }
 
-    /// True while a writer of a lower term may be left.
+    /// The plans of lower terms.
+    fn plans_below_term(&self) -> BTreeSet<PlanId> {
+        let t = self.durable.tables.lock();
+        t.plans.keys().copied().filter(|plan| plan.term < t.term).collect()
+    }
+
+    /// True while a writer of a lower term may be left, other than kernels.
     pub(super) fn term_pending(&self) -> bool {
         let t = self.durable.tables.lock();
         t.fenced != t.term
+    }
+
+    /// True for a plan of a lower term while the report waits for its fence.
+    pub(super) fn is_to_be_reported(&self, plan: PlanId) -> bool {
+        let t = self.durable.tables.lock();
+        t.fenced != t.term && plan.term < t.term
     }
 
     /// Reports, or notes that a report is wanted as soon as the term is fenced.

@@ -3,6 +3,7 @@
 
 mod awaited;
 mod closed_client;
+mod held_plans;
 mod holders;
 
 use super::attachments::Route;
@@ -282,9 +283,9 @@ async fn a_report_waits_until_every_attached_process_obeys_the_term() {
     assert_eq!(next_to_client(&mut process).await, OwnerToClient::Term(NEW));
     longer_than_quarantine(&b).await;
     assert_eq!(b.drain_sent(), vec![], "a write for a plan never heard of may be in flight");
-    b.hears(ClientToOwner::TermObeyed(OLD)).await;
+    b.hears(ClientToOwner::TermObeyed { term: OLD, held: vec![] }).await;
     assert_eq!(b.drain_sent(), vec![], "a word about an earlier term is no answer");
-    b.hears(ClientToOwner::TermObeyed(NEW)).await;
+    b.hears(ClientToOwner::TermObeyed { term: NEW, held: vec![] }).await;
     b.sent_to_master(reported).await;
 }
 
@@ -405,7 +406,7 @@ async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
         OwnerToClient::Drop(PlanId { term: OLD, seq: 1 })
     );
     b.hears(ClientToOwner::Dropped(PlanId { term: OLD, seq: 1 })).await;
-    b.hears(ClientToOwner::TermObeyed(NEW)).await;
+    b.hears(ClientToOwner::TermObeyed { term: NEW, held: vec![] }).await;
     let slots = b.sent_to_master(reported).await;
     assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
 }

@@ -3,6 +3,7 @@
 //! another object, and acknowledged objects stay ([I6], [I10], [I11], [I12], [I17]).
 
 pub mod expired;
+pub mod held;
 pub mod overtaken;
 pub mod races;
 mod relay;

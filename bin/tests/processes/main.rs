@@ -74,6 +74,13 @@ fn main() -> ExitCode {
     );
     trials!(
         all,
+        late_writers::held {
+            i10_a_rank_whose_plan_is_held_for_a_kernel_is_reported_to_a_new_master,
+            i12_what_a_kernel_publishes_while_the_master_is_away_is_committed_when_there_is_one,
+        }
+    );
+    trials!(
+        all,
         late_writers::overtaken {
             a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_a_late_attachment,
             a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_an_attached_writer,

@@ -368,7 +368,7 @@ fn attachment(seeds: &mut Seeds) {
             }),
             ClientToOwner::CheckPlan(PLAN),
             ClientToOwner::Dropped(PLAN),
-            ClientToOwner::TermObeyed(TERM),
+            ClientToOwner::TermObeyed { term: TERM, held: vec![] },
             ClientToOwner::KeysReported(vec![KeyReport { slot: 5, epoch: 7, key: key() }]),
             ClientToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
             ClientToOwner::ClearBelow(1 << 40),

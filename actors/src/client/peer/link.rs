@@ -3,7 +3,7 @@
 
 use crate::attachment::ProducerGates;
 use crate::client::log_names::NAMES_PER_FRAME;
-use crate::message::{ClientToOwner, OwnerToClient, PlanId};
+use crate::message::{ClientToOwner, OwnerToClient, PlanId, Term};
 use crate::race::race;
 use nkv_transport::Alive;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
@@ -101,31 +101,31 @@ async fn listen(
 ) -> String {
     let mut buf = Vec::new();
     // Owners ask again each second: what waits already is not started twice.
-    let waiting_for: Rc<RefCell<Vec<ClientToOwner>>> = Rc::default();
-    let acknowledge = |message: ClientToOwner| {
-        if waiting_for.borrow().contains(&message) {
+    let waiting_for: Rc<RefCell<Vec<Promise>>> = Rc::default();
+    let acknowledge = |promise: Promise| {
+        if waiting_for.borrow().contains(&promise) {
             return;
         }
-        waiting_for.borrow_mut().push(message.clone());
-        let sending = send_when_true(gates.clone(), message.clone(), tx.clone(), path.clone());
+        waiting_for.borrow_mut().push(promise);
+        let sending = send_when_true(gates.clone(), promise, tx.clone(), path.clone());
         let waiting_for = waiting_for.clone();
         tokio::task::spawn_local(async move {
             sending.await;
-            waiting_for.borrow_mut().retain(|other| *other != message);
+            waiting_for.borrow_mut().retain(|other| *other != promise);
         });
     };
     loop {
         match read_frame::<_, OwnerToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
             Ok(Some((_, OwnerToClient::Drop(plan)))) => {
                 gates.drop_plan(plan);
-                acknowledge(ClientToOwner::Dropped(plan));
+                acknowledge(Promise::Drops(plan));
             }
             Ok(Some((_, OwnerToClient::Term(term)))) => {
                 gates.obey(term);
-                acknowledge(ClientToOwner::TermObeyed(term));
+                acknowledge(Promise::Obeys(term));
             }
             Ok(Some((_, OwnerToClient::ClearBelow(below)))) => {
-                acknowledge(ClientToOwner::ClearBelow(below));
+                acknowledge(Promise::ClearBelow(below));
             }
             Ok(Some((_, OwnerToClient::SendNames(round)))) => {
                 tokio::task::spawn_local(send_names(gates.clone(), round, tx.clone()));
@@ -163,26 +163,46 @@ async fn send_names(gates: Arc<dyn ProducerGates>, round: u64, tx: mpsc::WeakSen
     let _ = tx.send(Outgoing::Frame(ClientToOwner::NamesSent(round))).await;
 }
 
-/// Sends an acknowledgement once it is true: no write is in flight that would contradict it. The
-/// wait is bounded by the size of the few writes in flight, and by the time that plans are held for
-/// kernels. Sends nothing if the data path has
-/// failed: posted RDMA writes may still land, and the end of the link notifies the owner.
+/// What the owner is promised, once no write is in flight that would contradict it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Promise {
+    Drops(PlanId),
+    Obeys(Term),
+    ClearBelow(u64),
+}
+
+impl Promise {
+    /// Its message, if it is true.
+    fn message(self, gates: &dyn ProducerGates) -> Option<ClientToOwner> {
+        match self {
+            Self::Drops(plan) => gates.is_drained(plan).then_some(ClientToOwner::Dropped(plan)),
+            Self::Obeys(term) => {
+                gates.obeys(term).map(|held| ClientToOwner::TermObeyed { term, held })
+            }
+            Self::ClearBelow(below) => {
+                gates.is_clear_below(below).then_some(ClientToOwner::ClearBelow(below))
+            }
+        }
+    }
+}
+
+/// Sends a promise once it is true. The wait is bounded by the size of the few writes in flight,
+/// and by the time that plans are held for kernels. Sends nothing if the data path has failed:
+/// posted RDMA writes may still land, and the end of the link notifies the owner.
 async fn send_when_true(
     gates: Arc<dyn ProducerGates>,
-    message: ClientToOwner,
+    promise: Promise,
     tx: mpsc::WeakSender<Outgoing>,
     path: Option<Alive>,
 ) {
     let mut pause = Duration::from_millis(1);
-    while !match &message {
-        ClientToOwner::Dropped(plan) => gates.is_drained(*plan),
-        ClientToOwner::TermObeyed(term) => gates.obeys(*term),
-        ClientToOwner::ClearBelow(below) => gates.is_clear_below(*below),
-        _ => true,
-    } {
+    let message = loop {
+        if let Some(message) = promise.message(&*gates) {
+            break message;
+        }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-    }
+    };
     if path.is_some_and(|path| !path.is_alive()) {
         return;
     }

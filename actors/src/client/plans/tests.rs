@@ -49,7 +49,7 @@ fn i10_a_term_received_over_one_attachment_is_obeyed_by_every_attachment_of_its_
     let peer = Peer::nowhere(mapped);
     let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
     devices.obey(new);
-    assert!(devices.obeys(new));
+    assert_eq!(devices.obeys(new), Some(vec![]));
     let e = plans.register(granted(old, &peer)).unwrap_err();
     assert_eq!(e.kind(), crate::ErrorKind::Reclaimed, "{e}");
     let other = Peer::nowhere(plans.gates(OWNER + 1, None, None));
@@ -66,11 +66,11 @@ fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
     let in_flight = plan.enter(0).unwrap();
     gates.obey(new);
     assert!(plan.enter(0).is_err(), "no further write starts");
-    assert!(!gates.obeys(new), "one is still inside");
+    assert_eq!(gates.obeys(new), None, "one is still inside");
     plans.close(&plan);
-    assert!(!gates.obeys(new), "also after its caller gave it up");
+    assert_eq!(gates.obeys(new), None, "also after its caller gave it up");
     drop(in_flight);
-    assert!(gates.obeys(new));
+    assert_eq!(gates.obeys(new), Some(vec![]));
 }
 
 #[test]
@@ -128,4 +128,22 @@ fn a_plan_that_a_kernel_published_is_remembered_until_its_caller_knows() {
         assert_eq!(plans.take_committed(&plan.key), held && !known_before);
         assert!(!plans.take_committed(&plan.key));
     }
+}
+
+#[test]
+fn i10_a_term_is_obeyed_but_for_plans_that_only_kernels_write() {
+    let plans = Arc::new(OpenPlans::default());
+    let gates = plans.gates(OWNER, None, None);
+    let peer = Peer::nowhere(gates.clone());
+    let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
+    let plan = plans.register(granted(old, &peer)).unwrap();
+    plan.hold(0).unwrap();
+    let in_flight = plan.enter(0).unwrap();
+    gates.obey(new);
+    assert_eq!(gates.obeys(new), None, "a processor writes, too");
+    drop(in_flight);
+    assert_eq!(gates.obeys(new), Some(vec![plan.desc.plan]));
+    assert!(plan.hold(0).is_err(), "no further plan is held");
+    plan.let_go();
+    assert_eq!(gates.obeys(new), Some(vec![]));
 }

@@ -2,7 +2,8 @@
 //! for one owner are posted to the transport together.
 
 use super::super::{Client, continued, filled};
-use super::{publication, published};
+use super::commit::published;
+use super::publication;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use nkv_store::clock::Clock;

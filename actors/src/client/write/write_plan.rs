@@ -1,30 +1,19 @@
 //! A plan in the hands of its caller: it writes pages in any order, then publishes or aborts.
 
-use super::{announce, is_ready, one, publication};
+use super::{announce, one, publication};
 use crate::client::Client;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use crate::message::{PlanDesc, Request};
 use nkv_transport::verbs::Source;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Pauses between two looks at a word that a kernel sets: a part of the time that it took so far,
-/// within these bounds.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(5);
-const SHARE_OF_WAIT: u32 = 32;
-
-/// How long a plan is held for kernels at most. While it is, a new master gets no report of its
-/// rank.
-const MOST_HELD: Duration = Duration::from_secs(600);
 
 /// Permission to write one object, page by page in any order, then publish it. A plan dropped
 /// without `publish` is aborted in the background.
 #[derive(Debug)]
 pub struct WritePlan {
-    client: Client,
-    plan: Option<Arc<PlanState>>,
+    pub(super) client: Client,
+    pub(super) plan: Option<Arc<PlanState>>,
 }
 
 /// Why a plan was not published.
@@ -70,7 +59,7 @@ impl WritePlan {
         Self { client, plan: Some(plan) }
     }
 
-    fn state(&self) -> Result<&Arc<PlanState>> {
+    pub(super) fn state(&self) -> Result<&Arc<PlanState>> {
         self.client.check_usable()?;
         self.plan.as_ref().ok_or_else(|| Error::invalid("this plan is finished"))
     }
@@ -145,82 +134,6 @@ impl WritePlan {
             p.cover(offset, len);
             Ok(())
         })
-    }
-
-    /// For kernels: writes the header's fields and WRITING, and keeps the object's memory from
-    /// being reused until the plan is committed, aborted or dropped, also past its deadline. False
-    /// if this process does not map the owner's memory: no kernel of it can write there.
-    ///
-    /// The caller drops the plan, and closes its handle, after its kernels have ended.
-    ///
-    /// ```
-    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
-    /// # use nkv_actors::*;
-    /// # example::on_one_rank("announce", async |cache| {
-    /// let plan = cache.open_for_write(b"block/1", 4096, &PutOptions::default()).await?;
-    /// assert!(plan.announce()?);
-    /// // A kernel writes the pages and sets READY.
-    /// # Ok(())
-    /// # });
-    /// ```
-    pub fn announce(&self) -> Result<bool> {
-        let p = self.state()?;
-        if p.peer.reader.is_none() {
-            return Ok(false);
-        }
-        p.check_whole()?;
-        p.hold(self.client.shared.env.clock.now_ns())?;
-        if p.first_write() {
-            announce(p).inspect_err(|_| p.break_off())?;
-        }
-        Ok(true)
-    }
-
-    /// Whether it is committed, by whichever call.
-    pub fn is_committed(&self) -> bool {
-        self.plan.as_ref().is_some_and(|plan| plan.is_committed())
-    }
-
-    /// Whether READY is set, as far as this handle can tell.
-    pub fn is_published(&self) -> bool {
-        self.state().and_then(|p| is_ready(p)).unwrap_or(false)
-    }
-
-    /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
-    /// once a kernel has set READY. Ends without that when the plan does, and gives the plan up
-    /// after ten minutes.
-    pub fn commit_when_published(
-        &self,
-        client: Client,
-    ) -> impl Future<Output = Result<()>> + Send + use<> {
-        let plan = self.plan.clone();
-        async move {
-            let Some(plan) = plan else { return Ok(()) };
-            let clock = client.shared.env.clock.clone();
-            let began_ns = clock.now_ns();
-            while client.shared.plans.holds(plan.desc.plan) {
-                if is_ready(&plan)? {
-                    let done = client.publish_and_commit(&plan).await.map_err(|e| e.error);
-                    return done.inspect_err(|error| {
-                        tracing::warn!(%error, "what a kernel wrote for key {} is lost", plan.key);
-                        client.abandon(std::slice::from_ref(&plan));
-                    });
-                }
-                let waited = Duration::from_nanos(clock.now_ns().saturating_sub(began_ns));
-                if waited > MOST_HELD {
-                    tracing::warn!(
-                        "a plan for key {} is held for kernels for {MOST_HELD:?}, and given up: \
-                         commit or drop plans whose kernels have ended",
-                        plan.key
-                    );
-                    client.abandon(std::slice::from_ref(&plan));
-                    return Ok(());
-                }
-                let pause = (waited / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-                tokio::time::sleep(pause).await;
-            }
-            Ok(())
-        }
     }
 
     /// Sets READY and commits. Afterwards every client can find and read the object. If bytes are

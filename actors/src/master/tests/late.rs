@@ -1,8 +1,12 @@
 //! Ranks that were declared gone, and views of an earlier master [I17].
 
-use super::bench::{Bench, TTL_MS, done, info, key, live, term, view};
+use super::bench::{Bench, HASHER, TTL_MS, done, info, key, live, term, view};
+use super::lies::opened;
 use crate::ErrorKind;
-use crate::message::{MasterToOwner, OwnerToMaster, Refusal, Request, SeenView};
+use crate::message::{
+    MasterToOwner, OwnerToMaster, PlanId, PlanRef, Refusal, Request, SeenView, SlotContent,
+    SlotEntry,
+};
 
 fn is_gone<T>(r: Result<T, Refusal>) -> bool {
     matches!(r, Err(Refusal::Gone { .. }))
@@ -293,5 +297,48 @@ async fn i17_of_each_earlier_term_the_latest_view_counts() {
     for (rank, incarnation, keeps) in [(1, 101, 5), (3, 103, 6)] {
         let seen = view(old, keeps, &[100, 101, 102, 103]);
         assert!(is_gone(bench.join_from(rank, incarnation, old, seen).await), "rank {rank}");
+    }
+}
+
+/// A plan of an earlier term that a kernel may still write: its key was put again, and evicted,
+/// before its rank could report it.
+#[tokio::test]
+async fn i6_a_plan_held_for_kernels_over_a_new_term_is_committed_unless_its_key_was_put_again() {
+    for put_again in [false, true] {
+        let bench = Bench::new(2).await;
+        let old = term(3, 9);
+        let mut first = bench.join_from(0, 100, old, view(old, 2, &[100, 101])).await.unwrap();
+        let mut late = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
+        first.reports(Vec::new()).await;
+        if put_again {
+            bench.a_ttl_passes(&[&first, &late]).await;
+            let newer = bench.put(1, "k", &mut first).await;
+            first.sends(OwnerToMaster::Retired(vec![newer.meta.at])).await;
+            first.drain().await;
+        }
+        let plan = opened(PlanId { term: old, seq: 1 }, 0);
+        let what = SlotContent::Open(Box::new(plan.clone()));
+        let asked = late.receives(|d| match d {
+            MasterToOwner::RequestReport { number } => Some(*number),
+            _ => None,
+        });
+        let (number, slots) = (asked.await, vec![SlotEntry { slot: 0, epoch: 1, what }]);
+        late.sends(OwnerToMaster::Report { number, slots, last: true }).await;
+        let ended = std::cell::Cell::new(false);
+        late.receives(|d| {
+            ended.set(ended.get() || matches!(d, MasterToOwner::EndPlan { .. }));
+            matches!(d, MasterToOwner::ReportTaken).then_some(())
+        })
+        .await;
+        assert_eq!(ended.get(), put_again);
+        let commit = PlanRef { plan: plan.plan, at: plan.at, key: HASHER.id(b"k") };
+        let done = bench.done(Request::Commit(vec![commit])).await;
+        if put_again {
+            assert_eq!(done.unwrap_err().kind(), ErrorKind::Reclaimed);
+            assert_ne!(bench.found("k").await, Ok(plan.at));
+        } else {
+            done.unwrap();
+            assert_eq!(bench.found("k").await, Ok(plan.at));
+        }
     }
 }

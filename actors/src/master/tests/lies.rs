@@ -17,7 +17,8 @@ use nkv_store::layout::Region;
 
 type Forgery = fn(&mut RankInfo);
 
-fn opened(plan: PlanId, slot: u32) -> PlanOpened {
+/// A plan of key "k" in a slot of incarnation 101.
+pub(super) fn opened(plan: PlanId, slot: u32) -> PlanOpened {
     PlanOpened {
         object: ObjectDesc {
             extent: Extent { offset: extent_of(slot), len: UNIT },

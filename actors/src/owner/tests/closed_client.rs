@@ -41,7 +41,7 @@ async fn closes_after(frames_before: usize) {
     let welcome = read_frame(&mut client, &mut buf, MAX_FRAME_BYTES).await.unwrap();
     assert!(matches!(welcome, Some((_, Welcome::Attached { .. }))));
     for _ in 0..frames_before {
-        let obeyed = ClientToOwner::TermObeyed(OLD);
+        let obeyed = ClientToOwner::TermObeyed { term: OLD, held: vec![] };
         write_frame(&mut client, &mut buf, 0, &obeyed).await.unwrap();
         tokio::task::yield_now().await;
     }
