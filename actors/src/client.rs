@@ -48,7 +48,7 @@ pub use shared::Shared;
 pub use view::{DeviceView, ObjectView};
 use when_ready::Waits;
 pub use when_ready::WhenReady;
-pub use write::{PublishError, WritePlan};
+pub use write::{PlanAddresses, PublishError, WritePlan};
 
 use crate::actor::{ActorAddr, Message, On};
 use crate::client::producer::{Attach, Producer, ProducerDurable};

@@ -38,8 +38,8 @@ pub mod uplink;
 pub use bytes::Bytes;
 pub use client::{
     Blocking, BlockingWhenReady, Client, ClientConfig, DeviceClaims, DeviceLog, DevicePut,
-    DevicePuts, DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PublishError,
-    PutOptions, TransportChoice, WhenReady, WritePlan,
+    DevicePuts, DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PlanAddresses,
+    PublishError, PutOptions, TransportChoice, WhenReady, WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

@@ -429,7 +429,8 @@ class NanoKVCache(AsyncCalls):
 
         Where its payloads are in a GPU, it is one for kernels of that GPU, and what precedes them
         is registered with it. Unsupported if this process does not map it: a handle of
-        :meth:`connect` does once it has put or read something there.
+        :meth:`connect` does once it has put or read something there. After the rank has started
+        again it is one of its new segment: take those of an open plan from the plan.
         """
         for mapped, control, payload, payloads, size in self._c.mapped():
             if mapped == rank:
@@ -449,7 +450,8 @@ class NanoKVCache(AsyncCalls):
         """For each rank the bases of the payloads and of the control words of its first segment.
 
         A base and an offset in the segment are an address, as of :meth:`device_ptr`. (0, 0) where
-        it is not mapped.
+        it is not mapped. After a rank has started again they are other ones, for plans that were
+        opened since.
         """
         bases = [(0, 0)] * self.world_size
         for rank, control, payload, _, _ in self._c.mapped():

@@ -66,6 +66,23 @@ class WritePlan:
         self._plan.hold_for_kernels()
         return self._payload_base
 
+    @property
+    def header_ptr(self) -> int:
+        """Address of the header in this process, for kernels. The plan is held as above.
+
+        It is one in the segment that the plan is for. ``device_ptr`` and ``heap_bases`` of the
+        cache know the rank's present segment, which is another one if the rank has started again.
+        Disconnected if the plan's segment is gone, Unsupported if this process does not map it.
+        """
+        self._plan.hold_for_kernels()
+        return self._plan.addresses()[0]
+
+    @property
+    def payload_ptr(self) -> int:
+        """Address of page 0 in this process. As :attr:`header_ptr`."""
+        self._plan.hold_for_kernels()
+        return self._plan.addresses()[1]
+
     def write_page(self, index: int, data: Any) -> None:
         """Writes one page of ``page_bytes``; the last may be shorter. Any order, any thread."""
         source = arrays.source(data, typed=False)

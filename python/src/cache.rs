@@ -6,14 +6,12 @@ use crate::buffers::{Memory, Registered};
 use crate::devices::Part;
 use crate::errors::{exception_of, not_started, of_kind};
 use crate::handles::Handles;
+use crate::kernel_access::KernelAccesses;
 use crate::memory::{Bytes, View, ViewInDevice};
 use crate::plan::Plan;
 use crate::reports::{Location, location};
 use crate::tasks::{self, SIGNALS};
-use nkv::{
-    Client, ClientConfig, ErrorKind, IfExists, KernelAccess, Node, PutOptions, Secret,
-    TransportChoice,
-};
+use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
 use nkv_programs::endpoints;
 use nkv_programs::node_settings::KEYS;
 use nkv_programs::settings::{self, Given, Machine};
@@ -51,7 +49,7 @@ pub(crate) struct Cache {
     /// The client of calls that run beside the interpreter.
     beside: OnceLock<Client>,
     /// Control words that kernels may access.
-    registered: Mutex<Vec<KernelAccess>>,
+    accesses: Arc<KernelAccesses>,
 }
 
 impl Cache {
@@ -62,7 +60,7 @@ impl Cache {
             rank: Mutex::new(rank.map(OwnProcessOnly::new)),
             number,
             beside: OnceLock::new(),
-            registered: Mutex::default(),
+            accesses: Arc::default(),
         }
     }
 
@@ -185,10 +183,9 @@ impl Cache {
     /// Leaves the cluster, if a rank runs here, and closes the handle.
     fn close(&self, py: Python<'_>) {
         let rank = self.rank.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let registered =
-            std::mem::take(&mut *self.registered.lock().unwrap_or_else(PoisonError::into_inner));
+        let accesses = self.accesses.take();
         py.detach(|| {
-            drop(registered);
+            drop(accesses);
             self.handles.close();
             if let Some(rank) = rank {
                 stop(rank);
@@ -321,7 +318,8 @@ impl Cache {
         let key = arguments::key(key)?;
         let options = options(wanted);
         let plan = self.handles.with(py, |handle| handle.open_for_write(key, bytes, &options))?;
-        Plan::new(py, plan, self.handles.clone(), self.beside().clone())
+        let accesses = self.accesses.clone();
+        Plan::new(py, plan, (self.handles.clone(), accesses), self.beside().clone())
     }
 
     /// Whether READY is set for a key that may not be committed yet: one check, in mapped memory.
@@ -364,11 +362,7 @@ impl Cache {
     fn control_for_kernels(&self, py: Python<'_>, rank: u32) -> PyResult<u64> {
         let access = self.handles.with(py, |handle| handle.register_control(rank))?;
         let control = access.control();
-        let mut kept = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(KernelAccess::is_alive);
-        if kept.iter().all(|known| known.control() != control) {
-            kept.push(access);
-        }
+        self.accesses.keep(access);
         Ok(control)
     }
 

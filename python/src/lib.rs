@@ -10,6 +10,7 @@ mod devices;
 mod digest;
 mod errors;
 mod handles;
+mod kernel_access;
 mod memory;
 mod plan;
 mod reports;

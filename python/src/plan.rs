@@ -3,6 +3,7 @@
 use crate::devices::Part;
 use crate::errors::exception_of;
 use crate::handles::Handles;
+use crate::kernel_access::KernelAccesses;
 use crate::reports::{Location, location};
 use crate::tasks;
 use nkv::{Client, ErrorKind, WritePlan};
@@ -19,6 +20,7 @@ pub(crate) struct Plan {
     /// One end at a time.
     ending: Mutex<()>,
     handles: Arc<Handles>,
+    accesses: Arc<KernelAccesses>,
     location: Location,
     /// Kernels may write, and its commit follows READY by itself.
     held: AtomicBool,
@@ -30,7 +32,7 @@ impl Plan {
     pub(crate) fn new(
         py: Python<'_>,
         plan: WritePlan,
-        handles: Arc<Handles>,
+        (handles, accesses): (Arc<Handles>, Arc<KernelAccesses>),
         beside: Client,
     ) -> PyResult<Self> {
         let desc = plan.desc().ok_or_else(finished);
@@ -41,6 +43,7 @@ impl Plan {
             ending: Mutex::new(()),
             held: AtomicBool::new(false),
             handles,
+            accesses,
             location: self::location(&location),
             beside,
         })
@@ -117,6 +120,18 @@ impl Plan {
             commit_when_published(plan, &self.beside)
         });
         held.map_err(|error: nkv::Error| exception_of(py, &error))
+    }
+
+    /// The addresses of header and payload in this process, for kernels.
+    fn addresses(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let found = py.detach(|| {
+            let plan = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+            let plan = plan.as_ref().ok_or_else(finished)?;
+            let found = self.handles.with_handle(|handle| handle.addresses(plan))?;
+            found.access.into_iter().for_each(|access| self.accesses.keep(access));
+            Ok((found.header, found.payload))
+        });
+        found.map_err(|error: nkv::Error| exception_of(py, &error))
     }
 
     /// Writes one page. Pages may come in any order, from any thread.

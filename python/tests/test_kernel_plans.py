@@ -108,6 +108,18 @@ def test_a_handle_that_closes_commits_what_is_ready(
         assert bytes(cache.get(f"{key}/{i}")) == VALUE
 
 
+def test_addresses_of_a_plan_are_in_the_segment_that_it_is_for() -> None:
+    of = settings()
+    owner = nkv.NanoKVCache(16 << 20, **of)
+    with owner, nkv.connect(owner.control_address, job=str(of["job"])) as handle:
+        plan = handle.open_for_write("k", len(VALUE))
+        assert plan.header_ptr == handle.device_ptr(plan.dst_rank, plan.header_off)
+        assert plan.payload_ptr == handle.device_ptr(plan.dst_rank, plan.payload_base)
+        owner.close()
+        with pytest.raises(nkv.Disconnected, match=r"is gone .*: open a new plan"):
+            eventually(lambda: plan.payload_ptr == 0)
+
+
 @pytest.mark.parametrize("finishes", [True, False])
 def test_an_object_of_a_kernel_that_runs_late_is_not_reused(finishes: bool) -> None:
     with nkv.NanoKVCache(16 << 20, write_ttl_ms=200, **settings()) as cache:

@@ -158,6 +158,9 @@ def test_addresses_of_payloads_are_the_gpus(rank: nkv.NanoKVCache, key: str) -> 
         assert content(address, 20_000).tobytes() == of.tobytes()
     header = rank.device_ptr(at.owner_rank, at.header_off)
     assert int.from_bytes(ctypes.string_at(header, 8), "little") == at.key_hash
+    plan = rank.open_for_write(f"{key}/plan", 4096)
+    assert plan.header_ptr == rank.device_ptr(plan.dst_rank, plan.header_off)
+    assert plan.payload_ptr == rank.device_ptr(plan.dst_rank, plan.payload_base)
 
 
 def test_what_is_no_dense_array_of_a_gpu_is_refused(cache: nkv.NanoKVCache, key: str) -> None:

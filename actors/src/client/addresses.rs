@@ -55,13 +55,13 @@ impl Client {
     /// `Unsupported` if they are in no GPU, or this process does not map them.
     pub async fn register_control(&self, rank: u32) -> Result<KernelAccess> {
         self.check_usable()?;
-        let lacks = || {
-            Error::unsupported(format!(
-                "this process maps no payloads of rank {rank} in a GPU: start its node with \
-                 --memory cuda, and use it on its host with that GPU visible"
-            ))
-        };
-        let peer = self.shared.peers.first_of(rank).ok_or_else(lacks)?;
+        let peer = self.shared.peers.first_of(rank).ok_or_else(|| lacks(rank))?;
+        self.control_of(peer).await
+    }
+
+    /// The same, of any segment.
+    pub(super) async fn control_of(&self, peer: Arc<Peer>) -> Result<KernelAccess> {
+        let lacks = || lacks(peer.rank);
         let ExportedMemory::Device { uuid, .. } = self.rank_info(peer.incarnation).await?.memory
         else {
             return Err(lacks());
@@ -81,21 +81,33 @@ impl Client {
     /// this handle is attached to their owners.
     pub fn mapped_segments(&self) -> Vec<MappedSegment> {
         let mapped = self.shared.peers.mapped();
-        let of = |peer: &Arc<Peer>| {
-            let memory = peer.reader.as_ref()?.memory();
-            let control = memory.words().base().expose_provenance().get() as u64;
-            let payloads = peer.layout.device_part();
-            let device = memory.memory().device_address(payloads.offset, payloads.len);
-            let maps = peer.reader.as_ref().is_some_and(Reader::maps_payloads);
-            let payload = device.map(|at| at.wrapping_sub(payloads.offset));
-            Some(MappedSegment {
-                rank: peer.rank,
-                control,
-                payload: payload.or_else(|| maps.then_some(control))?,
-                bytes: peer.layout.segment_bytes,
-                payloads: payloads.offset,
-            })
-        };
+        let of = |peer: &Arc<Peer>| MappedSegment::of(peer);
         mapped.iter().filter(|peer| peer.first && peer.is_alive()).filter_map(of).collect()
     }
+}
+
+impl MappedSegment {
+    /// None if this process does not map the payloads.
+    pub(super) fn of(peer: &Peer) -> Option<Self> {
+        let memory = peer.reader.as_ref()?.memory();
+        let control = memory.words().base().expose_provenance().get() as u64;
+        let payloads = peer.layout.device_part();
+        let device = memory.memory().device_address(payloads.offset, payloads.len);
+        let maps = peer.reader.as_ref().is_some_and(Reader::maps_payloads);
+        let payload = device.map(|at| at.wrapping_sub(payloads.offset));
+        Some(Self {
+            rank: peer.rank,
+            control,
+            payload: payload.or_else(|| maps.then_some(control))?,
+            bytes: peer.layout.segment_bytes,
+            payloads: payloads.offset,
+        })
+    }
+}
+
+fn lacks(rank: u32) -> Error {
+    Error::unsupported(format!(
+        "this process maps no payloads of rank {rank} in a GPU: start its node with --memory cuda, \
+         and use it on its host with that GPU visible"
+    ))
 }

@@ -4,8 +4,8 @@
 use super::put_log::TryPut;
 use super::value::Value;
 use super::{
-    Client, ClientConfig, DeviceLog, DeviceView, KernelAccess, ObjectView, PublishError, WhenReady,
-    WritePlan, one, spread,
+    Client, ClientConfig, DeviceLog, DeviceView, KernelAccess, ObjectView, PlanAddresses,
+    PublishError, WhenReady, WritePlan, one, spread,
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -253,6 +253,11 @@ impl Blocking {
     /// See [`WritePlan::publish`].
     pub fn publish(&self, plan: WritePlan) -> std::result::Result<(), PublishError> {
         self.wait(plan.publish_with(&self.client))
+    }
+
+    /// See [`WritePlan::addresses`].
+    pub fn addresses(&self, plan: &WritePlan) -> Result<PlanAddresses> {
+        self.wait(plan.addresses_with(&self.client))
     }
 
     /// See [`WritePlan::abort`].

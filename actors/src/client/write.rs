@@ -18,6 +18,7 @@ use crate::client::plans::PlanState;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Existence, OpenItem, PlanDesc, PlanRef, Request, Response};
+pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};

@@ -5,6 +5,7 @@ use super::announce;
 use super::commit::is_ready;
 use super::write_plan::WritePlan;
 use crate::client::Client;
+use crate::client::addresses::{KernelAccess, MappedSegment};
 use crate::client::plans::PlanState;
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -21,6 +22,17 @@ const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a plan is held for kernels, and its commit tried, at most.
 const MOST_HELD: Duration = Duration::from_secs(600);
+
+/// Addresses of a plan's object in this process.
+#[derive(Debug, Clone)]
+pub struct PlanAddresses {
+    /// Of the header.
+    pub header: u64,
+    /// Of the first payload byte.
+    pub payload: u64,
+    /// Where the payload is in a GPU: what lets its kernels reach the header, as long as it lives.
+    pub access: Option<KernelAccess>,
+}
 
 impl WritePlan {
     /// For kernels: writes the header's fields and WRITING, and keeps the object's memory from
@@ -50,6 +62,46 @@ impl WritePlan {
             announce(p).inspect_err(|_| p.break_off())?;
         }
         Ok(true)
+    }
+
+    /// Where the object lies in this process, for kernels: in the segment for which the plan was
+    /// granted, whatever incarnation its rank has since. Call [`WritePlan::announce`] first.
+    ///
+    /// # Errors
+    /// `Disconnected` if that segment is gone, `Unsupported` if this process does not map it.
+    pub async fn addresses(&self) -> Result<PlanAddresses> {
+        self.addresses_with(&self.client).await
+    }
+
+    /// Over the connections of `client`, a clone of the handle that opened the plan.
+    pub(in crate::client) async fn addresses_with(&self, client: &Client) -> Result<PlanAddresses> {
+        let p = self.state()?;
+        let (meta, peer) = (&p.desc.meta, &p.peer);
+        if !peer.is_alive() {
+            return Err(Error::disconnected(format!(
+                "the memory of rank {} that this plan is for is gone (the rank ended, or started \
+                 again): open a new plan",
+                meta.rank
+            )));
+        }
+        let segment = MappedSegment::of(peer).ok_or_else(|| {
+            Error::unsupported(format!(
+                "this process does not map the memory of rank {}",
+                meta.rank
+            ))
+        })?;
+        let (control, access) = match segment.control == segment.payload {
+            true => (segment.control, None),
+            false => {
+                let access = client.control_of(peer.clone()).await?;
+                (access.control(), Some(access))
+            }
+        };
+        Ok(PlanAddresses {
+            header: control.wrapping_add(meta.header_off),
+            payload: segment.payload.wrapping_add(meta.object.payload_off()),
+            access,
+        })
     }
 
     /// Whether it is committed, by whichever call.
