@@ -303,7 +303,10 @@ impl Machine for OsMachine {
 
     #[cfg(not(feature = "rdma"))]
     fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
-        Err(TransportError::Protocol("this program was built without the feature rdma".to_string()))
+        Err(TransportError::Protocol(
+            "this program was built without the feature rdma (cargo build --features rdma)"
+                .to_string(),
+        ))
     }
 
     #[cfg(feature = "rdma")]

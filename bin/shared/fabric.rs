@@ -46,7 +46,10 @@ impl FabricFlags {
             return Ok(());
         }
         if !cfg!(feature = "rdma") {
-            return Err(format!("{flags}: this program was built without the feature rdma"));
+            return Err(format!(
+                "{flags}: this program was built without the feature rdma \
+                 (cargo build --features rdma)"
+            ));
         }
         let named = &self.rdma_devices;
         if (1..named.len()).any(|i| named[..i].contains(&named[i])) {

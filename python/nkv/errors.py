@@ -69,7 +69,8 @@ class Internal(Error, RuntimeError):
     """A defect of nkv, or an actor that was restarted under this call."""
 
 
-_FLAG = re.compile(r"--([a-z][a-z-]*)")
+#: Flags of nkv's programs; not that of docker, which an error quotes.
+_FLAG = re.compile(r"--(?!gpus\b)([a-z][a-z-]*)")
 _BY_KIND: dict[str, type[Error]] = {kind.__name__: kind for kind in Error.__subclasses__()}
 
 

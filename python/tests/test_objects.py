@@ -164,6 +164,12 @@ def test_what_is_not_contiguous_is_refused_and_nothing_is_stored(
     assert not handle.exists(key)
 
 
+def test_an_error_names_arguments_and_not_flags_of_other_programs() -> None:
+    text = "as in docker run --gpus all: give --memory dram, or --log-bytes 0"
+    error = nkv.errors.of_kind("Unsupported", text, None, None)
+    assert str(error) == "as in docker run --gpus all: give memory dram, or log_bytes 0"
+
+
 def test_a_miss_is_a_key_error_that_names_the_key(handle: nkv.NanoKVCache, key: str) -> None:
     with pytest.raises(KeyError) as caught:
         handle.get(key)

@@ -236,10 +236,17 @@ impl NodeConfig {
             );
         }
         let in_vram = matches!(self.memory, MemoryChoice::Cuda(_) | MemoryChoice::Auto(_));
-        if self.atomic_domain == AtomicDomain::Gpu && (self.parts().1 == 0 || !in_vram) {
+        if self.atomic_domain == AtomicDomain::Gpu && !in_vram {
             return bad(
                 "atomic_domain gpu is about a device log in VRAM, in which kernels put: give \
-                 log_bytes, and --memory cuda"
+                 --memory cuda, or auto"
+                    .to_string(),
+            );
+        }
+        if self.atomic_domain == AtomicDomain::Gpu && self.parts().1 == 0 {
+            return bad(
+                "atomic_domain gpu is about a device log, in which kernels put: give log_bytes \
+                 above 0, or leave it out"
                     .to_string(),
             );
         }
