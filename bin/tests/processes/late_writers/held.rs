@@ -29,14 +29,10 @@ impl Kernel {
     fn publishes(&self) {
         let meta = &self.desc.meta;
         let offset = meta.object.extent.offset;
-        self.verbs
-            .post(self.desc.token, &mut [Op::Write { offset, src: (&PAGE[..]).into() }])
-            .unwrap();
+        self.verbs.post(self.desc.token, &mut [Op::Write { offset, src: &PAGE }]).unwrap();
         let word = ready(meta.at.epoch).to_le_bytes();
         let offset = meta.header_off + PUBLISH_OFF;
-        self.verbs
-            .post(self.desc.token, &mut [Op::Write { offset, src: (&word[..]).into() }])
-            .unwrap();
+        self.verbs.post(self.desc.token, &mut [Op::Write { offset, src: &word }]).unwrap();
     }
 }
 
@@ -71,7 +67,7 @@ impl Scene {
         self.cluster.wait_ready(READY_LIMIT);
     }
 
-    fn is_committed_and_read(self) {
+    fn ends_committed_and_read(self) {
         until(HANGS, "the kernel's object is committed", || self.plan.is_committed());
         let by_tcp = self.cluster.connect_by(0, TransportChoice::Tcp);
         assert!(by_tcp.get(b"k").unwrap()[..] == PAGE);
@@ -97,7 +93,7 @@ pub fn i10_a_rank_whose_plan_is_held_for_a_kernel_is_reported_to_a_new_master() 
     assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     assert!(!scene.plan.is_committed());
     scene.kernel.publishes();
-    scene.is_committed_and_read();
+    scene.ends_committed_and_read();
 }
 
 pub fn i12_what_a_kernel_publishes_while_the_master_is_away_is_committed_when_there_is_one() {
@@ -109,5 +105,5 @@ pub fn i12_what_a_kernel_publishes_while_the_master_is_away_is_committed_when_th
     std::thread::sleep(2 * one_call);
     assert!(!scene.plan.is_committed());
     scene.rank_0_starts_again();
-    scene.is_committed_and_read();
+    scene.ends_committed_and_read();
 }
