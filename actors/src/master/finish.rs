@@ -24,10 +24,16 @@ const REMOVE_LIMIT_MS: u64 = 1_500;
 
 impl Master {
     pub(super) fn abort(&mut self, list: &[PlanRef]) -> Vec<Result<()>> {
-        for a in list {
-            self.end_plan(a.plan, EndCause::Aborted);
+        list.iter().map(|a| self.abort_one(a.plan)).collect()
+    }
+
+    /// A plan that is not listed has ended, unless its owner has not reported to this master yet.
+    fn abort_one(&mut self, plan: PlanId) -> Result<()> {
+        if !self.plans.contains_key(&plan) && plan.term < self.durable.members.term() {
+            return self.check_all_reported();
         }
-        list.iter().map(|_| Ok(())).collect()
+        self.end_plan(plan, EndCause::Aborted);
+        Ok(())
     }
 
     pub(super) fn withdraw(&mut self, producer: u64, request: u64) {

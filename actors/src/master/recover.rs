@@ -410,6 +410,7 @@ impl Master {
             self.durable.members.slow_path.superseded.one();
             return false;
         }
+        self.end_older_plan_of(&id, at);
         if let Some(e) = self.objects.get_mut(&id) {
             if e.at() == at && matches!(e.state(), State::Writing(_)) {
                 // Its Committed or Adopted crossed the report. If its plan was aborted or removed
@@ -433,6 +434,23 @@ impl Master {
         self.objects.insert(id, Entry::new(key, replica, State::Live, None));
         self.awaiting.note(id);
         true
+    }
+}
+
+impl Master {
+    /// A plan of an earlier term that is held for kernels gives up its key to an object that is
+    /// live elsewhere: that one was acknowledged, and this one may never be.
+    fn end_older_plan_of(&mut self, id: &KeyId, live_at: SlotRef) {
+        let Some(e) = self.objects.get(id).filter(|e| e.at() != live_at) else { return };
+        let State::Writing(plan) = e.state() else { return };
+        if plan.term >= self.durable.members.term() {
+            return;
+        }
+        let (segment_id, at, cause) = (e.segment_id(), e.at(), EndCause::Unknown);
+        self.durable.members.slow_path.superseded.one();
+        self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
+        self.plans.remove(&plan);
+        self.objects.remove(id);
     }
 }
 

@@ -146,6 +146,8 @@ struct Inner {
     // Plans of lower terms that producers hold for kernels. A new term is complete without them:
     // each is fenced on its own.
     held: BTreeSet<PlanId>,
+    // The term that the attachments were told of last: the tables may have a newer one already.
+    begun: Option<Term>,
 }
 
 impl Inner {
@@ -342,6 +344,7 @@ impl Attachments {
     pub fn new_term(&self, term: Term, now_ns: u64) {
         let mut inner = self.lock();
         inner.held.clear();
+        inner.begun = Some(term);
         for a in inner.all.values_mut() {
             match &a.route {
                 Route::Local(gates) => gates.obey(term),
@@ -377,9 +380,17 @@ impl Attachments {
     }
 
     /// The plans of lower terms that kernels may still write, all of them `known` to the owner,
-    /// once no attachment can write for any other; None before.
-    pub fn all_obey(&self, known: &BTreeSet<PlanId>, now_ns: u64) -> Option<BTreeSet<PlanId>> {
+    /// once no attachment can write for any other; None before, and before they were told of `term`.
+    pub fn all_obey(
+        &self,
+        term: Term,
+        known: &BTreeSet<PlanId>,
+        now_ns: u64,
+    ) -> Option<BTreeSet<PlanId>> {
         let mut inner = self.lock();
+        if inner.begun != Some(term) {
+            return None;
+        }
         let Inner { all, held, .. } = &mut *inner;
         let mut obey = true;
         for a in all.values_mut() {

@@ -49,15 +49,15 @@ impl Owner {
             return;
         }
         let (known, now) = (self.plans_below_term(), self.durable.clock.now_ns());
-        let held = self.durable.tables.attachments.all_obey(&known, now);
-        let Some(held) = held.filter(|held| known.is_subset(held)) else {
+        let term = self.durable.tables.term();
+        let held = self.durable.tables.attachments.all_obey(term, &known, now);
+        if !held.is_some_and(|held| known.is_subset(&held)) {
             self.durable.tables.slow_path.terms_waited.one();
             return;
-        };
-        if !held.is_empty() {
+        }
+        if !known.is_empty() {
             tracing::info!(plans = known.len(), "plans of the last term are held for kernels");
         }
-        let term = self.durable.tables.term();
         self.retire_unheard();
         self.durable.tables.lock().fenced = term;
         if let Some(number) = self.report_wanted.take() {

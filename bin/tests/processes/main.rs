@@ -77,6 +77,7 @@ fn main() -> ExitCode {
         late_writers::held {
             i10_a_rank_whose_plan_is_held_for_a_kernel_is_reported_to_a_new_master,
             i12_what_a_kernel_publishes_while_the_master_is_away_is_committed_when_there_is_one,
+            i12_what_a_kernel_published_is_kept_if_its_handle_is_closed_while_the_master_is_away,
         }
     );
     trials!(

@@ -118,14 +118,19 @@ impl Client {
         results
     }
 
-    /// One attempt to commit what a kernel has published. After an error the plan is still open.
+    /// One request to commit what a kernel has published. After an error the plan is still open,
+    /// unless it was ended by another call.
     pub(super) async fn commit_of_kernel(&self, plan: &Arc<PlanState>) -> Result<()> {
         let _one = plan.committing.lock().await;
         if plan.is_committed() {
             return Ok(());
         }
+        if !self.shared.plans.holds(plan.desc.plan) {
+            return Err(Error::reclaimed(format!("the plan for key {} was given up", plan.key)));
+        }
         plan.peer.run_blocking(|| self.publish(plan)).map_err(|e| e.error)?;
-        one(self.commit_or_not(std::slice::from_ref(plan)).await)?;
+        one(self.commit_once(std::slice::from_ref(plan), LAST_ANSWER_LIMIT).await)?;
+        plan.note_committed();
         self.shared.plans.close(plan);
         Ok(())
     }
@@ -138,7 +143,8 @@ impl Client {
         let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();
         if !list.is_empty() && results.iter().any(unsure) {
             let abort = Request::Abort(list);
-            if self.call_within(abort, LAST_ANSWER_LIMIT.min(self.limit())).await.is_ok() {
+            let answer = self.call_within(abort, LAST_ANSWER_LIMIT.min(self.limit())).await;
+            if self.done("Abort", answer, plans.len()).iter().all(Result::is_ok) {
                 self.shared.slow_path.abandoned.add(plans.len());
                 return;
             }
@@ -178,7 +184,11 @@ impl Client {
     /// Commits what kernels have published, and aborts all other open plans. False if a write of
     /// another thread is still in flight when the call's limit is over.
     pub(crate) async fn end_open_plans(&self) -> bool {
-        let published = |p: &Arc<PlanState>| p.is_for_kernels() && is_ready(p).unwrap_or(false);
+        // Not what this process itself wrote in part, or still writes.
+        let is_whole =
+            |p: &PlanState| p.check_whole().is_ok() && p.seal(&*self.shared.env.machine).is_ok();
+        let published =
+            |p: &Arc<PlanState>| p.is_for_kernels() && is_ready(p).unwrap_or(false) && is_whole(p);
         let (published, plans): (Vec<_>, Vec<_>) =
             self.shared.plans.all().into_iter().partition(published);
         // Their kernels have ended. What the master does not answer about is adopted by its owner:

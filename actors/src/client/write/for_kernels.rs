@@ -20,7 +20,7 @@ const SHARE_OF_WAIT: u32 = 32;
 /// The longest pause between two commits while the master does not answer.
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a plan is held for kernels, and its commit tried, at most.
+/// How long a plan is held for kernels, and then its commit tried, at most.
 const MOST_HELD: Duration = Duration::from_secs(600);
 
 /// Addresses of a plan's object in this process.
@@ -116,7 +116,7 @@ impl WritePlan {
 
     /// Commits the plan over the connections of `client`, a clone of the handle that opened it,
     /// once a kernel has set READY, also if the master is away meanwhile. Ends without that when
-    /// the plan does, and gives the plan up after ten minutes.
+    /// the plan does. Gives the plan up after ten minutes without READY, or ten without a master.
     pub fn commit_when_published(
         &self,
         client: Client,
@@ -125,17 +125,22 @@ impl WritePlan {
         async move {
             let Some(plan) = plan else { return Ok(()) };
             let clock = client.shared.env.clock.clone();
-            let began_ns = clock.now_ns();
+            let mut since_ns = clock.now_ns();
+            let mut longest = LONGEST_PAUSE;
             while client.shared.plans.holds(plan.desc.plan) {
-                let waited = Duration::from_nanos(clock.now_ns().saturating_sub(began_ns));
-                let mut longest = LONGEST_PAUSE;
                 if is_ready(&plan)? {
-                    match client.commit_of_kernel(&plan).await {
-                        // The master is away, or has no report of the owner yet.
-                        Err(e) if passes(e.kind()) && waited <= MOST_HELD => longest = AWAY_PAUSE,
-                        done => return done.inspect_err(|error| client.lost(&plan, error)),
+                    if longest == LONGEST_PAUSE {
+                        (since_ns, longest) = (clock.now_ns(), AWAY_PAUSE);
                     }
-                } else if waited > MOST_HELD {
+                    let done = client.commit_of_kernel(&plan).await;
+                    let waited_ns = clock.now_ns().saturating_sub(since_ns);
+                    // Else the master is away, or has no report of the owner yet.
+                    if !matches!(&done, Err(e) if passes(e.kind()))
+                        || waited_ns > MOST_HELD.as_nanos() as u64
+                    {
+                        return done.inspect_err(|error| client.lost(&plan, error));
+                    }
+                } else if clock.now_ns().saturating_sub(since_ns) > MOST_HELD.as_nanos() as u64 {
                     tracing::warn!(
                         "a plan for key {} is held for kernels for {MOST_HELD:?}, and given up: \
                          commit or drop plans whose kernels have ended",
@@ -144,6 +149,7 @@ impl WritePlan {
                     client.abandon(std::slice::from_ref(&plan));
                     return Ok(());
                 }
+                let waited = Duration::from_nanos(clock.now_ns().saturating_sub(since_ns));
                 let pause = (waited / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, longest);
                 tokio::time::sleep(pause).await;
             }
@@ -162,8 +168,9 @@ impl Client {
     }
 }
 
-/// True for errors that a commit may not get the next time: the master is away, or does not know
-/// yet what the plan's owner has.
+/// True for errors that a commit may not get the next time: the master is away, was started again
+/// under the call, or does not know yet what the plan's owner has.
 fn passes(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::NotReady | ErrorKind::Disconnected | ErrorKind::Timeout)
+    use ErrorKind::{Disconnected, Internal, NotReady, Timeout};
+    matches!(kind, NotReady | Disconnected | Timeout | Internal)
 }

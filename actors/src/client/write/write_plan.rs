@@ -166,6 +166,10 @@ impl WritePlan {
 
     /// Aborts the plan; its object never becomes readable.
     ///
+    /// # Errors
+    /// `NotReady` if the master does not know yet what the plan's owner has: what a kernel has
+    /// published may become readable.
+    ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
     /// # use nkv_actors::*;
@@ -187,6 +191,8 @@ impl WritePlan {
         };
         // If the handle is closed, its close has aborted the plan.
         client.check_usable()?;
+        // A commit of what a kernel published may be on its way.
+        let _one = plan.committing.lock().await;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
         self.client.shared.plans.forget(&plan);

@@ -342,3 +342,49 @@ async fn i6_a_plan_held_for_kernels_over_a_new_term_is_committed_unless_its_key_
         }
     }
 }
+
+/// As above, but the key was put again under a master of which this one knows nothing.
+#[tokio::test]
+async fn i6_a_plan_held_for_kernels_gives_up_its_key_to_a_live_object_in_any_order_of_reports() {
+    for live_first in [false, true] {
+        let bench = Bench::new(2).await;
+        let old = term(3, 9);
+        let mut has = bench.join_from(0, 100, old, view(old, 2, &[100, 101])).await.unwrap();
+        let mut holds = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
+        let plan = opened(PlanId { term: old, seq: 1 }, 0);
+        if live_first {
+            has.reports(vec![live(0, 1, "k")]).await;
+        }
+        let what = SlotContent::Open(Box::new(plan.clone()));
+        holds.reports(vec![SlotEntry { slot: 0, epoch: 1, what }]).await;
+        if !live_first {
+            has.reports(vec![live(0, 1, "k")]).await;
+        }
+        assert_eq!(bench.found("k").await, Ok(has.at(0, 1)), "live first: {live_first}");
+        let commit = PlanRef { plan: plan.plan, at: plan.at, key: HASHER.id(b"k") };
+        let refused = bench.done(Request::Commit(vec![commit])).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Reclaimed);
+        holds.sends(OwnerToMaster::Adopted(commit)).await;
+        assert_eq!(holds.retires().await, plan.at);
+        assert_eq!(bench.found("k").await, Ok(has.at(0, 1)));
+    }
+}
+
+#[tokio::test]
+async fn i12_an_abort_is_not_acknowledged_before_the_plans_owner_has_reported() {
+    let bench = Bench::new(2).await;
+    let old = term(3, 9);
+    let mut first = bench.join_from(0, 100, old, view(old, 2, &[100, 101])).await.unwrap();
+    let mut late = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
+    first.reports(Vec::new()).await;
+    bench.a_ttl_passes(&[&first, &late]).await;
+    let plan = opened(PlanId { term: old, seq: 1 }, 0);
+    let abort = PlanRef { plan: plan.plan, at: plan.at, key: HASHER.id(b"k") };
+    let early = bench.done(Request::Abort(vec![abort])).await.unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::NotReady);
+    let what = SlotContent::Open(Box::new(plan.clone()));
+    late.reports(vec![SlotEntry { slot: 0, epoch: 1, what }]).await;
+    bench.done(Request::Abort(vec![abort])).await.unwrap();
+    late.sends(OwnerToMaster::Adopted(abort)).await;
+    assert_eq!(late.retires().await, plan.at);
+}

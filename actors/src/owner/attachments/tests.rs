@@ -157,10 +157,10 @@ fn i10_an_attachment_whose_end_is_noticed_late_leaves_its_requests_to_the_later_
     assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
     assert_eq!(a.len(), 1);
     let none = BTreeSet::new();
-    assert!(!a.is_dropped(7, plan(1), 1) && a.all_obey(&none, 1).is_none());
+    assert!(!a.is_dropped(7, plan(1), 1) && a.all_obey(term, &none, 1).is_none());
     a.dropped(second, 7, plan(1));
     a.term_obeyed((second, 7), (term, vec![]), &none);
-    assert!(a.is_dropped(7, plan(1), 1) && a.all_obey(&none, 1).is_some());
+    assert!(a.is_dropped(7, plan(1), 1) && a.all_obey(term, &none, 1).is_some());
 }
 
 #[test]

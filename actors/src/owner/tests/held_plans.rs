@@ -4,8 +4,12 @@
 use super::{Bench, NEW, OLD, Q_MS, freed, longer_than_quarantine, reported};
 use crate::actor::Crash;
 use crate::message::{
-    ClientToOwner, MasterToOwner, OwnerToMaster, PlanId, PlanRef, SlotContent, SlotEntry,
+    ClientToOwner, MasterToOwner, OwnerToClient, OwnerToMaster, PlanId, PlanRef, SlotContent,
+    SlotEntry, Term,
 };
+use crate::owner::NewTerm;
+use crate::owner::tables::TermOrder;
+use nkv_store::clock::{BootClock, Clock};
 use nkv_store::object::{ready, reserved, writing};
 use std::time::Duration;
 
@@ -63,9 +67,36 @@ async fn i8_what_a_kernel_did_not_publish_is_reclaimed_after_quarantine() {
     let mut b = Bench::new().await;
     let _process = b.attaches();
     let p = held_over_a_term(&mut b).await;
+    longer_than_quarantine(&b).await;
+    assert!(!b.drain_sent().iter().any(|up| freed(up).is_some()), "a kernel may write");
+    let ended_ns = BootClock.now_ns();
     b.hears(ClientToOwner::Dropped(p.plan)).await;
     assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
+    assert!(BootClock.now_ns() - ended_ns >= Q_MS * 1_000_000, "before quarantine was over");
     assert_eq!(b.word(0), reserved(2));
+}
+
+/// The link sets the term before the actor's message: what comes between the two counts for the
+/// last term. The producer holds a plan over two terms, and may write for one that this owner never
+/// received.
+#[tokio::test]
+async fn i10_a_term_is_not_complete_before_the_producers_were_told_of_it() {
+    let mut b = Bench::new().await;
+    let mut process = b.attaches();
+    let p = held_over_a_term(&mut b).await;
+    while process.try_recv().is_ok() {}
+    let newer = Term { number: NEW.number + 1, ..NEW };
+    assert_eq!(b.tables.obey(newer), TermOrder::New);
+    // A late answer, and ticks.
+    b.hears(obeyed(&[p.plan])).await;
+    longer_than_quarantine(&b).await;
+    b.owner.call(NewTerm, super::LIMIT).await.unwrap();
+    assert_eq!(super::next_to_client(&mut process).await, OwnerToClient::Term(newer));
+    b.receives(MasterToOwner::RequestReport { number: 2 }).await;
+    longer_than_quarantine(&b).await;
+    assert_eq!(b.drain_sent().iter().find_map(reported), None, "who writes is not known yet");
+    b.hears(ClientToOwner::TermObeyed { term: newer, held: vec![p.plan] }).await;
+    assert_eq!(b.sent_to_master(reported).await.len(), 1);
 }
 
 #[tokio::test]

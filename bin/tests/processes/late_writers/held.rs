@@ -39,7 +39,7 @@ impl Kernel {
 /// Two ranks, and a plan of rank 1 that is held for a kernel of this process.
 struct Scene {
     cluster: ProcessCluster,
-    _client: Blocking,
+    client: Blocking,
     plan: WritePlan,
     kernel: Kernel,
     runtime: tokio::runtime::Runtime,
@@ -59,7 +59,7 @@ impl Scene {
         let (runtime, watched) =
             (runtime.unwrap(), plan.commit_when_published(client.client().for_another_runtime()));
         runtime.spawn(watched);
-        Self { cluster, _client: client, plan, kernel, runtime }
+        Self { cluster, client, plan, kernel, runtime }
     }
 
     fn rank_0_starts_again(&mut self) {
@@ -69,8 +69,16 @@ impl Scene {
 
     fn ends_committed_and_read(self) {
         until(HANGS, "the kernel's object is committed", || self.plan.is_committed());
+        self.is_read();
+    }
+
+    fn is_read(self) {
         let by_tcp = self.cluster.connect_by(0, TransportChoice::Tcp);
-        assert!(by_tcp.get(b"k").unwrap()[..] == PAGE);
+        until(HANGS, "the kernel's object is found", || match by_tcp.get(b"k") {
+            Ok(read) => read[..] == PAGE,
+            Err(e) if e.kind() == ErrorKind::NotReady => false,
+            Err(e) => panic!("{e}"),
+        });
         assert_eq!(by_tcp.get(b"before").unwrap(), b"stored"[..]);
         by_tcp.remove(b"k").unwrap();
         drop((self.plan, self.runtime));
@@ -106,4 +114,13 @@ pub fn i12_what_a_kernel_publishes_while_the_master_is_away_is_committed_when_th
     assert!(!scene.plan.is_committed());
     scene.rank_0_starts_again();
     scene.ends_committed_and_read();
+}
+
+pub fn i12_what_a_kernel_published_is_kept_if_its_handle_is_closed_while_the_master_is_away() {
+    let mut scene = Scene::new();
+    scene.cluster.kill9(0);
+    scene.kernel.publishes();
+    scene.client.close();
+    scene.rank_0_starts_again();
+    scene.is_read();
 }
