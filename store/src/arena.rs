@@ -168,25 +168,35 @@ impl Arena {
             return Err(arena.full(asked));
         }
         for extent in extents {
-            let bad = |why: &str| {
-                StoreError::BadSegment(format!(
-                    "extent at {} of {} bytes {why}",
-                    extent.offset, extent.len
-                ))
-            };
-            let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok();
-            let (Some(first), Some(units)) = (arena.unit_of(extent), units) else {
-                return Err(bad("lies outside the arena or off its units"));
-            };
-            if bin_up(u64::from(units)) != u64::from(units) && units != arena.units {
-                return Err(bad("has a length that is never placed"));
-            }
-            if !arena.free.take_at(first, units) {
-                return Err(bad("overlaps another one"));
-            }
-            arena.count(first, units);
+            arena.take_at(*extent)?;
         }
         Ok(arena)
+    }
+
+    /// Allocates exactly this extent. Refuses one that lies outside, overlaps another one, or has a
+    /// length that [`Arena::alloc`] never returns: nothing is changed then.
+    pub fn take_at(&mut self, extent: Extent) -> Result<(), StoreError> {
+        let bad = |why: &str| {
+            StoreError::BadSegment(format!(
+                "extent at {} of {} bytes {why}",
+                extent.offset, extent.len
+            ))
+        };
+        let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok();
+        let (Some(first), Some(units)) = (self.unit_of(&extent), units) else {
+            return Err(bad("lies outside the arena or off its units"));
+        };
+        if bin_up(u64::from(units)) != u64::from(units) && units != self.units {
+            return Err(bad("has a length that is never placed"));
+        }
+        if self.extents >= self.max_extents {
+            return Err(bad("is one more than there may be"));
+        }
+        if !self.free.take_at(first, units) {
+            return Err(bad("overlaps another one"));
+        }
+        self.count(first, units);
+        Ok(())
     }
 
     /// The first unit of an extent; None if it lies outside the arena or off its units.

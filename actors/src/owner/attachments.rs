@@ -380,7 +380,8 @@ impl Attachments {
     }
 
     /// The plans of lower terms that kernels may still write, all of them `known` to the owner,
-    /// once no attachment can write for any other; None before, and before they were told of `term`.
+    /// once no attachment can write for any other. None before, and before they were told of the
+    /// term.
     pub fn all_obey(
         &self,
         term: Term,

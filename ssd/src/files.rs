@@ -1,0 +1,378 @@
+//! One safetensors file for each object, written under another name and renamed. Slower than
+//! slabs, with nothing to go wrong: the reference of the tests, and for those who want files.
+
+use crate::directory::{Directory, KeyDigest, hex, unhex_any};
+use crate::engine::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+use crate::index::{Begun, Entry, Index};
+use crate::piece::{BLOCK, Buffers};
+use crate::record::{Header, header_bytes};
+use crate::record_io::{self, Unread, record_bytes};
+use crate::slab::{Durability, WallClock};
+use crate::storage::{BlockFile, Storage};
+use crate::sync::lock;
+use nkv_store::Key;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+const SUFFIX: &str = ".safetensors";
+const UNFINISHED: &str = ".tmp";
+/// Most objects: the slots of the order of use.
+const MOST: u32 = 1 << 30;
+
+/// How an engine of files keeps objects.
+#[derive(Clone)]
+pub struct FilesOptions {
+    /// Bytes that files may take in all.
+    pub capacity_bytes: u64,
+    /// When a save counts as done.
+    pub durability: Durability,
+    /// Objects that nobody used for this long are removed.
+    pub ttl_s: u64,
+    /// Where the time comes from.
+    pub clock: WallClock,
+}
+
+/// See the module.
+pub struct FilesEngine {
+    storage: Arc<dyn Storage>,
+    directory: Directory,
+    options: FilesOptions,
+    index: Mutex<Index<()>>,
+    next_seq: Mutex<u64>,
+    buffers: Buffers,
+    stats: Mutex<Stats>,
+}
+
+impl std::fmt::Debug for FilesEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FilesEngine").field("storage", &self.storage).finish_non_exhaustive()
+    }
+}
+
+fn name(digest: &KeyDigest) -> String {
+    format!("{}{SUFFIX}", hex(&digest.0))
+}
+
+impl FilesEngine {
+    /// Opens a directory, or makes one; reads the header of every file.
+    ///
+    /// # Errors
+    /// [`SsdError::Directory`] for a directory of another format or engine; else what the disk
+    /// says.
+    pub fn open(storage: Arc<dyn Storage>, options: FilesOptions) -> Result<Self, SsdError> {
+        let directory = Directory::open(&*storage, "files", 0)?;
+        let engine = Self {
+            storage,
+            directory,
+            options,
+            index: Mutex::new(Index::new(MOST)),
+            next_seq: Mutex::new(1),
+            buffers: Buffers::default(),
+            stats: Mutex::new(Stats::default()),
+        };
+        engine.read_all()?;
+        Ok(engine)
+    }
+
+    fn read_all(&self) -> Result<(), SsdError> {
+        let mut found = Vec::new();
+        for name in self.storage.list()? {
+            let Some(digits) = name.strip_suffix(SUFFIX).or(name.strip_suffix(UNFINISHED)) else {
+                continue;
+            };
+            let Some(digest) = unhex_any(digits).and_then(|bytes| bytes.try_into().ok()) else {
+                continue;
+            };
+            match self.read_one(&name, KeyDigest(digest))? {
+                Some(entry) => found.push(entry),
+                None => {
+                    self.storage.remove(&name)?;
+                    lock(&self.stats).orphans_cleaned += 1;
+                }
+            }
+        }
+        found.sort_unstable_by_key(|entry| entry.seq);
+        *lock(&self.next_seq) = found.last().map_or(1, |last| last.seq + 1);
+        let mut index = lock(&self.index);
+        for entry in found {
+            index.insert(entry);
+        }
+        Ok(())
+    }
+
+    /// The entry of a file; None if it is no whole record.
+    fn read_one(&self, name: &str, digest: KeyDigest) -> Result<Option<Entry<()>>, SsdError> {
+        if !name.ends_with(SUFFIX) {
+            return Ok(None);
+        }
+        let file = self.storage.open(name, false)?;
+        let bytes = file.size()?;
+        let header = match self.header_of(&*file) {
+            Ok(header) => header,
+            Err(Unread::Corrupt(_)) => return Ok(None),
+            Err(Unread::Failed(error)) => return Err(error),
+        };
+        let whole = record_bytes(header_bytes(&header.key, header.len), header.len) == bytes;
+        let ours = header.directory == self.directory.id
+            && self.directory.digest(header.key.as_bytes()) == digest;
+        let (seq, len, layout, used_s) =
+            (header.seq, header.len, header.layout, (self.options.clock)());
+        Ok((whole && ours).then_some(Entry {
+            digest,
+            seq,
+            len,
+            layout,
+            bytes,
+            used_s,
+            location: (),
+        }))
+    }
+
+    fn header_of(&self, file: &dyn BlockFile) -> Result<Header, Unread> {
+        if file.size()? < BLOCK as u64 {
+            return Err(Unread::Corrupt("the file is shorter than a header".to_owned()));
+        }
+        let mut first = self.buffers.take(BLOCK)?;
+        file.read(0, &mut [crate::piece::Piece::of_buffer(&mut first[..BLOCK])])?;
+        let len =
+            Header::bytes_of(&first[..BLOCK]).filter(|len| *len as u64 <= file.size().unwrap_or(0));
+        self.buffers.give_back(first);
+        let none = || Unread::Corrupt("there is no header".to_owned());
+        record_io::read_header(file, 0, len.ok_or_else(none)? as u64, &self.buffers)
+    }
+
+    fn begin(&self, object: &Object<'_>) -> Result<Entry<()>, Saved> {
+        let digest = self.directory.digest(object.key.as_bytes());
+        let found = Found { len: object.payload.len, layout: object.layout };
+        let now_s = (self.options.clock)();
+        let bytes = record_bytes(header_bytes(object.key, found.len), found.len);
+        let mut next_seq = lock(&self.next_seq);
+        let mut index = lock(&self.index);
+        match index.begin(digest, found, *next_seq, now_s) {
+            Begun::Write => {}
+            Begun::Settled(saved) => return Err(saved),
+            Begun::Collided(old) => {
+                let _ = self.storage.remove(&name(&old.digest));
+                return Err(Saved::Collision);
+            }
+        }
+        let seq = *next_seq;
+        *next_seq += 1;
+        while index.used_bytes() + bytes > self.options.capacity_bytes {
+            let Some(old) = index.oldest(None) else {
+                index.abandon(&digest, seq);
+                let (used, capacity) = (index.used_bytes(), self.options.capacity_bytes);
+                return Err(Saved::Error(SsdError::NoRoom { asked: bytes, used, capacity }));
+            };
+            lock(&self.stats).evicted += 1;
+            if let Err(error) = self.storage.remove(&name(&old.digest)) {
+                index.abandon(&digest, seq);
+                return Err(Saved::Error(error.into()));
+            }
+        }
+        let (len, layout) = (found.len, found.layout);
+        Ok(Entry { digest, seq, len, layout, bytes, used_s: now_s, location: () })
+    }
+
+    fn write(&self, object: &Object<'_>, entry: &Entry<()>) -> Result<(), SsdError> {
+        let unfinished = format!("{}{UNFINISHED}", hex(&entry.digest.0));
+        let mut header = Header {
+            directory: self.directory.id.clone(),
+            offset: 0,
+            seq: entry.seq,
+            key: object.key.clone(),
+            layout: object.layout,
+            len: object.payload.len,
+            sums: Vec::new(),
+        };
+        let written = (|| {
+            let file = self.storage.open(&unfinished, true)?;
+            record_io::write(&*file, &mut header, &object.payload, &self.buffers)?;
+            file.allocate(entry.bytes)?;
+            if self.options.durability == Durability::Persistent {
+                file.sync_data()?;
+            }
+            Ok(())
+        })();
+        if written.is_err() {
+            let _ = self.storage.remove(&unfinished);
+            return written;
+        }
+        // With the index locked: a removal of the key comes before or after both.
+        let mut index = lock(&self.index);
+        if index.finish(entry.clone()).is_err() {
+            self.storage.remove(&unfinished)?;
+            return Ok(());
+        }
+        if let Err(error) = self.storage.rename(&unfinished, &name(&entry.digest)) {
+            index.remove(&entry.digest);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn save_one(&self, object: &Object<'_>) -> Saved {
+        let entry = match self.begin(object) {
+            Ok(entry) => entry,
+            Err(saved) => return saved,
+        };
+        match self.write(object, &entry) {
+            Ok(()) => Saved::Saved,
+            Err(error) => {
+                lock(&self.index).abandon(&entry.digest, entry.seq);
+                Saved::Error(error)
+            }
+        }
+    }
+
+    fn read(&self, key: &Key, entry: &Entry<()>, into: &Payload<'_>) -> Result<Header, Unread> {
+        let file = self.storage.open(&name(&entry.digest), false)?;
+        let header = record_io::read(&*file, 0, header_bytes(key, entry.len), into, &self.buffers)?;
+        let same = header.seq == entry.seq && header.layout == entry.layout;
+        let ours = header.directory == self.directory.id && header.key == *key;
+        let other = || Unread::Corrupt("its header is that of another record".to_owned());
+        (same && ours).then_some(header).ok_or_else(other)
+    }
+}
+
+impl Engine for FilesEngine {
+    fn save(&self, objects: &[Object<'_>]) -> Vec<Saved> {
+        let mut results: Vec<Saved> = objects.iter().map(|object| self.save_one(object)).collect();
+        let durable = self.options.durability == Durability::Persistent;
+        if durable
+            && results.iter().any(|saved| matches!(saved, Saved::Saved))
+            && let Err(error) = self.storage.sync_names()
+        {
+            let why = error.to_string();
+            for saved in results.iter_mut().filter(|saved| matches!(saved, Saved::Saved)) {
+                *saved = Saved::Error(io::Error::other(why.clone()).into());
+            }
+        }
+        let mut stats = lock(&self.stats);
+        results.iter().for_each(|saved| stats.count(saved));
+        results
+    }
+
+    fn find(&self, key: &Key) -> Option<Found> {
+        lock(&self.index).get(&self.directory.digest(key.as_bytes())).map(Entry::found)
+    }
+
+    fn load(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError> {
+        let digest = self.directory.digest(key.as_bytes());
+        let entry = {
+            let mut index = lock(&self.index);
+            index.touch(&digest, (self.options.clock)());
+            index.get(&digest).ok_or(LoadError::NotFound)?.clone()
+        };
+        if entry.len != into.len {
+            return Err(LoadError::WrongLength(entry.len));
+        }
+        let read = self.read(key, &entry, &into);
+        if read.is_err() && lock(&self.index).remove_if(&digest, entry.seq).is_some() {
+            let _ = self.storage.remove(&name(&digest));
+            lock(&self.stats).stale_index_cleaned += 1;
+        }
+        let mut stats = lock(&self.stats);
+        match read {
+            Ok(_) => {
+                stats.load_success += 1;
+                Ok(entry.found())
+            }
+            Err(Unread::Corrupt(why)) => {
+                stats.load_corrupt += 1;
+                Err(LoadError::Corrupt(why))
+            }
+            Err(Unread::Failed(error)) => {
+                stats.load_fail += 1;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[&Key]) -> Result<u64, SsdError> {
+        let mut removed = 0;
+        for key in keys {
+            let digest = self.directory.digest(key.as_bytes());
+            let mut index = lock(&self.index);
+            index.cancel(&digest);
+            if index.remove(&digest).is_some() {
+                self.storage.remove(&name(&digest))?;
+                removed += 1;
+            }
+        }
+        if removed > 0 && self.options.durability == Durability::Persistent {
+            self.storage.sync_names()?;
+        }
+        Ok(removed)
+    }
+
+    fn maintain(&self) -> Result<(), SsdError> {
+        let before_s = (self.options.clock)().saturating_sub(self.options.ttl_s);
+        loop {
+            let mut index = lock(&self.index);
+            let Some(old) = index.oldest(Some(before_s)) else { return Ok(()) };
+            lock(&self.stats).expired += 1;
+            self.storage.remove(&name(&old.digest))?;
+        }
+    }
+
+    fn validate(&self) -> Result<Validated, SsdError> {
+        let mut validated = Validated::default();
+        let entries: Vec<_> = lock(&self.index).iter(0).map(|(_, entry)| entry.clone()).collect();
+        for entry in entries {
+            validated.checked += 1;
+            let found = match self.read_one(&name(&entry.digest), entry.digest) {
+                Err(SsdError::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
+                other => other?,
+            };
+            if found.is_none() && lock(&self.index).remove_if(&entry.digest, entry.seq).is_some() {
+                let _ = self.storage.remove(&name(&entry.digest));
+                lock(&self.stats).stale_index_cleaned += 1;
+                validated.missing_cleaned += 1;
+            }
+        }
+        Ok(validated)
+    }
+
+    fn sync(&self) -> Result<(), SsdError> {
+        let entries: Vec<_> = lock(&self.index).iter(0).map(|(_, entry)| entry.digest).collect();
+        for digest in entries {
+            match self.storage.open(&name(&digest), false) {
+                Ok(file) => file.sync_data()?,
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.storage.sync_names()?)
+    }
+
+    fn keys(&self, from: u64, most: usize) -> Result<(Vec<Key>, Option<u64>), SsdError> {
+        let entries: Vec<_> = {
+            let index = lock(&self.index);
+            index.iter(from as usize).take(most).map(|(slot, e)| (slot, e.digest)).collect()
+        };
+        let next = entries.last().map(|(slot, _)| *slot as u64 + 1);
+        let mut keys = Vec::with_capacity(entries.len());
+        for (_, digest) in entries {
+            let file = match self.storage.open(&name(&digest), false) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if let Ok(header) = self.header_of(&*file) {
+                keys.push(header.key);
+            }
+        }
+        Ok((keys, next))
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = *lock(&self.stats);
+        let index = lock(&self.index);
+        stats.objects = index.len() as u64;
+        stats.used_bytes = index.used_bytes();
+        stats.capacity_bytes = self.options.capacity_bytes;
+        stats
+    }
+}

@@ -1,0 +1,521 @@
+//! The default engine: records in a few large files that were made before, and a journal of where
+//! they are. A save is one write; a thousand small files would each be four or more.
+//!
+//! - A save writes its record, then its line of the journal. Under [`Durability::Persistent`] both
+//!   are on disk for good before it returns, for all saves that wait at that moment at once.
+//! - Space is used again only after the journal says that it is free, so that no entry that may be
+//!   read after a crash leads to bytes of another object [I23]; and each record says in which
+//!   directory, at which place and as which number it was written [I21].
+
+mod journal;
+mod opened;
+mod page;
+mod space;
+
+use crate::directory::{Directory, KeyDigest};
+use crate::engine::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+use crate::index::{Begun, Entry, Index};
+use crate::piece::{BLOCK, Buffers};
+use crate::record::{Header, header_bytes};
+use crate::record_io::{self, Unread, record_bytes};
+use crate::storage::{BlockFile, Storage};
+use crate::sync::lock;
+use journal::Journal;
+use nkv_store::Key;
+use page::{ADD, REMOVE, Record, USED};
+use space::{Placed, Space};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// When a save counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// When the disk took it. Killed processes lose what was saved in the last 100 ms, a power loss
+    /// more.
+    #[default]
+    BestEffort,
+    /// When it survives power loss [I22].
+    Persistent,
+}
+
+/// Seconds since 1970.
+pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// How an engine keeps objects.
+#[derive(Clone)]
+pub struct SlabOptions {
+    /// Bytes that slabs may take in all; the journal comes on top, some 0.1% of it.
+    pub capacity_bytes: u64,
+    /// Bytes of one slab: the longest record. Fixed when the directory is made.
+    pub slab_bytes: u64,
+    /// When a save counts as done.
+    pub durability: Durability,
+    /// Objects that nobody used for this long are removed.
+    pub ttl_s: u64,
+    /// Where the time comes from.
+    pub clock: WallClock,
+}
+
+impl fmt::Debug for SlabOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlabOptions")
+            .field("capacity_bytes", &self.capacity_bytes)
+            .field("slab_bytes", &self.slab_bytes)
+            .field("durability", &self.durability)
+            .field("ttl_s", &self.ttl_s)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct SlabEngine {
+    storage: Arc<dyn Storage>,
+    directory: Directory,
+    options: SlabOptions,
+    slabs: Vec<Box<dyn BlockFile>>,
+    state: Mutex<State>,
+    pending: Mutex<Pending>,
+    journal: Mutex<Journal>,
+    buffers: Buffers,
+    stats: Mutex<Stats>,
+}
+
+#[derive(Debug)]
+struct State {
+    index: Index<Arc<Placed>>,
+    space: Space,
+    next_seq: u64,
+}
+
+/// What the journal does not say yet.
+#[derive(Debug, Default)]
+struct Pending {
+    records: Vec<Record>,
+    /// Space of removed objects: free from when the journal says so.
+    freed: Vec<Arc<Placed>>,
+    /// Slabs written to since the last sync.
+    written: Vec<bool>,
+}
+
+/// Lines of the journal that may wait; more of them, and saves are refused until it can be written.
+const MOST_PENDING: usize = 65_536;
+/// How often room is made before a save is refused.
+const TRIES: usize = 8;
+/// What is removed at once when there is no room, as a part of the capacity.
+const EVICTED_AT_ONCE: u64 = 256;
+/// Objects whose time to live is looked at in one call of `maintain`.
+const EXPIRED_AT_ONCE: usize = 4096;
+/// A journal is begun anew when it is this many times as long as its objects need, and long.
+const JOURNAL_GROWTH: u64 = 3;
+const JOURNAL_MIN: u64 = 16 << 20;
+
+impl SlabEngine {
+    fn now_s(&self) -> u64 {
+        (self.options.clock)()
+    }
+
+    fn count(&self, what: impl FnOnce(&mut Stats)) {
+        what(&mut lock(&self.stats));
+    }
+
+    fn is_durable(&self) -> bool {
+        self.options.durability == Durability::Persistent
+    }
+
+    /// Decides about an object, and takes a place and a number for it.
+    fn begin(&self, object: &Object<'_>) -> Result<Entry<Arc<Placed>>, Saved> {
+        let digest = self.directory.digest(object.key.as_bytes());
+        let found = Found { len: object.payload.len, layout: object.layout };
+        if lock(&self.pending).records.len() > MOST_PENDING {
+            let full = std::io::Error::other("the journal cannot be written: see earlier errors");
+            return Err(Saved::Error(full.into()));
+        }
+        let used_s = self.now_s();
+        let mut state = lock(&self.state);
+        let seq = state.next_seq;
+        match state.index.begin(digest, found, seq, used_s) {
+            Begun::Write => state.next_seq += 1,
+            Begun::Settled(saved) => return Err(saved),
+            Begun::Collided(old) => {
+                self.forget(old);
+                drop(state);
+                let _ = self.commit();
+                return Err(Saved::Collision);
+            }
+        }
+        drop(state);
+        let header_len = header_bytes(object.key, object.payload.len);
+        let bytes = record_bytes(header_len, object.payload.len);
+        match self.take_space(bytes) {
+            Ok(space) => Ok(Entry {
+                digest,
+                seq,
+                len: found.len,
+                layout: found.layout,
+                bytes: space.extent.len,
+                used_s,
+                location: Arc::new(space),
+            }),
+            Err(error) => {
+                lock(&self.state).index.abandon(&digest, seq);
+                Err(Saved::Error(error))
+            }
+        }
+    }
+
+    /// Takes room for a record; removes what was used longest ago while there is none.
+    fn take_space(&self, bytes: u64) -> Result<Placed, SsdError> {
+        for _ in 0..TRIES {
+            {
+                let mut state = lock(&self.state);
+                if let Some(taken) = state.space.take(bytes) {
+                    return Ok(taken);
+                }
+                if bytes > self.directory.slab_bytes {
+                    break;
+                }
+                self.evict(&mut state, bytes.max(self.options.capacity_bytes / EVICTED_AT_ONCE));
+            }
+            self.commit()?;
+        }
+        let state = lock(&self.state);
+        let (used, capacity) = (state.space.used_bytes(), state.space.capacity());
+        Err(SsdError::NoRoom { asked: bytes, used, capacity })
+    }
+
+    fn evict(&self, state: &mut State, bytes: u64) {
+        let mut evicted = 0;
+        while evicted < bytes
+            && let Some(entry) = state.index.oldest(None)
+        {
+            evicted += entry.bytes;
+            self.count(|stats| stats.evicted += 1);
+            self.forget(entry);
+        }
+    }
+
+    /// Notes that an object was removed from the index.
+    fn forget(&self, entry: Entry<Arc<Placed>>) {
+        let mut pending = lock(&self.pending);
+        pending.records.push(Record::of(REMOVE, entry.digest, entry.seq));
+        pending.freed.push(entry.location);
+    }
+
+    /// Writes down all that is pending: for good, if the directory is durable. Calls that wait
+    /// meanwhile find their lines written with those of the next one.
+    fn commit(&self) -> Result<(), SsdError> {
+        self.commit_to(self.is_durable())
+    }
+
+    fn commit_to(&self, durable: bool) -> Result<(), SsdError> {
+        let mut journal = lock(&self.journal);
+        let taken = std::mem::take(&mut *lock(&self.pending));
+        let written = self.write_down(&mut journal, &taken, durable);
+        if written.is_err() {
+            // In front of what came meanwhile; nothing of it is forgotten.
+            let mut pending = lock(&self.pending);
+            let newer = std::mem::replace(&mut *pending, taken);
+            pending.records.extend(newer.records);
+            pending.freed.extend(newer.freed);
+            newer.written.iter().enumerate().filter(|(_, yes)| **yes).for_each(|(slab, _)| {
+                pending.note_write(slab);
+            });
+        } else if !durable && !taken.written.is_empty() {
+            // Still to be synced, by whoever asks for it.
+            let mut pending = lock(&self.pending);
+            taken.written.iter().enumerate().filter(|(_, yes)| **yes).for_each(|(slab, _)| {
+                pending.note_write(slab);
+            });
+        }
+        written
+    }
+
+    fn write_down(
+        &self,
+        journal: &mut Journal,
+        pending: &Pending,
+        durable: bool,
+    ) -> Result<(), SsdError> {
+        if durable {
+            for (slab, _) in pending.written.iter().enumerate().filter(|(_, yes)| **yes) {
+                self.slabs[slab].sync_data()?;
+            }
+        }
+        if !pending.records.is_empty() {
+            journal.append(&pending.records)?;
+        }
+        if durable && (!pending.records.is_empty() || !journal.is_synced()) {
+            journal.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Begins a new journal if this one has grown.
+    fn shorten_journal(&self) -> Result<(), SsdError> {
+        let mut journal = lock(&self.journal);
+        let state = lock(&self.state);
+        let needed = state.index.len() as u64 * size_of::<Record>() as u64;
+        if journal.bytes() < JOURNAL_MIN.max(JOURNAL_GROWTH * needed) {
+            return Ok(());
+        }
+        let objects: Vec<Record> = state.index.iter(0).map(|(_, entry)| line_of(entry)).collect();
+        drop(state);
+        *journal = Journal::begin(
+            &*self.storage,
+            self.directory.id_bytes(),
+            journal.generation() + 1,
+            &objects,
+        )?;
+        Ok(())
+    }
+
+    /// Writes one record.
+    fn write(&self, object: &Object<'_>, entry: &Entry<Arc<Placed>>) -> Result<(), SsdError> {
+        let mut header = Header {
+            directory: self.directory.id.clone(),
+            offset: entry.location.extent.offset,
+            seq: entry.seq,
+            key: object.key.clone(),
+            layout: object.layout,
+            len: object.payload.len,
+            sums: Vec::new(),
+        };
+        let slab = usize::from(entry.location.slab);
+        lock(&self.pending).note_write(slab);
+        record_io::write(&*self.slabs[slab], &mut header, &object.payload, &self.buffers)
+    }
+
+    fn save_one(&self, object: &Object<'_>) -> Saved {
+        let entry = match self.begin(object) {
+            Ok(entry) => entry,
+            Err(saved) => return saved,
+        };
+        let written = self.write(object, &entry);
+        let mut state = lock(&self.state);
+        if let Err(error) = written {
+            state.index.abandon(&entry.digest, entry.seq);
+            return Saved::Error(error);
+        }
+        let line = line_of(&entry);
+        if state.index.finish(entry).is_ok() {
+            lock(&self.pending).records.push(line);
+        }
+        Saved::Saved
+    }
+
+    /// Drops an object that cannot be read.
+    fn drop_stale(&self, digest: &KeyDigest, seq: u64) {
+        let mut state = lock(&self.state);
+        if let Some(entry) = state.index.remove_if(digest, seq) {
+            self.forget(entry);
+            self.count(|stats| stats.stale_index_cleaned += 1);
+        }
+    }
+
+    /// Whether a header is that of an entry, and of a key if there is one.
+    fn is_of(&self, header: &Header, entry: &Entry<Arc<Placed>>) -> Result<(), String> {
+        let same = header.directory == self.directory.id
+            && header.offset == entry.location.extent.offset
+            && header.seq == entry.seq
+            && header.len == entry.len
+            && header.layout == entry.layout
+            && self.directory.digest(header.key.as_bytes()) == entry.digest;
+        same.then_some(()).ok_or_else(|| "its header is that of another record".to_owned())
+    }
+}
+
+impl Pending {
+    fn note_write(&mut self, slab: usize) {
+        if self.written.len() <= slab {
+            self.written.resize(slab + 1, false);
+        }
+        self.written[slab] = true;
+    }
+}
+
+/// The line of the journal that says where an object is.
+fn line_of(entry: &Entry<Arc<Placed>>) -> Record {
+    let blocks = |bytes: u64| (bytes / BLOCK as u64) as u32;
+    let body = entry.len.next_multiple_of(BLOCK as u64);
+    Record {
+        slab: entry.location.slab,
+        header_blocks: blocks(entry.location.record_bytes - body),
+        first_block: blocks(entry.location.extent.offset),
+        blocks: blocks(entry.location.extent.len),
+        len: entry.len,
+        layout: entry.layout,
+        used_s: u32::try_from(entry.used_s).unwrap_or(u32::MAX),
+        ..Record::of(ADD, entry.digest, entry.seq)
+    }
+}
+
+impl Engine for SlabEngine {
+    fn save(&self, objects: &[Object<'_>]) -> Vec<Saved> {
+        let mut results: Vec<Saved> = objects.iter().map(|object| self.save_one(object)).collect();
+        // What was there already may have been saved by a call whose commit failed.
+        let is_there = |saved: &Saved| matches!(saved, Saved::Saved | Saved::Dedup);
+        if results.iter().any(is_there)
+            && self.is_durable()
+            && let Err(error) = self.commit()
+        {
+            // They stay in the index and in what is pending, but nobody is promised anything.
+            let why = error.to_string();
+            for saved in results.iter_mut().filter(|saved| is_there(saved)) {
+                *saved = Saved::Error(std::io::Error::other(why.clone()).into());
+            }
+        }
+        self.count(|stats| results.iter().for_each(|saved| stats.count(saved)));
+        results
+    }
+
+    fn find(&self, key: &Key) -> Option<Found> {
+        let digest = self.directory.digest(key.as_bytes());
+        lock(&self.state).index.get(&digest).map(Entry::found)
+    }
+
+    fn load(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError> {
+        let digest = self.directory.digest(key.as_bytes());
+        let entry = {
+            let mut state = lock(&self.state);
+            let entry = state.index.get(&digest).ok_or(LoadError::NotFound)?.clone();
+            if entry.len != into.len {
+                return Err(LoadError::WrongLength(entry.len));
+            }
+            let now_s = self.now_s();
+            state.index.touch(&digest, now_s);
+            // Written down now and then: the time to live counts days.
+            if now_s.saturating_sub(entry.used_s) > self.options.ttl_s / 16 {
+                let used = Record {
+                    used_s: u32::try_from(now_s).unwrap_or(u32::MAX),
+                    ..Record::of(USED, digest, entry.seq)
+                };
+                lock(&self.pending).records.push(used);
+            }
+            entry
+        };
+        let file = &*self.slabs[usize::from(entry.location.slab)];
+        let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
+        let offset = entry.location.extent.offset;
+        let read =
+            record_io::read(file, offset, header_len, &into, &self.buffers).and_then(|header| {
+                self.is_of(&header, &entry).map_err(Unread::Corrupt)?;
+                Ok(header)
+            });
+        match read {
+            // Two keys with one digest: only the one that was saved is found [I16].
+            Ok(header) if header.key != *key => Err(LoadError::NotFound),
+            Ok(_) => {
+                self.count(|stats| stats.load_success += 1);
+                Ok(entry.found())
+            }
+            Err(unread) => {
+                self.drop_stale(&digest, entry.seq);
+                match unread {
+                    Unread::Corrupt(why) => {
+                        self.count(|stats| stats.load_corrupt += 1);
+                        Err(LoadError::Corrupt(why))
+                    }
+                    Unread::Failed(error) => {
+                        self.count(|stats| stats.load_fail += 1);
+                        Err(error.into())
+                    }
+                }
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[&Key]) -> Result<u64, SsdError> {
+        let mut removed = 0;
+        {
+            let mut state = lock(&self.state);
+            for key in keys {
+                let digest = self.directory.digest(key.as_bytes());
+                state.index.cancel(&digest);
+                if let Some(entry) = state.index.remove(&digest) {
+                    removed += 1;
+                    self.forget(entry);
+                }
+            }
+        }
+        self.commit()?;
+        Ok(removed)
+    }
+
+    fn maintain(&self) -> Result<(), SsdError> {
+        let before_s = self.now_s().saturating_sub(self.options.ttl_s);
+        {
+            let mut state = lock(&self.state);
+            for _ in 0..EXPIRED_AT_ONCE {
+                let Some(entry) = state.index.oldest(Some(before_s)) else { break };
+                self.count(|stats| stats.expired += 1);
+                self.forget(entry);
+            }
+            let reserve = state.space.capacity() / EVICTED_AT_ONCE;
+            if state.space.free_bytes() < reserve {
+                self.evict(&mut state, reserve);
+            }
+        }
+        self.commit()?;
+        self.shorten_journal()
+    }
+
+    fn validate(&self) -> Result<Validated, SsdError> {
+        let mut validated = Validated::default();
+        let mut from = 0;
+        while let Some((slot, entry)) = {
+            let state = lock(&self.state);
+            let next = state.index.iter(from).next();
+            next.map(|(slot, entry)| (slot, entry.clone()))
+        } {
+            from = slot + 1;
+            validated.checked += 1;
+            let file = &*self.slabs[usize::from(entry.location.slab)];
+            let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
+            let offset = entry.location.extent.offset;
+            match record_io::read_header(file, offset, header_len, &self.buffers) {
+                Ok(header) if self.is_of(&header, &entry).is_ok() => {}
+                Err(Unread::Failed(error)) => return Err(error),
+                _ => {
+                    self.drop_stale(&entry.digest, entry.seq);
+                    validated.missing_cleaned += 1;
+                }
+            }
+        }
+        Ok(validated)
+    }
+
+    fn sync(&self) -> Result<(), SsdError> {
+        self.commit_to(true)
+    }
+
+    fn keys(&self, from: u64, most: usize) -> Result<(Vec<Key>, Option<u64>), SsdError> {
+        let entries: Vec<_> = {
+            let state = lock(&self.state);
+            let entries = state.index.iter(from as usize).take(most);
+            entries.map(|(slot, entry)| (slot, entry.clone())).collect()
+        };
+        let next = entries.last().map(|(slot, _)| *slot as u64 + 1);
+        let mut keys = Vec::with_capacity(entries.len());
+        for (_, entry) in entries {
+            let file = &*self.slabs[usize::from(entry.location.slab)];
+            let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
+            let offset = entry.location.extent.offset;
+            match record_io::read_header(file, offset, header_len, &self.buffers) {
+                Ok(header) if self.is_of(&header, &entry).is_ok() => keys.push(header.key),
+                Err(Unread::Failed(error)) => return Err(error),
+                _ => self.drop_stale(&entry.digest, entry.seq),
+            }
+        }
+        Ok((keys, next))
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = *lock(&self.stats);
+        let state = lock(&self.state);
+        stats.objects = state.index.len() as u64;
+        stats.used_bytes = state.space.used_bytes();
+        stats.capacity_bytes = state.space.capacity();
+        stats
+    }
+}

@@ -1,0 +1,186 @@
+//! Opening a directory of slabs.
+
+use super::journal::{self, Journal};
+use super::page::{ADD, REMOVE, Record, USED};
+use super::space::{Placed, Space};
+use super::{Pending, SlabEngine, SlabOptions, State, line_of};
+use crate::directory::{DESCRIPTION, Directory, KeyDigest};
+use crate::engine::{SsdError, Stats};
+use crate::index::{Entry, Index};
+use crate::piece::{BLOCK, Buffers};
+use crate::storage::{BlockFile, Storage};
+use hashbrown::HashMap;
+use nkv_store::Extent;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+const PREFIX: &str = "slab-";
+/// What the journal may take, next to the slabs.
+const JOURNAL_ROOM: u64 = 64 << 20;
+/// Most slabs: their numbers have 16 bits.
+const MOST_SLABS: u64 = 1 << 16;
+
+impl SlabEngine {
+    /// Opens a directory, or makes one. What a crash left is put in order: nothing is refused for
+    /// it [I23].
+    ///
+    /// # Errors
+    /// [`SsdError::Directory`] for a directory of another format or engine, or too small a
+    /// capacity; else what the disk says, `StorageFull` if it has less room than the capacity.
+    pub fn open(storage: Arc<dyn Storage>, options: SlabOptions) -> Result<Self, SsdError> {
+        let directory = Directory::open(&*storage, "slab", options.slab_bytes)?;
+        let slab_bytes = directory.slab_bytes;
+        let wanted = options.capacity_bytes / slab_bytes;
+        if wanted == 0 || wanted > MOST_SLABS {
+            return Err(SsdError::Directory(format!(
+                "{}: {} bytes are asked for in slabs of {slab_bytes}: ask for at least one, and \
+                 at most {MOST_SLABS}",
+                storage.shown(),
+                options.capacity_bytes
+            )));
+        }
+        let slabs = open_slabs(&*storage, wanted, slab_bytes)?;
+        let mut space = Space::new(slabs.len(), slab_bytes);
+        let most = options.capacity_bytes / (2 * BLOCK as u64);
+        let mut index = Index::new(u32::try_from(most).unwrap_or(u32::MAX) & 0x7fff_ffff);
+        let mut stats = Stats::default();
+        let replayed = Replayed::of(&*storage, directory.id_bytes())?;
+        let next_seq = replayed.highest_seq + 1;
+        for line in replayed.in_order() {
+            match entry_of(&line, &mut space) {
+                Some(entry) => drop(index.insert(entry)),
+                None => stats.stale_index_cleaned += 1,
+            }
+        }
+        let objects: Vec<Record> = index.iter(0).map(|(_, entry)| line_of(entry)).collect();
+        let journal =
+            Journal::begin(&*storage, directory.id_bytes(), replayed.generation + 1, &objects)?;
+        Ok(Self {
+            storage,
+            directory,
+            options,
+            slabs,
+            state: Mutex::new(State { index, space, next_seq }),
+            pending: Mutex::new(Pending::default()),
+            journal: Mutex::new(journal),
+            buffers: Buffers::default(),
+            stats: Mutex::new(stats),
+        })
+    }
+}
+
+/// Opens the slabs, makes those that are missing, and removes those above the capacity and what an
+/// interrupted call left.
+fn open_slabs(
+    storage: &dyn Storage,
+    wanted: u64,
+    slab_bytes: u64,
+) -> Result<Vec<Box<dyn BlockFile>>, SsdError> {
+    let name = |slab: u64| format!("{PREFIX}{slab:05}.dat");
+    let names = storage.list()?;
+    for found in &names {
+        let number = found.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(".dat"));
+        let above =
+            number.and_then(|digits| digits.parse::<u64>().ok()).is_some_and(|n| n >= wanted);
+        let ours = found.starts_with("journal-") || found.starts_with(DESCRIPTION);
+        if above || (ours && found.ends_with(".tmp")) {
+            storage.remove(found)?;
+        }
+    }
+    let mut missing = 0;
+    let mut slabs = Vec::new();
+    for slab in 0..wanted {
+        let file = storage.open(&name(slab), true)?;
+        missing += slab_bytes.saturating_sub(file.size()?);
+        slabs.push(file);
+    }
+    let free = storage.free_bytes()?;
+    if missing > 0 && missing + JOURNAL_ROOM > free {
+        return Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            format!(
+                "{}: {missing} bytes are to be taken, with 64 MiB for the journal, and {free} are \
+                 free: ask for less, or make room",
+                storage.shown()
+            ),
+        )
+        .into());
+    }
+    for file in &slabs {
+        if file.size()? != slab_bytes {
+            file.allocate(slab_bytes)?;
+        }
+    }
+    storage.sync_names()?;
+    Ok(slabs)
+}
+
+/// What a journal says in the end.
+struct Replayed {
+    generation: u64,
+    highest_seq: u64,
+    lines: HashMap<KeyDigest, Record>,
+}
+
+impl Replayed {
+    fn of(storage: &dyn Storage, directory: [u8; 16]) -> io::Result<Self> {
+        let mut lines: HashMap<KeyDigest, Record> = HashMap::new();
+        let mut highest_seq = 0;
+        let loaded = journal::load(storage, directory, |record| {
+            let Some(record) = record else {
+                lines.clear();
+                return;
+            };
+            let digest = KeyDigest(record.digest);
+            highest_seq = highest_seq.max(record.seq);
+            let held = lines.get(&digest).map(|line| line.seq);
+            match record.kind {
+                ADD if held.is_none_or(|held| record.seq > held) => {
+                    lines.insert(digest, *record);
+                }
+                REMOVE if held == Some(record.seq) => {
+                    lines.remove(&digest);
+                }
+                USED if held == Some(record.seq) => {
+                    if let Some(line) = lines.get_mut(&digest) {
+                        line.used_s = record.used_s;
+                    }
+                }
+                _ => {}
+            }
+        })?;
+        if loaded.damaged_pages > 0 {
+            let pages = loaded.damaged_pages;
+            tracing::warn!(pages, "{}: the journal is damaged: objects are lost", storage.shown());
+        }
+        Ok(Self { generation: loaded.generation, highest_seq, lines })
+    }
+
+    /// Those used longest ago first; of two that cannot both be, the newer one.
+    fn in_order(&self) -> Vec<Record> {
+        let mut lines: Vec<Record> = self.lines.values().copied().collect();
+        lines.sort_unstable_by_key(|line| (line.used_s, line.seq));
+        lines
+    }
+}
+
+/// The entry of a line; None if its place is taken or cannot be.
+fn entry_of(line: &Record, space: &mut Space) -> Option<Entry<Arc<Placed>>> {
+    let bytes = |blocks: u32| u64::from(blocks) * BLOCK as u64;
+    let extent = Extent { offset: bytes(line.first_block), len: bytes(line.blocks) };
+    let body = line.len.checked_next_multiple_of(BLOCK as u64)?;
+    let record_bytes = bytes(line.header_blocks).checked_add(body)?;
+    if line.header_blocks == 0 || record_bytes > extent.len {
+        return None;
+    }
+    let space = space.take_at(line.slab, extent, record_bytes).ok()?;
+    Some(Entry {
+        digest: KeyDigest(line.digest),
+        seq: line.seq,
+        len: line.len,
+        layout: line.layout,
+        bytes: extent.len,
+        used_s: u64::from(line.used_s),
+        location: Arc::new(space),
+    })
+}

@@ -1,0 +1,323 @@
+//! Saves objects behind the callers' backs: a bounded queue and a few threads.
+//!
+//! A caller that finds the queue full waits 50 ms for room, and then saves its object itself: so
+//! memory never grows, and whoever produces faster than the disk writes is slowed to its rate.
+
+use crate::engine::{Engine, Object, Saved};
+use crate::slab::Durability;
+use crate::sync::lock;
+use hashbrown::HashSet;
+use nkv_store::threads::spawn_named;
+use nkv_store::{Key, StoreError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// An object whose bytes stay where they are as long as it is held.
+pub trait Held: Send {
+    /// Its key.
+    fn key(&self) -> &Key;
+    /// The object. None if its bytes are gone after all: it is then dropped.
+    fn object(&self) -> Option<Object<'_>>;
+}
+
+/// What became of an object that was handed over.
+#[derive(Debug)]
+pub enum Enqueued {
+    /// It will be saved.
+    Queued,
+    /// An object of its key waits already, or is being saved.
+    Dedup,
+    /// The queue was full: this is what saving it at once came to.
+    Waited(Saved),
+    /// The writer is being stopped: it will not be saved.
+    Closed,
+}
+
+/// How a writer works.
+#[derive(Debug, Clone, Copy)]
+pub struct WriterOptions {
+    /// Objects that may wait.
+    pub queue_objects: usize,
+    /// Bytes of payload that may wait. One object may always wait, however long.
+    pub queue_bytes: u64,
+    /// Threads, each of which saves one group at a time.
+    pub threads: usize,
+    /// Objects that one call of the engine saves at most: under [`Durability::Persistent`] they
+    /// share a sync.
+    pub group: usize,
+    /// Under [`Durability::Persistent`] a save that failed is tried again, this often.
+    pub retries: u32,
+    /// What a save promises.
+    pub durability: Durability,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        Self {
+            queue_objects: 512,
+            queue_bytes: 256 << 20,
+            threads: 4,
+            group: 32,
+            retries: 3,
+            durability: Durability::BestEffort,
+        }
+    }
+}
+
+/// How long a caller waits for room in the queue.
+const WAIT_FOR_ROOM: Duration = Duration::from_millis(50);
+/// Pause before a save that failed is tried again; twice as long each time.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Counters.
+#[derive(Debug, Default)]
+pub struct WriterStats {
+    /// Objects handed over, without those of [`Self::enqueue_dedup_skip`].
+    pub enqueue_total: AtomicU64,
+    /// Objects of a key that waited already.
+    pub enqueue_dedup_skip: AtomicU64,
+    /// Objects that are on disk now: saved, or there before.
+    pub save_success: AtomicU64,
+    /// Objects that are not.
+    pub save_fail: AtomicU64,
+    /// Objects that their callers saved, because the queue was full.
+    pub queue_full_sync_fallback: AtomicU64,
+    /// Saves tried again.
+    pub retry_attempts: AtomicU64,
+    /// Objects given up after the last retry.
+    pub retry_final_fail: AtomicU64,
+}
+
+struct Queue {
+    waiting: VecDeque<(Box<dyn Held>, u64)>,
+    waiting_bytes: u64,
+    /// Keys that wait or are being saved.
+    pending: HashSet<Key>,
+    /// Calls of `enqueue`, and groups of the threads, that are in progress.
+    in_flight: usize,
+    closing: bool,
+}
+
+struct Shared {
+    engine: Arc<dyn Engine>,
+    options: WriterOptions,
+    queue: Mutex<Queue>,
+    /// Something waits, or the writer is closing.
+    filled: Condvar,
+    /// Something was taken out, or a call has ended.
+    taken: Condvar,
+    stats: WriterStats,
+}
+
+/// See the module.
+pub struct Writer {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// If the kernel gives no thread.
+    pub fn start(engine: Arc<dyn Engine>, options: WriterOptions) -> Result<Self, StoreError> {
+        let queue = Queue {
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            pending: HashSet::new(),
+            in_flight: 0,
+            closing: false,
+        };
+        let shared = Arc::new(Shared {
+            engine,
+            options,
+            queue: Mutex::new(queue),
+            filled: Condvar::new(),
+            taken: Condvar::new(),
+            stats: WriterStats::default(),
+        });
+        let writer = Self { shared, threads: Mutex::new(Vec::new()) };
+        for number in 0..options.threads.max(1) {
+            let shared = Arc::clone(&writer.shared);
+            let thread = spawn_named(&format!("nkv-ssd-{number}"), move || shared.run())?;
+            lock(&writer.threads).push(thread);
+        }
+        Ok(writer)
+    }
+
+    /// Hands an object over. Waits for at most 50 ms, and then for the disk.
+    pub fn enqueue(&self, held: Box<dyn Held>) -> Enqueued {
+        let (shared, stats) = (&*self.shared, &self.shared.stats);
+        let Some(bytes) = held.object().map(|object| object.payload.len) else {
+            stats.save_fail.fetch_add(1, Ordering::Relaxed);
+            return Enqueued::Queued;
+        };
+        let mut queue = lock(&shared.queue);
+        if queue.closing {
+            return Enqueued::Closed;
+        }
+        if !queue.pending.insert(held.key().clone()) {
+            stats.enqueue_dedup_skip.fetch_add(1, Ordering::Relaxed);
+            return Enqueued::Dedup;
+        }
+        stats.enqueue_total.fetch_add(1, Ordering::Relaxed);
+        queue.in_flight += 1;
+        let full = |queue: &mut Queue| !queue.has_space(bytes, &shared.options);
+        let waited = shared.taken.wait_timeout_while(queue, WAIT_FOR_ROOM, full);
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if queue.has_space(bytes, &shared.options) {
+            queue.waiting.push_back((held, bytes));
+            queue.waiting_bytes += bytes;
+            queue.in_flight -= 1;
+            shared.filled.notify_one();
+            return Enqueued::Queued;
+        }
+        drop(queue);
+        stats.queue_full_sync_fallback.fetch_add(1, Ordering::Relaxed);
+        let group = [held];
+        let mut saved = shared.save(&group);
+        shared.ended(&group);
+        match saved.pop() {
+            Some(saved) => Enqueued::Waited(saved),
+            None => Enqueued::Queued,
+        }
+    }
+
+    /// Takes no more objects, and waits until all that were handed over are saved. False if that
+    /// takes longer than `limit`: the rest goes on, and what is lost by then is not on disk.
+    pub fn stop(&self, limit: Duration) -> bool {
+        let shared = &*self.shared;
+        let mut queue = lock(&shared.queue);
+        queue.closing = true;
+        shared.filled.notify_all();
+        let busy = |queue: &mut Queue| queue.in_flight > 0 || !queue.waiting.is_empty();
+        let waited = shared.taken.wait_timeout_while(queue, limit, busy);
+        let (queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            let left = queue.waiting.len() + queue.in_flight;
+            tracing::error!(objects = left, "objects are not on disk yet after {limit:?}");
+            return false;
+        }
+        drop(queue);
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        threads.into_iter().all(|thread| thread.join().is_ok())
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &WriterStats {
+        &self.shared.stats
+    }
+
+    /// Objects that wait now.
+    pub fn waiting(&self) -> usize {
+        lock(&self.shared.queue).waiting.len()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).closing = true;
+        self.shared.filled.notify_all();
+    }
+}
+
+impl Queue {
+    fn has_space(&self, bytes: u64, options: &WriterOptions) -> bool {
+        self.waiting.is_empty()
+            || (self.waiting.len() < options.queue_objects
+                && self.waiting_bytes + bytes <= options.queue_bytes)
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closing;
+            let waited = self.filled.wait_while(lock(&self.queue), idle);
+            let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
+            if queue.waiting.is_empty() {
+                return;
+            }
+            // What waits is shared among the threads: one of them does not take all.
+            let share = queue.waiting.len().div_ceil(self.options.threads.max(1));
+            let some = share.min(self.options.group.max(1));
+            let group: Vec<_> = queue.waiting.drain(..some).collect();
+            queue.waiting_bytes -= group.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            queue.in_flight += 1;
+            drop(queue);
+            self.taken.notify_all();
+            let group: Vec<_> = group.into_iter().map(|(held, _)| held).collect();
+            self.save(&group);
+            self.ended(&group);
+        }
+    }
+
+    /// Ends a group that was counted as in flight.
+    fn ended(&self, group: &[Box<dyn Held>]) {
+        let mut queue = lock(&self.queue);
+        for held in group {
+            queue.pending.remove(held.key());
+        }
+        queue.in_flight -= 1;
+        self.taken.notify_all();
+    }
+
+    /// Saves a group; what fails is tried again under `Persistent`.
+    fn save(&self, group: &[Box<dyn Held>]) -> Vec<Saved> {
+        let objects: Vec<Object<'_>> = group.iter().filter_map(|held| held.object()).collect();
+        let add = |counter: &AtomicU64, count: usize| {
+            counter.fetch_add(count as u64, Ordering::Relaxed);
+        };
+        add(&self.stats.save_fail, group.len() - objects.len());
+        let mut results = self.engine.save(&objects);
+        let failed = |results: &[Saved]| {
+            let failed = results.iter().enumerate().filter(|(_, saved)| is_error(saved));
+            failed.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let retries = match self.options.durability {
+            Durability::Persistent => self.options.retries,
+            Durability::BestEffort => 0,
+        };
+        let mut pause = RETRY_PAUSE;
+        for _ in 0..retries {
+            let again = failed(&results);
+            if again.is_empty() {
+                break;
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+            add(&self.stats.retry_attempts, again.len());
+            let objects: Vec<Object<'_>> = again.iter().map(|at| objects[*at]).collect();
+            for (at, saved) in again.into_iter().zip(self.engine.save(&objects)) {
+                results[at] = saved;
+            }
+        }
+        let lost = failed(&results).len();
+        let there = results.iter().filter(|saved| matches!(saved, Saved::Saved | Saved::Dedup));
+        add(&self.stats.save_success, there.count());
+        add(&self.stats.save_fail, lost);
+        if retries > 0 {
+            add(&self.stats.retry_final_fail, lost);
+        }
+        for saved in &results {
+            if let Saved::Error(error) = saved {
+                tracing::warn!(%error, "an object is not on disk; memory keeps it");
+                break;
+            }
+        }
+        results
+    }
+}
+
+fn is_error(saved: &Saved) -> bool {
+    matches!(saved, Saved::Error(_))
+}

@@ -1,0 +1,10 @@
+//! Engines on real directories, on a disk that fails, and on one that loses power.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod crash;
+mod disk;
+mod engines;
+mod faults;
+mod model;
+mod scene;
+mod writer;
