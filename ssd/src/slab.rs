@@ -282,7 +282,6 @@ impl SlabEngine {
             sums: Vec::new(),
         };
         let slab = usize::from(entry.location.slab);
-        lock(&self.pending).note_write(slab);
         record_io::write(&*self.slabs[slab], &mut header, &object.payload, &self.buffers)
     }
 
@@ -299,7 +298,10 @@ impl SlabEngine {
         }
         let line = line_of(&entry);
         if state.index.finish(entry).is_ok() {
-            lock(&self.pending).records.push(line);
+            // Together, and after the write: whoever takes the line syncs the slab first.
+            let mut pending = lock(&self.pending);
+            pending.note_write(usize::from(line.slab));
+            pending.records.push(line);
         }
         Saved::Saved
     }

@@ -45,7 +45,8 @@ impl SlabEngine {
         let mut index = Index::new(u32::try_from(most).unwrap_or(u32::MAX) & 0x7fff_ffff);
         let mut stats = Stats::default();
         let replayed = Replayed::of(&*storage, directory.id_bytes())?;
-        let next_seq = replayed.highest_seq + 1;
+        // Above all that earlier starts may have written without a line of the journal.
+        let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << 40);
         for line in replayed.in_order() {
             match entry_of(&line, &mut space) {
                 Some(entry) => drop(index.insert(entry)),

@@ -206,3 +206,42 @@ fn i23_files_survive_a_kill_at_any_write() {
     runs(Kind::Files, Durability::Persistent, false, 50);
     runs(Kind::Files, Durability::Persistent, true, 50);
 }
+
+#[test]
+fn i22_what_several_threads_save_at_once_survives_power_loss() {
+    let mut kept = 0;
+    for seed in 0..150 {
+        let mut rng = Rng::new(seed);
+        let (ram, clock) = (Ram::new(), Clock::new());
+        let open = |ram: &Ram| {
+            let storage = std::sync::Arc::new(ram.clone());
+            Kind::Slab.open(storage, &clock, 4, Durability::Persistent).unwrap()
+        };
+        let engine = open(&ram);
+        ram.kill_after(rng.below(150), rng.clone());
+        let acknowledged = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (engine, acknowledged) = (&*engine, &acknowledged);
+                scope.spawn(move || {
+                    let segment = Segment::new(1 << 16);
+                    for number in 0..40 {
+                        let name = key(&format!("key/{thread}/{number}"));
+                        if is_saved(&segment.save(engine, &name, &content(&name, 1, 9_000))) {
+                            acknowledged.lock().unwrap().push(name);
+                        }
+                    }
+                });
+            }
+        });
+        drop(engine);
+        let engine = open(&ram.after_the_crash(true, &mut rng));
+        let segment = Segment::new(1 << 16);
+        for name in acknowledged.into_inner().unwrap() {
+            let read = segment.load(&*engine, &name);
+            assert!(read.is_ok_and(|read| read == content(&name, 1, 9_000)), "[I22] seed {seed}");
+            kept += 1;
+        }
+    }
+    assert!(kept > 1000, "{kept}");
+}
