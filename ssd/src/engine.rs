@@ -33,8 +33,10 @@ pub struct Object<'a> {
 pub enum Saved {
     /// It is on disk: for good if the directory is durable, else from the next sync on.
     Saved,
-    /// It was there already, or is being saved by another call.
+    /// It was there already.
     Dedup,
+    /// Another call is writing it, and may still fail.
+    Busy,
     /// The key is there with another length or layout. Nobody can say which of the two is right:
     /// neither is served from disk, and the key is refused for an hour.
     Collision,
@@ -63,7 +65,7 @@ pub enum SsdError {
     /// The directory cannot be used as it is.
     #[error("{0}")]
     Directory(String),
-    /// No room, although everything that may go was removed.
+    /// No room in one piece, although objects were removed to make some.
     #[error("no room for {asked} bytes on disk: {used} of {capacity} bytes are in use")]
     NoRoom {
         /// Bytes that it takes with its header.
@@ -87,7 +89,7 @@ pub enum LoadError {
     /// Its bytes are not those that were saved. It was removed.
     #[error("damaged on disk, and removed: {0}")]
     Corrupt(String),
-    /// It could not be read, and was removed.
+    /// It could not be read. It was removed if that is the disk's fault.
     #[error("{0}")]
     Io(#[from] SsdError),
 }
@@ -99,7 +101,7 @@ pub struct Stats {
     pub save_success: u64,
     /// Objects that could not be saved.
     pub save_fail: u64,
-    /// Objects that were there already.
+    /// Objects that were there already, or are being written.
     pub save_dedup_skip: u64,
     /// Two objects of one key.
     pub hash_collision_detected: u64,
@@ -126,10 +128,17 @@ pub struct Stats {
 }
 
 impl Stats {
+    pub(crate) fn count_unread(&mut self, unread: &crate::record_io::Unread) {
+        match unread {
+            crate::record_io::Unread::Corrupt(_) => self.load_corrupt += 1,
+            _ => self.load_fail += 1,
+        }
+    }
+
     pub(crate) fn count(&mut self, saved: &Saved) {
         match saved {
             Saved::Saved => self.save_success += 1,
-            Saved::Dedup => self.save_dedup_skip += 1,
+            Saved::Dedup | Saved::Busy => self.save_dedup_skip += 1,
             Saved::Collision => self.hash_collision_detected += 1,
             Saved::Error(_) => self.save_fail += 1,
         }

@@ -53,6 +53,21 @@ fn name(digest: &KeyDigest) -> String {
     format!("{}{SUFFIX}", hex(&digest.0))
 }
 
+/// Of two saves of one key, each has a name of its own.
+fn unfinished_name(digest: &KeyDigest, seq: u64) -> String {
+    format!("{}-{seq:016x}{UNFINISHED}", hex(&digest.0))
+}
+
+/// The digest in a name that is one of ours, and whether the file is finished.
+fn named(found: &str) -> Option<(KeyDigest, bool)> {
+    let digest = KeyDigest(unhex_any(found.get(..32)?)?.try_into().ok()?);
+    if found == name(&digest) {
+        return Some((digest, true));
+    }
+    let seq = u64::from_str_radix(found.get(33..49)?, 16).ok()?;
+    (found == unfinished_name(&digest, seq)).then_some((digest, false))
+}
+
 impl FilesEngine {
     /// Opens a directory, or makes one; reads the header of every file.
     ///
@@ -77,13 +92,8 @@ impl FilesEngine {
     fn read_all(&self) -> Result<(), SsdError> {
         let mut found = Vec::new();
         for name in self.storage.list()? {
-            let Some(digits) = name.strip_suffix(SUFFIX).or(name.strip_suffix(UNFINISHED)) else {
-                continue;
-            };
-            let Some(digest) = unhex_any(digits).and_then(|bytes| bytes.try_into().ok()) else {
-                continue;
-            };
-            match self.read_one(&name, KeyDigest(digest))? {
+            let Some((digest, finished)) = named(&name) else { continue };
+            match if finished { self.read_one(&name, digest)? } else { None } {
                 Some(entry) => found.push(entry),
                 None => {
                     self.storage.remove(&name)?;
@@ -102,14 +112,12 @@ impl FilesEngine {
 
     /// The entry of a file; None if it is no whole record.
     fn read_one(&self, name: &str, digest: KeyDigest) -> Result<Option<Entry<()>>, SsdError> {
-        if !name.ends_with(SUFFIX) {
-            return Ok(None);
-        }
         let file = self.storage.open(name, false)?;
         let bytes = file.size()?;
         let header = match self.header_of(&*file) {
             Ok(header) => header,
             Err(Unread::Corrupt(_)) => return Ok(None),
+            Err(Unread::Disk(error)) => return Err(error.into()),
             Err(Unread::Failed(error)) => return Err(error),
         };
         let whole = record_bytes(header_bytes(&header.key, header.len), header.len) == bytes;
@@ -124,6 +132,7 @@ impl FilesEngine {
             layout,
             bytes,
             used_s,
+            noted_s: used_s,
             location: (),
         }))
     }
@@ -148,17 +157,21 @@ impl FilesEngine {
         let bytes = record_bytes(header_bytes(object.key, found.len), found.len);
         let mut next_seq = lock(&self.next_seq);
         let mut index = lock(&self.index);
-        match index.begin(digest, found, *next_seq, now_s) {
+        if bytes > self.options.capacity_bytes {
+            let (used, capacity) = (index.used_bytes(), self.options.capacity_bytes);
+            return Err(Saved::Error(SsdError::NoRoom { asked: bytes, used, capacity }));
+        }
+        match index.begin(digest, found, (*next_seq, bytes), now_s) {
             Begun::Write => {}
             Begun::Settled(saved) => return Err(saved),
             Begun::Collided(old) => {
-                let _ = self.storage.remove(&name(&old.digest));
-                return Err(Saved::Collision);
+                let removed = self.storage.remove(&name(&old.digest));
+                return Err(removed.map_or_else(|e| Saved::Error(e.into()), |()| Saved::Collision));
             }
         }
         let seq = *next_seq;
         *next_seq += 1;
-        while index.used_bytes() + bytes > self.options.capacity_bytes {
+        while index.used_bytes() + index.saving_bytes() > self.options.capacity_bytes {
             let Some(old) = index.oldest(None) else {
                 index.abandon(&digest, seq);
                 let (used, capacity) = (index.used_bytes(), self.options.capacity_bytes);
@@ -171,11 +184,11 @@ impl FilesEngine {
             }
         }
         let (len, layout) = (found.len, found.layout);
-        Ok(Entry { digest, seq, len, layout, bytes, used_s: now_s, location: () })
+        Ok(Entry { digest, seq, len, layout, bytes, used_s: now_s, noted_s: now_s, location: () })
     }
 
     fn write(&self, object: &Object<'_>, entry: &Entry<()>) -> Result<(), SsdError> {
-        let unfinished = format!("{}{UNFINISHED}", hex(&entry.digest.0));
+        let unfinished = unfinished_name(&entry.digest, entry.seq);
         let mut header = Header {
             directory: self.directory.id.clone(),
             offset: 0,
@@ -206,9 +219,21 @@ impl FilesEngine {
         }
         if let Err(error) = self.storage.rename(&unfinished, &name(&entry.digest)) {
             index.remove(&entry.digest);
+            let _ = self.storage.remove(&unfinished);
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Drops an object that cannot be read; its file goes while no other can take its name.
+    fn drop_stale(&self, digest: &KeyDigest, seq: u64) -> bool {
+        let mut index = lock(&self.index);
+        let dropped = index.remove_if(digest, seq).is_some();
+        if dropped {
+            let _ = self.storage.remove(&name(digest));
+            lock(&self.stats).stale_index_cleaned += 1;
+        }
+        dropped
     }
 
     fn save_one(&self, object: &Object<'_>) -> Saved {
@@ -226,7 +251,7 @@ impl FilesEngine {
     }
 
     fn read(&self, key: &Key, entry: &Entry<()>, into: &Payload<'_>) -> Result<Header, Unread> {
-        let file = self.storage.open(&name(&entry.digest), false)?;
+        let file = self.storage.open(&name(&entry.digest), false).map_err(absent)?;
         let header = record_io::read(&*file, 0, header_bytes(key, entry.len), into, &self.buffers)?;
         let same = header.seq == entry.seq && header.layout == entry.layout;
         let ours = header.directory == self.directory.id && header.key == *key;
@@ -235,16 +260,26 @@ impl FilesEngine {
     }
 }
 
+/// A file that is gone is lost; one that cannot be opened may be whole.
+fn absent(error: io::Error) -> Unread {
+    match error.kind() {
+        io::ErrorKind::NotFound => Unread::Corrupt("the file is gone".to_owned()),
+        _ => Unread::Failed(error.into()),
+    }
+}
+
 impl Engine for FilesEngine {
     fn save(&self, objects: &[Object<'_>]) -> Vec<Saved> {
         let mut results: Vec<Saved> = objects.iter().map(|object| self.save_one(object)).collect();
         let durable = self.options.durability == Durability::Persistent;
+        // Also what an earlier call renamed or removed, and could not sync.
+        let is_settled = |saved: &Saved| !matches!(saved, Saved::Error(_) | Saved::Busy);
         if durable
-            && results.iter().any(|saved| matches!(saved, Saved::Saved))
+            && results.iter().any(is_settled)
             && let Err(error) = self.storage.sync_names()
         {
             let why = error.to_string();
-            for saved in results.iter_mut().filter(|saved| matches!(saved, Saved::Saved)) {
+            for saved in results.iter_mut().filter(|saved| is_settled(saved)) {
                 *saved = Saved::Error(io::Error::other(why.clone()).into());
             }
         }
@@ -268,9 +303,8 @@ impl Engine for FilesEngine {
             return Err(LoadError::WrongLength(entry.len));
         }
         let read = self.read(key, &entry, &into);
-        if read.is_err() && lock(&self.index).remove_if(&digest, entry.seq).is_some() {
-            let _ = self.storage.remove(&name(&digest));
-            lock(&self.stats).stale_index_cleaned += 1;
+        if read.as_ref().is_err_and(Unread::is_lost) {
+            self.drop_stale(&digest, entry.seq);
         }
         let mut stats = lock(&self.stats);
         match read {
@@ -278,13 +312,9 @@ impl Engine for FilesEngine {
                 stats.load_success += 1;
                 Ok(entry.found())
             }
-            Err(Unread::Corrupt(why)) => {
-                stats.load_corrupt += 1;
-                Err(LoadError::Corrupt(why))
-            }
-            Err(Unread::Failed(error)) => {
-                stats.load_fail += 1;
-                Err(error.into())
+            Err(unread) => {
+                stats.count_unread(&unread);
+                Err(unread.into_error())
             }
         }
     }
@@ -300,7 +330,7 @@ impl Engine for FilesEngine {
                 removed += 1;
             }
         }
-        if removed > 0 && self.options.durability == Durability::Persistent {
+        if self.options.durability == Durability::Persistent {
             self.storage.sync_names()?;
         }
         Ok(removed)
@@ -325,9 +355,7 @@ impl Engine for FilesEngine {
                 Err(SsdError::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 other => other?,
             };
-            if found.is_none() && lock(&self.index).remove_if(&entry.digest, entry.seq).is_some() {
-                let _ = self.storage.remove(&name(&entry.digest));
-                lock(&self.stats).stale_index_cleaned += 1;
+            if found.is_none() && self.drop_stale(&entry.digest, entry.seq) {
                 validated.missing_cleaned += 1;
             }
         }

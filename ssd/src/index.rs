@@ -24,6 +24,8 @@ pub struct Entry<P> {
     pub bytes: u64,
     /// When it was saved or last used, in seconds since 1970.
     pub used_s: u64,
+    /// The last use of which the journal tells.
+    pub noted_s: u64,
     /// Where it is.
     pub location: P,
 }
@@ -52,8 +54,14 @@ pub struct Index<P> {
     free: Vec<u32>,
     used: Box<dyn Policy>,
     refused_until: HashMap<KeyDigest, u64>,
-    /// Objects being written, with the sequence numbers of their records.
-    saving: HashMap<KeyDigest, u64>,
+    saving: HashMap<KeyDigest, Saving>,
+}
+
+/// An object that is being written.
+struct Saving {
+    seq: u64,
+    found: Found,
+    bytes: u64,
 }
 
 impl<P> std::fmt::Debug for Index<P> {
@@ -75,41 +83,53 @@ impl<P> Index<P> {
         }
     }
 
-    /// Decides what to do with an object, whose record would be `seq`.
-    pub fn begin(&mut self, digest: KeyDigest, found: Found, seq: u64, now_s: u64) -> Begun<P> {
+    /// Decides what to do with an object, whose record would be `seq` and take `bytes`.
+    pub fn begin(
+        &mut self,
+        digest: KeyDigest,
+        found: Found,
+        (seq, bytes): (u64, u64),
+        now_s: u64,
+    ) -> Begun<P> {
         if let Some(until) = self.refused_until.get(&digest) {
             if now_s < *until {
                 return Begun::Settled(Saved::Collision);
             }
             self.refused_until.remove(&digest);
         }
-        match self.get(&digest) {
-            Some(entry) if entry.found() == found => {
+        let there = self.get(&digest).map(Entry::found);
+        let coming = self.saving.get(&digest).map(|saving| saving.found);
+        match (there, coming) {
+            (Some(there), _) if there == found => {
                 self.touch(&digest, now_s);
-                return Begun::Settled(Saved::Dedup);
+                Begun::Settled(Saved::Dedup)
             }
-            Some(_) => {
-                self.refused_until.retain(|_, until| now_s < *until);
-                if self.refused_until.len() < MOST_REFUSED {
-                    self.refused_until.insert(digest, now_s + REFUSED_S);
-                }
-                return match self.remove(&digest) {
+            (None, Some(coming)) if coming == found => Begun::Settled(Saved::Busy),
+            (None, None) => {
+                self.saving.insert(digest, Saving { seq, found, bytes });
+                Begun::Write
+            }
+            _ => {
+                self.refuse(digest, now_s);
+                self.saving.remove(&digest);
+                match self.remove(&digest) {
                     Some(entry) => Begun::Collided(entry),
                     None => Begun::Settled(Saved::Collision),
-                };
+                }
             }
-            None => {}
         }
-        if self.saving.contains_key(&digest) {
-            return Begun::Settled(Saved::Dedup);
+    }
+
+    fn refuse(&mut self, digest: KeyDigest, now_s: u64) {
+        self.refused_until.retain(|_, until| now_s < *until);
+        if self.refused_until.len() < MOST_REFUSED {
+            self.refused_until.insert(digest, now_s + REFUSED_S);
         }
-        self.saving.insert(digest, seq);
-        Begun::Write
     }
 
     /// Ends a save without the object.
     pub fn abandon(&mut self, digest: &KeyDigest, seq: u64) {
-        if self.saving.get(digest) == Some(&seq) {
+        if self.saving.get(digest).is_some_and(|saving| saving.seq == seq) {
             self.saving.remove(digest);
         }
     }
@@ -121,7 +141,7 @@ impl<P> Index<P> {
 
     /// Adds an object that was written; gives it back if its key was removed meanwhile.
     pub fn finish(&mut self, entry: Entry<P>) -> Result<(), Entry<P>> {
-        if self.saving.get(&entry.digest) != Some(&entry.seq) {
+        if self.saving.get(&entry.digest).is_none_or(|saving| saving.seq != entry.seq) {
             return Err(entry);
         }
         self.saving.remove(&entry.digest);
@@ -146,12 +166,24 @@ impl<P> Index<P> {
         self.entries[*self.by_digest.get(digest)? as usize].as_ref()
     }
 
-    /// Notes a use. Returns when it was used before.
-    pub fn touch(&mut self, digest: &KeyDigest, now_s: u64) -> Option<u64> {
+    /// Notes a use. Returns the number of the record if the journal should tell of it: the last use
+    /// of which it tells is more than `after_s` ago.
+    pub fn touch_and_note(&mut self, digest: &KeyDigest, now_s: u64, after_s: u64) -> Option<u64> {
+        let entry = self.touch(digest, now_s)?;
+        let noted = now_s.saturating_sub(entry.noted_s) > after_s;
+        noted.then(|| {
+            entry.noted_s = now_s;
+            entry.seq
+        })
+    }
+
+    /// Notes a use.
+    pub fn touch(&mut self, digest: &KeyDigest, now_s: u64) -> Option<&mut Entry<P>> {
         let slot = *self.by_digest.get(digest)?;
         self.used.touch(slot, EPOCH);
         let entry = self.entries[slot as usize].as_mut()?;
-        Some(std::mem::replace(&mut entry.used_s, now_s))
+        entry.used_s = now_s;
+        Some(entry)
     }
 
     pub fn remove(&mut self, digest: &KeyDigest) -> Option<Entry<P>> {
@@ -185,6 +217,11 @@ impl<P> Index<P> {
 
     pub fn used_bytes(&self) -> u64 {
         self.used.bytes()
+    }
+
+    /// Bytes of the records that are being written.
+    pub fn saving_bytes(&self) -> u64 {
+        self.saving.values().map(|saving| saving.bytes).sum()
     }
 
     /// Every entry, by slot; from a slot on.

@@ -1,7 +1,7 @@
 //! Writes and reads one record: straight between the segment and the file where the payload lies
 //! as a disk can take it, else by way of a buffer.
 
-use crate::engine::{Payload, SsdError};
+use crate::engine::{LoadError, Payload, SsdError};
 use crate::piece::{BLOCK, Buffers, Piece};
 use crate::record::{Header, header_bytes, sums_of};
 use crate::storage::BlockFile;
@@ -45,7 +45,7 @@ pub fn write(
         }
         None => {
             file.write(start, &[Piece::of_buffer(head)])?;
-            bounce(payload, whole, |at, bytes, payload_at| {
+            bounce::<SsdError>(payload, whole, |at, bytes, payload_at| {
                 payload.memory.read(payload_at, bytes)?;
                 Ok(file.write(after + at, &[Piece::of_buffer(bytes)])?)
             })?;
@@ -61,8 +61,26 @@ pub fn write(
 pub enum Unread {
     /// Its bytes are others.
     Corrupt(String),
-    /// The disk or the memory failed.
+    /// The disk does not give them.
+    Disk(io::Error),
+    /// The segment's memory, or this process, failed: the record may be whole.
     Failed(SsdError),
+}
+
+impl Unread {
+    /// Whether the record is of no use any more.
+    pub fn is_lost(&self) -> bool {
+        !matches!(self, Unread::Failed(_))
+    }
+
+    /// As an error of the directory.
+    pub fn into_error(self) -> LoadError {
+        match self {
+            Unread::Corrupt(why) => LoadError::Corrupt(why),
+            Unread::Disk(error) => LoadError::Io(error.into()),
+            Unread::Failed(error) => LoadError::Io(error),
+        }
+    }
 }
 
 impl<E: Into<SsdError>> From<E> for Unread {
@@ -89,15 +107,15 @@ pub fn read(
     match Piece::of_memory(into.memory, into.offset, whole as usize) {
         Some(direct) => {
             let mut pieces = [Piece::of_buffer(head), direct, Piece::of_buffer(last)];
-            file.read(offset, &mut pieces)?;
+            file.read(offset, &mut pieces).map_err(Unread::Disk)?;
         }
         None => {
-            file.read(offset, &mut [Piece::of_buffer(head)])?;
-            bounce(into, whole, |at, bytes, payload_at| {
-                file.read(after + at, &mut [Piece::of_buffer(bytes)])?;
+            file.read(offset, &mut [Piece::of_buffer(head)]).map_err(Unread::Disk)?;
+            bounce::<Unread>(into, whole, |at, bytes, payload_at| {
+                file.read(after + at, &mut [Piece::of_buffer(bytes)]).map_err(Unread::Disk)?;
                 Ok(into.memory.write(payload_at, bytes)?)
             })?;
-            file.read(after + whole, &mut [Piece::of_buffer(last)])?;
+            file.read(after + whole, &mut [Piece::of_buffer(last)]).map_err(Unread::Disk)?;
         }
     }
     let header = Header::decode(head).map_err(Unread::Corrupt)?;
@@ -125,18 +143,18 @@ pub fn read_header(
 ) -> Result<Header, Unread> {
     let mut buffer = buffers.take(header_len as usize)?;
     let head = &mut buffer[..header_len as usize];
-    file.read(offset, &mut [Piece::of_buffer(head)])?;
+    file.read(offset, &mut [Piece::of_buffer(head)]).map_err(Unread::Disk)?;
     let header = Header::decode(head).map_err(Unread::Corrupt);
     buffers.give_back(buffer);
     header
 }
 
 /// Calls `step` for the first `whole` bytes of a payload, with a buffer for each part.
-fn bounce(
+fn bounce<E: From<io::Error>>(
     payload: &Payload<'_>,
     whole: u64,
-    mut step: impl FnMut(u64, &mut [u8], u64) -> Result<(), SsdError>,
-) -> Result<(), SsdError> {
+    mut step: impl FnMut(u64, &mut [u8], u64) -> Result<(), E>,
+) -> Result<(), E> {
     if whole == 0 {
         return Ok(());
     }

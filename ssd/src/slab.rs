@@ -44,7 +44,8 @@ pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// How an engine keeps objects.
 #[derive(Clone)]
 pub struct SlabOptions {
-    /// Bytes that slabs may take in all; the journal comes on top, some 0.1% of it.
+    /// Bytes that slabs may take in all. The journal comes on top: 64 bytes for each object, up to
+    /// four times that while it is begun anew, and 16 MiB at least.
     pub capacity_bytes: u64,
     /// Bytes of one slab: the longest record. Fixed when the directory is made.
     pub slab_bytes: u64,
@@ -106,6 +107,8 @@ const TRIES: usize = 8;
 const EVICTED_AT_ONCE: u64 = 256;
 /// Objects whose time to live is looked at in one call of `maintain`.
 const EXPIRED_AT_ONCE: usize = 4096;
+/// A use is written down if the last one that was is older than this part of the time to live.
+const NOTED_PARTS: u64 = 16;
 /// A journal is begun anew when it is this many times as long as its objects need, and long.
 const JOURNAL_GROWTH: u64 = 3;
 const JOURNAL_MIN: u64 = 16 << 20;
@@ -134,9 +137,16 @@ impl SlabEngine {
         let used_s = self.now_s();
         let mut state = lock(&self.state);
         let seq = state.next_seq;
-        match state.index.begin(digest, found, seq, used_s) {
+        let header_len = header_bytes(object.key, object.payload.len);
+        let bytes = record_bytes(header_len, object.payload.len);
+        match state.index.begin(digest, found, (seq, bytes), used_s) {
             Begun::Write => state.next_seq += 1,
-            Begun::Settled(saved) => return Err(saved),
+            Begun::Settled(saved) => {
+                if matches!(saved, Saved::Dedup) {
+                    self.note_use(&mut state, digest, used_s);
+                }
+                return Err(saved);
+            }
             Begun::Collided(old) => {
                 self.forget(old);
                 drop(state);
@@ -145,8 +155,6 @@ impl SlabEngine {
             }
         }
         drop(state);
-        let header_len = header_bytes(object.key, object.payload.len);
-        let bytes = record_bytes(header_len, object.payload.len);
         match self.take_space(bytes) {
             Ok(space) => Ok(Entry {
                 digest,
@@ -155,6 +163,7 @@ impl SlabEngine {
                 layout: found.layout,
                 bytes: space.extent.len,
                 used_s,
+                noted_s: used_s,
                 location: Arc::new(space),
             }),
             Err(error) => {
@@ -175,7 +184,12 @@ impl SlabEngine {
                 if bytes > self.directory.slab_bytes {
                     break;
                 }
-                self.evict(&mut state, bytes.max(self.options.capacity_bytes / EVICTED_AT_ONCE));
+                // What was removed before is free first: a journal that cannot be written does not
+                // empty the directory.
+                if lock(&self.pending).freed.is_empty() {
+                    let part = self.options.capacity_bytes / EVICTED_AT_ONCE;
+                    self.evict(&mut state, bytes.max(part));
+                }
             }
             self.commit()?;
         }
@@ -195,6 +209,15 @@ impl SlabEngine {
         }
     }
 
+    /// Notes a use, and writes it down now and then: the time to live counts days.
+    fn note_use(&self, state: &mut State, digest: KeyDigest, now_s: u64) {
+        let after_s = self.options.ttl_s / NOTED_PARTS;
+        if let Some(seq) = state.index.touch_and_note(&digest, now_s, after_s) {
+            let used_s = u32::try_from(now_s).unwrap_or(u32::MAX);
+            lock(&self.pending).records.push(Record { used_s, ..Record::of(USED, digest, seq) });
+        }
+    }
+
     /// Notes that an object was removed from the index.
     fn forget(&self, entry: Entry<Arc<Placed>>) {
         let mut pending = lock(&self.pending);
@@ -210,8 +233,8 @@ impl SlabEngine {
 
     fn commit_to(&self, durable: bool) -> Result<(), SsdError> {
         let mut journal = lock(&self.journal);
-        let taken = std::mem::take(&mut *lock(&self.pending));
-        let written = self.write_down(&mut journal, &taken, durable);
+        let mut taken = std::mem::take(&mut *lock(&self.pending));
+        let written = self.write_down(&mut journal, &mut taken, durable);
         if written.is_err() {
             // In front of what came meanwhile; nothing of it is forgotten.
             let mut pending = lock(&self.pending);
@@ -234,39 +257,63 @@ impl SlabEngine {
     fn write_down(
         &self,
         journal: &mut Journal,
-        pending: &Pending,
+        pending: &mut Pending,
         durable: bool,
     ) -> Result<(), SsdError> {
         if durable {
-            for (slab, _) in pending.written.iter().enumerate().filter(|(_, yes)| **yes) {
-                self.slabs[slab].sync_data()?;
+            for slab in 0..pending.written.len() {
+                if std::mem::take(&mut pending.written[slab])
+                    && let Err(error) = self.slabs[slab].sync_data()
+                {
+                    // What was written since the last success may be lost, and a later sync that
+                    // succeeds says nothing about it.
+                    self.give_up_unsynced(pending, slab);
+                    return Err(error.into());
+                }
             }
+        }
+        if journal.is_broken() {
+            *journal = self.begin_journal(journal.generation() + 1)?;
         }
         if !pending.records.is_empty() {
             journal.append(&pending.records)?;
         }
         if durable && (!pending.records.is_empty() || !journal.is_synced()) {
-            journal.sync()?;
+            journal.sync(&*self.storage)?;
         }
         Ok(())
+    }
+
+    /// Drops the objects of a slab whose lines are not written yet.
+    fn give_up_unsynced(&self, pending: &mut Pending, slab: usize) {
+        let mut state = lock(&self.state);
+        let lost = |line: &&mut Record| line.kind == ADD && usize::from(line.slab) == slab;
+        for line in pending.records.iter_mut().filter(lost) {
+            let digest = KeyDigest(line.digest);
+            if state.index.remove_if(&digest, line.seq).is_some() {
+                self.count(|stats| stats.stale_index_cleaned += 1);
+            }
+            // A journal that was begun meanwhile may list it.
+            *line = Record::of(REMOVE, digest, line.seq);
+        }
+    }
+
+    /// Begins a journal with all objects that there are.
+    fn begin_journal(&self, generation: u64) -> Result<Journal, SsdError> {
+        let state = lock(&self.state);
+        let objects: Vec<Record> = state.index.iter(0).map(|(_, entry)| line_of(entry)).collect();
+        drop(state);
+        let id = self.directory.id_bytes();
+        Ok(Journal::begin(&*self.storage, id, generation, &objects)?)
     }
 
     /// Begins a new journal if this one has grown.
     fn shorten_journal(&self) -> Result<(), SsdError> {
         let mut journal = lock(&self.journal);
-        let state = lock(&self.state);
-        let needed = state.index.len() as u64 * size_of::<Record>() as u64;
-        if journal.bytes() < JOURNAL_MIN.max(JOURNAL_GROWTH * needed) {
-            return Ok(());
+        let needed = lock(&self.state).index.len() as u64 * size_of::<Record>() as u64;
+        if journal.bytes() >= JOURNAL_MIN.max(JOURNAL_GROWTH * needed) {
+            *journal = self.begin_journal(journal.generation() + 1)?;
         }
-        let objects: Vec<Record> = state.index.iter(0).map(|(_, entry)| line_of(entry)).collect();
-        drop(state);
-        *journal = Journal::begin(
-            &*self.storage,
-            self.directory.id_bytes(),
-            journal.generation() + 1,
-            &objects,
-        )?;
         Ok(())
     }
 
@@ -385,15 +432,7 @@ impl Engine for SlabEngine {
                 return Err(LoadError::WrongLength(entry.len));
             }
             let now_s = self.now_s();
-            state.index.touch(&digest, now_s);
-            // Written down now and then: the time to live counts days.
-            if now_s.saturating_sub(entry.used_s) > self.options.ttl_s / 16 {
-                let used = Record {
-                    used_s: u32::try_from(now_s).unwrap_or(u32::MAX),
-                    ..Record::of(USED, digest, entry.seq)
-                };
-                lock(&self.pending).records.push(used);
-            }
+            self.note_use(&mut state, digest, now_s);
             entry
         };
         let file = &*self.slabs[usize::from(entry.location.slab)];
@@ -412,17 +451,11 @@ impl Engine for SlabEngine {
                 Ok(entry.found())
             }
             Err(unread) => {
-                self.drop_stale(&digest, entry.seq);
-                match unread {
-                    Unread::Corrupt(why) => {
-                        self.count(|stats| stats.load_corrupt += 1);
-                        Err(LoadError::Corrupt(why))
-                    }
-                    Unread::Failed(error) => {
-                        self.count(|stats| stats.load_fail += 1);
-                        Err(error.into())
-                    }
+                if unread.is_lost() {
+                    self.drop_stale(&digest, entry.seq);
                 }
+                self.count(|stats| stats.count_unread(&unread));
+                Err(unread.into_error())
             }
         }
     }
@@ -453,6 +486,10 @@ impl Engine for SlabEngine {
                 self.count(|stats| stats.expired += 1);
                 self.forget(entry);
             }
+        }
+        self.commit()?;
+        {
+            let mut state = lock(&self.state);
             let reserve = state.space.capacity() / EVICTED_AT_ONCE;
             if state.space.free_bytes() < reserve {
                 self.evict(&mut state, reserve);
@@ -478,6 +515,7 @@ impl Engine for SlabEngine {
             match record_io::read_header(file, offset, header_len, &self.buffers) {
                 Ok(header) if self.is_of(&header, &entry).is_ok() => {}
                 Err(Unread::Failed(error)) => return Err(error),
+                Err(Unread::Disk(error)) => return Err(error.into()),
                 _ => {
                     self.drop_stale(&entry.digest, entry.seq);
                     validated.missing_cleaned += 1;
@@ -506,6 +544,7 @@ impl Engine for SlabEngine {
             match record_io::read_header(file, offset, header_len, &self.buffers) {
                 Ok(header) if self.is_of(&header, &entry).is_ok() => keys.push(header.key),
                 Err(Unread::Failed(error)) => return Err(error),
+                Err(Unread::Disk(error)) => return Err(error.into()),
                 _ => self.drop_stale(&entry.digest, entry.seq),
             }
         }

@@ -178,7 +178,8 @@ impl Writer {
             queue.waiting.push_back((held, bytes));
             queue.waiting_bytes += bytes;
             queue.in_flight -= 1;
-            shared.filled.notify_one();
+            // All, if the writer is closing: each thread looks whether it may end.
+            shared.filled.notify_all();
             return Enqueued::Queued;
         }
         drop(queue);
@@ -241,7 +242,9 @@ impl Queue {
 impl Shared {
     fn run(&self) {
         loop {
-            let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closing;
+            // A call that is in progress may still queue its object.
+            let over = |queue: &Queue| queue.closing && queue.in_flight == 0;
+            let idle = |queue: &mut Queue| queue.waiting.is_empty() && !over(queue);
             let waited = self.filled.wait_while(lock(&self.queue), idle);
             let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
             if queue.waiting.is_empty() {
@@ -269,6 +272,9 @@ impl Shared {
         }
         queue.in_flight -= 1;
         self.taken.notify_all();
+        if queue.closing {
+            self.filled.notify_all();
+        }
     }
 
     /// Saves a group; what fails is tried again under `Persistent`.
@@ -318,6 +324,7 @@ impl Shared {
     }
 }
 
+/// Not on disk, and worth another try.
 fn is_error(saved: &Saved) -> bool {
-    matches!(saved, Saved::Error(_))
+    matches!(saved, Saved::Error(_) | Saved::Busy)
 }

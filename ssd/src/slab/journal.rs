@@ -13,6 +13,7 @@ const BATCH: u64 = 256;
 /// become durable.
 const GROWTH: u64 = 256;
 const PREFIX: &str = "journal-";
+const UNFINISHED: &str = ".tmp";
 
 /// A journal that is written.
 #[derive(Debug)]
@@ -25,6 +26,11 @@ pub struct Journal {
     filled: u64,
     snapshot_pages: u64,
     buffer: Buffer,
+    /// The journal's name may be lost with the power.
+    names_unsynced: bool,
+    /// A write or a sync failed: what was appended since the last success may be lost, also if a
+    /// later sync succeeds.
+    broken: bool,
 }
 
 /// What was read.
@@ -41,12 +47,23 @@ fn name(generation: u64) -> String {
     format!("{PREFIX}{generation:016x}")
 }
 
+/// Journals have numbers below this one, which leaves 40 bits for the records of each.
+pub const MOST_GENERATIONS: u64 = 1 << 24;
+
+/// The number of a journal, if that is its name.
+fn generation_of(found: &str) -> Option<u64> {
+    let number = u64::from_str_radix(found.strip_prefix(PREFIX)?, 16).ok()?;
+    (found == name(number) && number < MOST_GENERATIONS).then_some(number)
+}
+
+/// Whether this is what an interrupted [`Journal::begin`] left.
+pub fn is_unfinished(found: &str) -> bool {
+    found.strip_suffix(UNFINISHED).and_then(generation_of).is_some()
+}
+
 /// Numbers of the journals in a directory, newest first.
 fn generations(storage: &dyn Storage) -> io::Result<Vec<u64>> {
-    let names = storage.list()?;
-    let digits = names.iter().filter_map(|name| name.strip_prefix(PREFIX));
-    let whole = digits.filter(|digits| digits.len() == 16);
-    let mut found: Vec<_> = whole.filter_map(|text| u64::from_str_radix(text, 16).ok()).collect();
+    let mut found: Vec<_> = storage.list()?.iter().filter_map(|name| generation_of(name)).collect();
     found.sort_unstable_by(|one, other| other.cmp(one));
     Ok(found)
 }
@@ -101,6 +118,9 @@ pub fn load(
             break;
         }
     }
+    // A journal has its name only when all objects with which it begins are in it.
+    let snapshot = snapshot_pages.unwrap_or(1);
+    loaded.damaged_pages += lost.iter().filter(|lost| **lost < snapshot).count() as u64;
     Ok(loaded)
 }
 
@@ -115,7 +135,13 @@ impl Journal {
         generation: u64,
         objects: &[Record],
     ) -> io::Result<Journal> {
-        let (unfinished, finished) = (format!("{}.tmp", name(generation)), name(generation));
+        if generation >= MOST_GENERATIONS {
+            return Err(io::Error::other(format!(
+                "the directory had {MOST_GENERATIONS} journals: name another directory"
+            )));
+        }
+        let finished = name(generation);
+        let unfinished = format!("{finished}{UNFINISHED}");
         let file = storage.open(&unfinished, true)?;
         file.allocate(0)?;
         let snapshot_pages = objects.len().div_ceil(RECORDS) as u64;
@@ -129,18 +155,37 @@ impl Journal {
             filled: 0,
             snapshot_pages,
             buffer,
+            names_unsynced: true,
+            broken: false,
         };
         // Whole until the first page after it says otherwise: a journal is renamed when it is.
         journal.synced = snapshot_pages;
         journal.append(objects)?;
         journal.fill()?;
-        journal.sync()?;
+        journal.file.sync_data()?;
+        journal.synced = journal.next;
         storage.rename(&unfinished, &finished)?;
-        storage.sync_names()?;
-        for older in generations(storage)?.into_iter().filter(|older| *older < generation) {
-            storage.remove(&name(older))?;
-        }
+        // From here on this is the journal that a start reads, whatever fails.
+        journal.settle(storage);
         Ok(journal)
+    }
+
+    /// Makes the journal's name last, and removes older journals; tried again with the next sync.
+    fn settle(&mut self, storage: &dyn Storage) {
+        let settled = (|| {
+            storage.sync_names()?;
+            self.names_unsynced = false;
+            let older = generations(storage)?.into_iter().filter(|older| *older < self.generation);
+            older.map(name).try_for_each(|older| storage.remove(&older))
+        })();
+        if let Err(error) = settled {
+            tracing::warn!(%error, "{}: an older journal is still there", storage.shown());
+        }
+    }
+
+    /// True after an error: a new journal is to be begun.
+    pub fn is_broken(&self) -> bool {
+        self.broken
     }
 
     /// Its number.
@@ -155,14 +200,20 @@ impl Journal {
 
     /// True if everything that was appended is on disk for good.
     pub fn is_synced(&self) -> bool {
-        self.synced == self.next
+        self.synced == self.next && !self.names_unsynced
     }
 
-    /// Writes records. After an error the same ones may be written again, or others.
+    /// Writes records. After an error the journal is broken.
     ///
     /// # Errors
     /// What the disk says.
     pub fn append(&mut self, records: &[Record]) -> io::Result<()> {
+        let appended = self.append_pages(records);
+        self.broken |= appended.is_err();
+        appended
+    }
+
+    fn append_pages(&mut self, records: &[Record]) -> io::Result<()> {
         let (directory, generation) = (self.directory, self.generation);
         let (synced, snapshot_pages) = (self.synced, self.snapshot_pages);
         for batch in records.chunks(BATCH as usize * RECORDS) {
@@ -187,9 +238,15 @@ impl Journal {
     /// What was appended survives power loss from its return on.
     ///
     /// # Errors
-    /// What the disk says.
-    pub fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_data()?;
+    /// What the disk says; the journal is broken then, unless only its name is not synced.
+    pub fn sync(&mut self, storage: &dyn Storage) -> io::Result<()> {
+        let synced = self.file.sync_data();
+        self.broken |= synced.is_err();
+        synced?;
+        if self.names_unsynced {
+            storage.sync_names()?;
+            self.names_unsynced = false;
+        }
         self.synced = self.next;
         Ok(())
     }

@@ -19,6 +19,25 @@ const PREFIX: &str = "slab-";
 const JOURNAL_ROOM: u64 = 64 << 20;
 /// Most slabs: their numbers have 16 bits.
 const MOST_SLABS: u64 = 1 << 16;
+/// Most objects: those whose order of use is known.
+const MOST_OBJECTS: u64 = 0x7fff_ffff;
+/// Numbers of records end below this one: a line with a greater one is damaged.
+const MOST_SEQ: u64 = 1 << 63;
+
+impl SlabOptions {
+    /// Before anything is written.
+    fn check(&self, shown: &str) -> Result<(), SsdError> {
+        let slab = self.slab_bytes;
+        if slab == 0 || !slab.is_multiple_of(BLOCK as u64) || slab > self.capacity_bytes {
+            return Err(SsdError::Directory(format!(
+                "{shown}: slabs of {slab} bytes in {} bytes: ask for a multiple of 4096, and for \
+                 at least one slab",
+                self.capacity_bytes
+            )));
+        }
+        Ok(())
+    }
+}
 
 impl SlabEngine {
     /// Opens a directory, or makes one. What a crash left is put in order: nothing is refused for
@@ -28,6 +47,7 @@ impl SlabEngine {
     /// [`SsdError::Directory`] for a directory of another format or engine, or too small a
     /// capacity; else what the disk says, `StorageFull` if it has less room than the capacity.
     pub fn open(storage: Arc<dyn Storage>, options: SlabOptions) -> Result<Self, SsdError> {
+        options.check(&storage.shown())?;
         let directory = Directory::open(&*storage, "slab", options.slab_bytes)?;
         let slab_bytes = directory.slab_bytes;
         let wanted = options.capacity_bytes / slab_bytes;
@@ -41,18 +61,21 @@ impl SlabEngine {
         }
         let slabs = open_slabs(&*storage, wanted, slab_bytes)?;
         let mut space = Space::new(slabs.len(), slab_bytes);
-        let most = options.capacity_bytes / (2 * BLOCK as u64);
-        let mut index = Index::new(u32::try_from(most).unwrap_or(u32::MAX) & 0x7fff_ffff);
+        let most = (options.capacity_bytes / BLOCK as u64).min(MOST_OBJECTS);
+        let mut index = Index::new(most as u32);
         let mut stats = Stats::default();
         let replayed = Replayed::of(&*storage, directory.id_bytes())?;
         // Above all that earlier starts may have written without a line of the journal.
         let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << 40);
-        for line in replayed.in_order() {
+        let mut entries = Vec::with_capacity(replayed.lines.len());
+        for line in replayed.newest_first() {
             match entry_of(&line, &mut space) {
-                Some(entry) => drop(index.insert(entry)),
+                Some(entry) => entries.push(entry),
                 None => stats.stale_index_cleaned += 1,
             }
         }
+        entries.sort_unstable_by_key(|entry| (entry.used_s, entry.seq));
+        entries.into_iter().for_each(|entry| drop(index.insert(entry)));
         let objects: Vec<Record> = index.iter(0).map(|(_, entry)| line_of(entry)).collect();
         let journal =
             Journal::begin(&*storage, directory.id_bytes(), replayed.generation + 1, &objects)?;
@@ -78,13 +101,12 @@ fn open_slabs(
     slab_bytes: u64,
 ) -> Result<Vec<Box<dyn BlockFile>>, SsdError> {
     let name = |slab: u64| format!("{PREFIX}{slab:05}.dat");
-    let names = storage.list()?;
-    for found in &names {
+    for found in &storage.list()? {
         let number = found.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(".dat"));
-        let above =
-            number.and_then(|digits| digits.parse::<u64>().ok()).is_some_and(|n| n >= wanted);
-        let ours = found.starts_with("journal-") || found.starts_with(DESCRIPTION);
-        if above || (ours && found.ends_with(".tmp")) {
+        let number = number.and_then(|digits| digits.parse().ok());
+        let above = number.is_some_and(|number| number >= wanted && *found == name(number));
+        let described = found.strip_suffix(".tmp") == Some(DESCRIPTION);
+        if above || described || journal::is_unfinished(found) {
             storage.remove(found)?;
         }
     }
@@ -132,6 +154,9 @@ impl Replayed {
                 lines.clear();
                 return;
             };
+            if record.seq >= MOST_SEQ {
+                return;
+            }
             let digest = KeyDigest(record.digest);
             highest_seq = highest_seq.max(record.seq);
             let held = lines.get(&digest).map(|line| line.seq);
@@ -157,10 +182,10 @@ impl Replayed {
         Ok(Self { generation: loaded.generation, highest_seq, lines })
     }
 
-    /// Those used longest ago first; of two that cannot both be, the newer one.
-    fn in_order(&self) -> Vec<Record> {
+    /// Of two that cannot both be, the newer one comes first.
+    fn newest_first(&self) -> Vec<Record> {
         let mut lines: Vec<Record> = self.lines.values().copied().collect();
-        lines.sort_unstable_by_key(|line| (line.used_s, line.seq));
+        lines.sort_unstable_by_key(|line| std::cmp::Reverse(line.seq));
         lines
     }
 }
@@ -182,6 +207,7 @@ fn entry_of(line: &Record, space: &mut Space) -> Option<Entry<Arc<Placed>>> {
         layout: line.layout,
         bytes: extent.len,
         used_s: u64::from(line.used_s),
+        noted_s: u64::from(line.used_s),
         location: Arc::new(space),
     })
 }

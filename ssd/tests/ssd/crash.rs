@@ -7,7 +7,8 @@ use nkv_ssd::{Engine, LoadError, Saved};
 use std::collections::BTreeMap;
 
 const KEYS: u64 = 24;
-const LONGEST: u64 = 100_000;
+/// Few, so that an older object of a key has the same one.
+const LENGTHS: [u64; 3] = [1_000, 9_000, 60_000];
 
 /// What may be found under a key after a crash.
 #[derive(Debug, Default, Clone)]
@@ -106,7 +107,7 @@ impl Run {
             return;
         }
         self.version += 1;
-        let (version, len) = (self.version, self.rng.below(LONGEST) + 1);
+        let (version, len) = (self.version, LENGTHS[self.rng.below(3) as usize]);
         self.known.entry(number).or_default().may_be.push((version, len));
         let saved = self.segment.save(engine, &name, &content(&name, version, len));
         if is_saved(&saved) {

@@ -71,6 +71,7 @@ pub struct Failing {
     pub reads: bool,
     pub writes: Option<ErrorKind>,
     pub syncs: bool,
+    pub names: bool,
 }
 
 /// See the module. Clones are one disk.
@@ -238,6 +239,9 @@ impl Storage for Ram {
         if !world.goes_on()? {
             return Err(Error::other("killed"));
         }
+        if world.failing.names {
+            return Err(Error::other("the disk does not sync names"));
+        }
         world.durable_names = world.names.clone();
         world.changes.clear();
         Ok(())
@@ -322,12 +326,15 @@ impl BlockFile for RamFile {
         if !world.goes_on()? {
             return Err(Error::other("killed"));
         }
-        if world.failing.syncs {
-            return Err(Error::other("the disk does not sync"));
-        }
+        let fails = world.failing.syncs;
         let blob = &mut world.blobs[self.blob];
-        blob.durable = blob.seen.clone();
-        blob.unsynced.clear();
-        Ok(())
+        // As a disk does whose sync fails: what was written is seen, and is lost with the power,
+        // also if a later sync succeeds.
+        for (at, bytes) in std::mem::take(&mut blob.unsynced) {
+            if !fails {
+                put(&mut blob.durable, at, &bytes);
+            }
+        }
+        if fails { Err(Error::other("the disk does not sync")) } else { Ok(()) }
     }
 }

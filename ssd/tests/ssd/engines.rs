@@ -114,8 +114,11 @@ fn what_nobody_used_for_the_time_to_live_is_removed_and_what_was_used_stays() {
         for name in [&unused, &used] {
             assert!(is_saved(&segment.save(&*engine, name, &content(name, 1, 5000))));
         }
-        clock.advance_s(5 * DAY_S);
-        segment.load(&*engine, &used).unwrap();
+        // Used so often that no use is long after the one before.
+        for _ in 0..5 * 24 * 4 {
+            clock.advance_s(900);
+            segment.load(&*engine, &used).unwrap();
+        }
         engine.maintain().unwrap();
         clock.advance_s(3 * DAY_S);
         drop(engine);
@@ -185,7 +188,18 @@ fn a_directory_of_another_format_engine_or_no_sense_is_refused_and_left_as_it_is
 fn foreign_files_are_left_alone() {
     for kind in KINDS {
         let (dir, clock) = (tempfile::tempdir().unwrap(), Clock::new());
-        let foreign = ["notes.txt", "slab-x.dat", "journal-zz", "model.safetensors", "a.tmp"];
+        let foreign = [
+            "notes.txt",
+            "slab-x.dat",
+            "slab-123.dat",
+            "journal-zz",
+            "journal-00000000000000AB",
+            "journal-ffffffffffffffff",
+            "journal-notes.tmp",
+            "nkv-ssd.json.bak.tmp",
+            "model.safetensors",
+            "a.tmp",
+        ];
         for name in foreign {
             std::fs::write(dir.path().join(name), "not ours").unwrap();
         }
@@ -224,7 +238,7 @@ fn slabs_follow_the_capacity_over_starts() {
     drop(engine);
     assert_eq!(with(6).unwrap().stats().capacity_bytes, 6 * SLAB);
     let none = with(0).unwrap_err().to_string();
-    assert!(none.contains("ask for at least one"), "{none}");
+    assert!(none.contains("at least one slab"), "{none}");
 }
 
 #[test]
@@ -238,7 +252,7 @@ fn many_threads_save_load_and_remove_at_once() {
                 scope.spawn(move || {
                     let segment = Segment::new(1 << 20);
                     for round in 0..60u64 {
-                        let name = key(&format!("key/{}", (round * 7 + thread) % 40));
+                        let name = key(&format!("key/{}", (round + thread) % 3));
                         let bytes = content(&name, 1, 30_000);
                         match round % 5 {
                             4 => drop(engine.remove(&[&name]).unwrap()),
@@ -249,7 +263,7 @@ fn many_threads_save_load_and_remove_at_once() {
                             },
                             _ => {
                                 let saved = segment.save(engine, &name, &bytes);
-                                assert!(matches!(saved, Saved::Saved | Saved::Dedup), "{saved:?}");
+                                assert!(!matches!(saved, Saved::Error(_)), "{saved:?}");
                             }
                         }
                     }

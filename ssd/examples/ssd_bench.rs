@@ -1,0 +1,94 @@
+//! Speed of the slab engine on a directory's disk.
+//!
+//!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY [GIB]
+//!
+//! One line for each size, number of threads, and durability: GB/s of saves into slabs that were
+//! written before, of loads, and of the copy with checksums alone. `scripts/ssd-bench` runs it
+//! beside fio.
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
+
+use nkv_ssd::slab::{Durability, SlabOptions};
+use nkv_ssd::{Disk, Engine, Object, Payload, Saved, SlabEngine};
+use nkv_store::{AnonMemory, Key, Memory};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Instant, SystemTime};
+
+const GIB: u64 = 1 << 30;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let directory = arguments.next().expect("ssd_bench DIRECTORY [GIB]");
+    let gib = arguments.next().map_or(2, |text| text.parse().expect("a number of GiB"));
+    println!(
+        "{:>8} {:>7} {:>11} {:>6} {:>6}  GB/s",
+        "size", "threads", "durability", "save", "load"
+    );
+    for size in [256 << 10, 1 << 20] {
+        for threads in [1, 4, 8] {
+            for durability in [Durability::BestEffort, Durability::Persistent] {
+                let (save, load) =
+                    measured(Path::new(&directory), gib * GIB, size, threads, durability);
+                println!("{size:>8} {threads:>7} {durability:>11?} {save:>6.2} {load:>6.2}");
+            }
+        }
+    }
+}
+
+/// GB/s of saves and of loads.
+fn measured(
+    directory: &Path,
+    bytes: u64,
+    size: u64,
+    threads: usize,
+    durability: Durability,
+) -> (f64, f64) {
+    let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let options = SlabOptions {
+        // A header and rounding of each object come on top.
+        capacity_bytes: (bytes + bytes / 4).next_multiple_of(GIB),
+        slab_bytes: GIB,
+        durability,
+        ttl_s: 7 * 86_400,
+        clock: Arc::new(now),
+    };
+    let engine = SlabEngine::open(Arc::new(Disk::open(directory).unwrap()), options).unwrap();
+    let memory = AnonMemory::new(threads as u64 * size).unwrap();
+    memory.write(0, &vec![7; memory.len() as usize]).unwrap();
+    let keys: Vec<Key> =
+        (0..bytes / size).map(|number| Key::new(&number.to_le_bytes()).unwrap()).collect();
+    let all: Vec<&Key> = keys.iter().collect();
+    engine.remove(&all).unwrap();
+    let payload =
+        |thread: usize| Payload { memory: &memory, offset: thread as u64 * size, len: size };
+    let save = |thread: usize, key: &Key| {
+        let object = Object { key, layout: 0, payload: payload(thread) };
+        let saved = engine.save(&[object]).pop();
+        assert!(matches!(saved, Some(Saved::Saved)), "{saved:?}");
+    };
+    // The first write to each range of a file takes longer.
+    rate(threads, &keys, size, save);
+    engine.remove(&all).unwrap();
+    let saves = rate(threads, &keys, size, save);
+    let loads = rate(threads, &keys, size, |thread, key| {
+        engine.load(key, payload(thread)).unwrap();
+    });
+    (saves, loads)
+}
+
+fn rate(threads: usize, keys: &[Key], size: u64, each: impl Fn(usize, &Key) + Sync) -> f64 {
+    let (next, each, began) = (AtomicUsize::new(0), &each, Instant::now());
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let next = &next;
+            scope.spawn(move || {
+                while let Some(key) = keys.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    each(thread, key);
+                }
+            });
+        }
+    });
+    keys.len() as f64 * size as f64 / began.elapsed().as_secs_f64() / 1e9
+}
