@@ -128,9 +128,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn count_unread(&mut self, unread: &crate::record_io::Unread) {
-        match unread {
-            crate::record_io::Unread::Corrupt(_) => self.load_corrupt += 1,
+    pub(crate) fn count_unread(&mut self, error: &LoadError) {
+        match error {
+            LoadError::Corrupt(_) => self.load_corrupt += 1,
             _ => self.load_fail += 1,
         }
     }

@@ -313,8 +313,9 @@ impl Engine for FilesEngine {
                 Ok(entry.found())
             }
             Err(unread) => {
-                stats.count_unread(&unread);
-                Err(unread.into_error())
+                let error = unread.into_error();
+                stats.count_unread(&error);
+                Err(error)
             }
         }
     }

@@ -454,8 +454,9 @@ impl Engine for SlabEngine {
                 if unread.is_lost() {
                     self.drop_stale(&digest, entry.seq);
                 }
-                self.count(|stats| stats.count_unread(&unread));
-                Err(unread.into_error())
+                let error = unread.into_error();
+                self.count(|stats| stats.count_unread(&error));
+                Err(error)
             }
         }
     }

@@ -166,19 +166,19 @@ impl Journal {
         journal.synced = journal.next;
         storage.rename(&unfinished, &finished)?;
         // From here on this is the journal that a start reads, whatever fails.
-        journal.settle(storage);
+        journal.replace_older(storage);
         Ok(journal)
     }
 
     /// Makes the journal's name last, and removes older journals; tried again with the next sync.
-    fn settle(&mut self, storage: &dyn Storage) {
-        let settled = (|| {
+    fn replace_older(&mut self, storage: &dyn Storage) {
+        let done = (|| {
             storage.sync_names()?;
             self.names_unsynced = false;
             let older = generations(storage)?.into_iter().filter(|older| *older < self.generation);
             older.map(name).try_for_each(|older| storage.remove(&older))
         })();
-        if let Err(error) = settled {
+        if let Err(error) = done {
             tracing::warn!(%error, "{}: an older journal is still there", storage.shown());
         }
     }
