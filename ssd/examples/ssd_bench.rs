@@ -2,9 +2,12 @@
 //!
 //!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY [GIB]
 //!
-//! One line for each size, number of threads, and durability: GB/s of saves into slabs that were
-//! written before, of loads, and of the copy with checksums alone. `scripts/ssd-bench` runs it
-//! beside fio.
+//!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY index OBJECTS
+//!
+//! The second form: how long a start takes with that many objects.
+//!
+//! The first: one line for each size, number of threads, and durability: GB/s of saves into slabs that were
+//! written before, and of loads. `scripts/ssd-bench` runs it beside fio.
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
@@ -21,7 +24,12 @@ const GIB: u64 = 1 << 30;
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let directory = arguments.next().expect("ssd_bench DIRECTORY [GIB]");
-    let gib = arguments.next().map_or(2, |text| text.parse().expect("a number of GiB"));
+    let second = arguments.next();
+    if second.as_deref() == Some("index") {
+        let objects = arguments.next().and_then(|text| text.parse().ok());
+        return starts(Path::new(&directory), objects.unwrap_or(1_000_000));
+    }
+    let gib = second.map_or(2, |text| text.parse().expect("a number of GiB"));
     println!(
         "{:>8} {:>7} {:>11} {:>6} {:>6}  GB/s",
         "size", "threads", "durability", "save", "load"
@@ -37,6 +45,53 @@ fn main() {
     }
 }
 
+fn options(capacity_bytes: u64, durability: Durability) -> SlabOptions {
+    let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    SlabOptions {
+        capacity_bytes: capacity_bytes.next_multiple_of(GIB),
+        slab_bytes: GIB,
+        durability,
+        ttl_s: 7 * 86_400,
+        clock: Arc::new(now),
+    }
+}
+
+/// Saves objects of a few bytes, and opens the directory again.
+fn starts(directory: &Path, objects: u64) {
+    let open = || {
+        let storage = Arc::new(Disk::open(directory).unwrap());
+        SlabEngine::open(storage, options(objects * 8192 + GIB, Durability::BestEffort)).unwrap()
+    };
+    let memory = AnonMemory::new(4096).unwrap();
+    let engine = open();
+    let payload = Payload { memory: &memory, offset: 0, len: 8 };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (engine, payload) = (&engine, &payload);
+            scope.spawn(move || {
+                for number in (thread..objects).step_by(4) {
+                    let key = Key::new(&number.to_le_bytes()).unwrap();
+                    engine.save(&[Object { key: &key, layout: 0, payload: *payload }]);
+                    if number % 10_000 == 0 {
+                        engine.maintain().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    engine.sync().unwrap();
+    println!("{objects} saves: {:.1} s", began.elapsed().as_secs_f64());
+    drop(engine);
+    let began = Instant::now();
+    let engine = open();
+    let seconds = began.elapsed().as_secs_f64();
+    println!("start with {} objects: {seconds:.2} s", engine.stats().objects);
+    let began = Instant::now();
+    let validated = engine.validate().unwrap();
+    println!("validate: {:.1} s, {validated:?}", began.elapsed().as_secs_f64());
+}
+
 /// GB/s of saves and of loads.
 fn measured(
     directory: &Path,
@@ -45,15 +100,8 @@ fn measured(
     threads: usize,
     durability: Durability,
 ) -> (f64, f64) {
-    let now = || SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let options = SlabOptions {
-        // A header and rounding of each object come on top.
-        capacity_bytes: (bytes + bytes / 4).next_multiple_of(GIB),
-        slab_bytes: GIB,
-        durability,
-        ttl_s: 7 * 86_400,
-        clock: Arc::new(now),
-    };
+    // A header and rounding of each object come on top.
+    let options = options(bytes + bytes / 4, durability);
     let engine = SlabEngine::open(Arc::new(Disk::open(directory).unwrap()), options).unwrap();
     let memory = AnonMemory::new(threads as u64 * size).unwrap();
     memory.write(0, &vec![7; memory.len() as usize]).unwrap();
