@@ -6,8 +6,8 @@
 //!
 //! The second form: how long a start takes with that many objects.
 //!
-//! The first: one line for each size, number of threads, and durability: GB/s of saves into slabs that were
-//! written before, and of loads. `scripts/ssd-bench` runs it beside fio.
+//! The first: one line for each size, number of threads, and durability: GB/s of saves into slabs
+//! that were written before, and of loads. `scripts/ssd-bench` runs it beside fio.
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
