@@ -96,6 +96,13 @@ impl Logs {
         })
     }
 
+    /// A mark beside what is claimed in its log, for a fault.
+    pub fn described(&self, mark: Mark) -> String {
+        let latest = self.lock().latest.clone();
+        let log = self.of(mark.incarnation).map(|m| (m.claimed(), m.log.log_bytes()));
+        format!("{mark:x?}: claimed and bytes of its log {log:?}; latest {latest:x?}")
+    }
+
     /// The claim of a key that is being written, if it begins in the last `back` bytes of the log:
     /// its position and bytes.
     pub fn half_written(&self, rank: u32, key: &[u8], back: u64) -> Option<(u64, u64)> {

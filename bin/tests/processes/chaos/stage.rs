@@ -215,7 +215,10 @@ impl TestCluster {
                     self.board.add(s);
                 }
                 (Some(e), _) if self.board.log_made_room(&s, &e) => {}
-                (Some(e), Fate::Whole) => fault(format!("was acknowledged: {e}")),
+                (Some(e), Fate::Whole) => {
+                    let log = self.board.mark(&s).map(|mark| self.board.logs.described(mark));
+                    fault(format!("was acknowledged: {e} {log:?}"));
+                }
                 (Some(e), _) if e.kind() == ErrorKind::NotFound => {}
                 (Some(e), _) => fault(format!("is neither whole nor absent: {e}")),
             }

@@ -69,10 +69,10 @@ impl Scene {
 
     fn ends_committed_and_read(self) {
         until(HANGS, "the kernel's object is committed", || self.plan.is_committed());
-        self.is_read();
+        self.ends_read();
     }
 
-    fn is_read(self) {
+    fn ends_read(self) {
         let by_tcp = self.cluster.connect_by(0, TransportChoice::Tcp);
         until(HANGS, "the kernel's object is found", || match by_tcp.get(b"k") {
             Ok(read) => read[..] == PAGE,
@@ -122,5 +122,5 @@ pub fn i12_what_a_kernel_published_is_kept_if_its_handle_is_closed_while_the_mas
     scene.kernel.publishes();
     scene.client.close();
     scene.rank_0_starts_again();
-    scene.is_read();
+    scene.ends_read();
 }
