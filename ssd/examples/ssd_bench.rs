@@ -11,8 +11,8 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
-use nkv_ssd::slab::{Durability, SlabOptions};
 use nkv_ssd::{Disk, Engine, Object, Payload, Saved, SlabEngine};
+use nkv_ssd::{Durability, slab::SlabOptions};
 use nkv_store::{AnonMemory, Key, Memory};
 use std::path::Path;
 use std::sync::Arc;

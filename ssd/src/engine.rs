@@ -3,6 +3,7 @@
 use nkv_store::{Key, Memory, StoreError};
 use std::fmt::Debug;
 use std::io;
+use std::sync::Arc;
 
 /// Bytes of a segment: the payload to save, or the place to load into. While it is used nobody else
 /// writes there.
@@ -15,6 +16,20 @@ pub struct Payload<'a> {
     /// Length in bytes.
     pub len: u64,
 }
+
+/// When a save counts as done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// When the disk took it. Killed processes lose what was saved in the last 100 ms, a power loss
+    /// more.
+    #[default]
+    BestEffort,
+    /// When it survives power loss [I22].
+    Persistent,
+}
+
+/// Seconds since 1970.
+pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// An object to save.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +57,13 @@ pub enum Saved {
     Collision,
     /// It is not on disk.
     Error(SsdError),
+}
+
+/// Takes back what was to be acknowledged, because it could not be made to last.
+pub(crate) fn unacknowledge(saved: &mut [Saved], which: impl Fn(&Saved) -> bool, error: &SsdError) {
+    for one in saved.iter_mut().filter(|one| which(one)) {
+        *one = Saved::Error(io::Error::other(error.to_string()).into());
+    }
 }
 
 /// What an engine has under a key.

@@ -2,12 +2,14 @@
 //! slabs, with nothing to go wrong: the reference of the tests, and for those who want files.
 
 use crate::directory::{Directory, KeyDigest, hex, unhex_any};
-use crate::engine::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+use crate::engine::{
+    Durability, Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated,
+    WallClock, unacknowledge,
+};
 use crate::index::{Begun, Entry, Index};
 use crate::piece::{BLOCK, Buffers};
 use crate::record::{Header, header_bytes};
 use crate::record_io::{self, Unread, record_bytes};
-use crate::slab::{Durability, WallClock};
 use crate::storage::{BlockFile, Storage};
 use crate::sync::lock;
 use nkv_store::Key;
@@ -278,10 +280,7 @@ impl Engine for FilesEngine {
             && results.iter().any(is_settled)
             && let Err(error) = self.storage.sync_names()
         {
-            let why = error.to_string();
-            for saved in results.iter_mut().filter(|saved| is_settled(saved)) {
-                *saved = Saved::Error(io::Error::other(why.clone()).into());
-            }
+            unacknowledge(&mut results, is_settled, &error.into());
         }
         let mut stats = lock(&self.stats);
         results.iter().for_each(|saved| stats.count(saved));

@@ -24,7 +24,10 @@ mod sync;
 pub mod writer;
 
 pub use directory::{Directory, KeyDigest};
-pub use engine::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+pub use engine::{
+    Durability, Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated,
+    WallClock,
+};
 pub use files::FilesEngine;
 pub use slab::SlabEngine;
 pub use storage::{Disk, Storage};

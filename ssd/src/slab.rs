@@ -7,39 +7,30 @@
 //!   read after a crash leads to bytes of another object [I23]; and each record says in which
 //!   directory, at which place and as which number it was written [I21].
 
+mod commits;
 mod journal;
 mod opened;
 mod page;
 mod space;
 
 use crate::directory::{Directory, KeyDigest};
-use crate::engine::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+use crate::engine::{
+    Durability, Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated,
+    WallClock, unacknowledge,
+};
 use crate::index::{Begun, Entry, Index};
 use crate::piece::{BLOCK, Buffers};
 use crate::record::{Header, header_bytes};
 use crate::record_io::{self, Unread, record_bytes};
 use crate::storage::{BlockFile, Storage};
 use crate::sync::lock;
+use commits::Pending;
 use journal::Journal;
 use nkv_store::Key;
 use page::{ADD, REMOVE, Record, USED};
 use space::{Placed, Space};
 use std::fmt;
 use std::sync::{Arc, Mutex};
-
-/// When a save counts as done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Durability {
-    /// When the disk took it. Killed processes lose what was saved in the last 100 ms, a power loss
-    /// more.
-    #[default]
-    BestEffort,
-    /// When it survives power loss [I22].
-    Persistent,
-}
-
-/// Seconds since 1970.
-pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// How an engine keeps objects.
 #[derive(Clone)]
@@ -89,16 +80,6 @@ struct State {
     next_seq: u64,
 }
 
-/// What the journal does not say yet.
-#[derive(Debug, Default)]
-struct Pending {
-    records: Vec<Record>,
-    /// Space of removed objects: free from when the journal says so.
-    freed: Vec<Arc<Placed>>,
-    /// Slabs written to since the last sync.
-    written: Vec<bool>,
-}
-
 /// Lines of the journal that may wait; more of them, and saves are refused until it can be written.
 const MOST_PENDING: usize = 65_536;
 /// How often room is made before a save is refused.
@@ -109,10 +90,6 @@ const EVICTED_AT_ONCE: u64 = 256;
 const EXPIRED_AT_ONCE: usize = 4096;
 /// A use is written down if the last one that was is older than this part of the time to live.
 const NOTED_PARTS: u64 = 16;
-/// A journal is begun anew when it is this many times as long as its objects need, and long.
-const JOURNAL_GROWTH: u64 = 3;
-const JOURNAL_MIN: u64 = 16 << 20;
-
 impl SlabEngine {
     fn now_s(&self) -> u64 {
         (self.options.clock)()
@@ -155,7 +132,7 @@ impl SlabEngine {
             }
         }
         drop(state);
-        match self.take_space(bytes) {
+        match self.take_space(header_len, bytes) {
             Ok(space) => Ok(Entry {
                 digest,
                 seq,
@@ -174,11 +151,11 @@ impl SlabEngine {
     }
 
     /// Takes room for a record; removes what was used longest ago while there is none.
-    fn take_space(&self, bytes: u64) -> Result<Placed, SsdError> {
+    fn take_space(&self, header_bytes: u64, bytes: u64) -> Result<Placed, SsdError> {
         for _ in 0..TRIES {
             {
                 let mut state = lock(&self.state);
-                if let Some(taken) = state.space.take(bytes) {
+                if let Some(taken) = state.space.take(header_bytes, bytes) {
                     return Ok(taken);
                 }
                 if bytes > self.directory.slab_bytes {
@@ -223,98 +200,6 @@ impl SlabEngine {
         let mut pending = lock(&self.pending);
         pending.records.push(Record::of(REMOVE, entry.digest, entry.seq));
         pending.freed.push(entry.location);
-    }
-
-    /// Writes down all that is pending: for good, if the directory is durable. Calls that wait
-    /// meanwhile find their lines written with those of the next one.
-    fn commit(&self) -> Result<(), SsdError> {
-        self.commit_to(self.is_durable())
-    }
-
-    fn commit_to(&self, durable: bool) -> Result<(), SsdError> {
-        let mut journal = lock(&self.journal);
-        let mut taken = std::mem::take(&mut *lock(&self.pending));
-        let written = self.write_down(&mut journal, &mut taken, durable);
-        if written.is_err() {
-            // In front of what came meanwhile; nothing of it is forgotten.
-            let mut pending = lock(&self.pending);
-            let newer = std::mem::replace(&mut *pending, taken);
-            pending.records.extend(newer.records);
-            pending.freed.extend(newer.freed);
-            newer.written.iter().enumerate().filter(|(_, yes)| **yes).for_each(|(slab, _)| {
-                pending.note_write(slab);
-            });
-        } else if !durable && !taken.written.is_empty() {
-            // Still to be synced, by whoever asks for it.
-            let mut pending = lock(&self.pending);
-            taken.written.iter().enumerate().filter(|(_, yes)| **yes).for_each(|(slab, _)| {
-                pending.note_write(slab);
-            });
-        }
-        written
-    }
-
-    fn write_down(
-        &self,
-        journal: &mut Journal,
-        pending: &mut Pending,
-        durable: bool,
-    ) -> Result<(), SsdError> {
-        if durable {
-            for slab in 0..pending.written.len() {
-                if std::mem::take(&mut pending.written[slab])
-                    && let Err(error) = self.slabs[slab].sync_data()
-                {
-                    // What was written since the last success may be lost, and a later sync that
-                    // succeeds says nothing about it.
-                    self.give_up_unsynced(pending, slab);
-                    return Err(error.into());
-                }
-            }
-        }
-        if journal.is_broken() {
-            *journal = self.begin_journal(journal.generation() + 1)?;
-        }
-        if !pending.records.is_empty() {
-            journal.append(&pending.records)?;
-        }
-        if durable && (!pending.records.is_empty() || !journal.is_synced()) {
-            journal.sync(&*self.storage)?;
-        }
-        Ok(())
-    }
-
-    /// Drops the objects of a slab whose lines are not written yet.
-    fn give_up_unsynced(&self, pending: &mut Pending, slab: usize) {
-        let mut state = lock(&self.state);
-        let lost = |line: &&mut Record| line.kind == ADD && usize::from(line.slab) == slab;
-        for line in pending.records.iter_mut().filter(lost) {
-            let digest = KeyDigest(line.digest);
-            if state.index.remove_if(&digest, line.seq).is_some() {
-                self.count(|stats| stats.stale_index_cleaned += 1);
-            }
-            // A journal that was begun meanwhile may list it.
-            *line = Record::of(REMOVE, digest, line.seq);
-        }
-    }
-
-    /// Begins a journal with all objects that there are.
-    fn begin_journal(&self, generation: u64) -> Result<Journal, SsdError> {
-        let state = lock(&self.state);
-        let objects: Vec<Record> = state.index.iter(0).map(|(_, entry)| line_of(entry)).collect();
-        drop(state);
-        let id = self.directory.id_bytes();
-        Ok(Journal::begin(&*self.storage, id, generation, &objects)?)
-    }
-
-    /// Begins a new journal if this one has grown.
-    fn shorten_journal(&self) -> Result<(), SsdError> {
-        let mut journal = lock(&self.journal);
-        let needed = lock(&self.state).index.len() as u64 * size_of::<Record>() as u64;
-        if journal.bytes() >= JOURNAL_MIN.max(JOURNAL_GROWTH * needed) {
-            *journal = self.begin_journal(journal.generation() + 1)?;
-        }
-        Ok(())
     }
 
     /// Writes one record.
@@ -362,7 +247,21 @@ impl SlabEngine {
         }
     }
 
-    /// Whether a header is that of an entry, and of a key if there is one.
+    /// The header of an entry's record. None if it is that of no whole record of this entry, which
+    /// is then dropped.
+    fn header_of(&self, entry: &Entry<Arc<Placed>>) -> Result<Option<Header>, SsdError> {
+        let Entry { location, .. } = entry;
+        let (file, offset) = (&*self.slabs[usize::from(location.slab)], location.extent.offset);
+        match record_io::read_header(file, offset, location.header_bytes, &self.buffers) {
+            Ok(header) if self.is_of(&header, entry).is_ok() => return Ok(Some(header)),
+            Err(Unread::Failed(error)) => return Err(error),
+            Err(Unread::Disk(error)) => return Err(error.into()),
+            _ => self.drop_stale(&entry.digest, entry.seq),
+        }
+        Ok(None)
+    }
+
+    /// Whether a header is that of an entry.
     fn is_of(&self, header: &Header, entry: &Entry<Arc<Placed>>) -> Result<(), String> {
         let same = header.directory == self.directory.id
             && header.offset == entry.location.extent.offset
@@ -374,22 +273,12 @@ impl SlabEngine {
     }
 }
 
-impl Pending {
-    fn note_write(&mut self, slab: usize) {
-        if self.written.len() <= slab {
-            self.written.resize(slab + 1, false);
-        }
-        self.written[slab] = true;
-    }
-}
-
 /// The line of the journal that says where an object is.
 fn line_of(entry: &Entry<Arc<Placed>>) -> Record {
     let blocks = |bytes: u64| (bytes / BLOCK as u64) as u32;
-    let body = entry.len.next_multiple_of(BLOCK as u64);
     Record {
         slab: entry.location.slab,
-        header_blocks: blocks(entry.location.record_bytes - body),
+        header_blocks: blocks(entry.location.header_bytes),
         first_block: blocks(entry.location.extent.offset),
         blocks: blocks(entry.location.extent.len),
         len: entry.len,
@@ -409,10 +298,7 @@ impl Engine for SlabEngine {
             && let Err(error) = self.commit()
         {
             // They stay in the index and in what is pending, but nobody is promised anything.
-            let why = error.to_string();
-            for saved in results.iter_mut().filter(|saved| is_there(saved)) {
-                *saved = Saved::Error(std::io::Error::other(why.clone()).into());
-            }
+            unacknowledge(&mut results, is_there, &error);
         }
         self.count(|stats| results.iter().for_each(|saved| stats.count(saved)));
         results
@@ -436,7 +322,7 @@ impl Engine for SlabEngine {
             entry
         };
         let file = &*self.slabs[usize::from(entry.location.slab)];
-        let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
+        let header_len = entry.location.header_bytes;
         let offset = entry.location.extent.offset;
         let read =
             record_io::read(file, offset, header_len, &into, &self.buffers).and_then(|header| {
@@ -510,18 +396,7 @@ impl Engine for SlabEngine {
         } {
             from = slot + 1;
             validated.checked += 1;
-            let file = &*self.slabs[usize::from(entry.location.slab)];
-            let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
-            let offset = entry.location.extent.offset;
-            match record_io::read_header(file, offset, header_len, &self.buffers) {
-                Ok(header) if self.is_of(&header, &entry).is_ok() => {}
-                Err(Unread::Failed(error)) => return Err(error),
-                Err(Unread::Disk(error)) => return Err(error.into()),
-                _ => {
-                    self.drop_stale(&entry.digest, entry.seq);
-                    validated.missing_cleaned += 1;
-                }
-            }
+            validated.missing_cleaned += u64::from(self.header_of(&entry)?.is_none());
         }
         Ok(validated)
     }
@@ -539,15 +414,7 @@ impl Engine for SlabEngine {
         let next = entries.last().map(|(slot, _)| *slot as u64 + 1);
         let mut keys = Vec::with_capacity(entries.len());
         for (_, entry) in entries {
-            let file = &*self.slabs[usize::from(entry.location.slab)];
-            let header_len = entry.location.record_bytes - entry.len.next_multiple_of(BLOCK as u64);
-            let offset = entry.location.extent.offset;
-            match record_io::read_header(file, offset, header_len, &self.buffers) {
-                Ok(header) if self.is_of(&header, &entry).is_ok() => keys.push(header.key),
-                Err(Unread::Failed(error)) => return Err(error),
-                Err(Unread::Disk(error)) => return Err(error.into()),
-                _ => self.drop_stale(&entry.digest, entry.seq),
-            }
+            keys.extend(self.header_of(&entry)?.map(|header| header.key));
         }
         Ok((keys, next))
     }

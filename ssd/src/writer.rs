@@ -3,8 +3,7 @@
 //! A caller that finds the queue full waits 50 ms for room, and then saves its object itself: so
 //! memory never grows, and whoever produces faster than the disk writes is slowed to its rate.
 
-use crate::engine::{Engine, Object, Saved};
-use crate::slab::Durability;
+use crate::engine::{Durability, Engine, Object, Saved};
 use crate::sync::lock;
 use hashbrown::HashSet;
 use nkv_store::threads::spawn_named;

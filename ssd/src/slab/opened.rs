@@ -1,9 +1,10 @@
 //! Opening a directory of slabs.
 
+use super::commits::Pending;
 use super::journal::{self, Journal};
 use super::page::{ADD, REMOVE, Record, USED};
 use super::space::{Placed, Space};
-use super::{Pending, SlabEngine, SlabOptions, State, line_of};
+use super::{SlabEngine, SlabOptions, State, line_of};
 use crate::directory::{DESCRIPTION, Directory, KeyDigest};
 use crate::engine::{SsdError, Stats};
 use crate::index::{Entry, Index};
@@ -199,7 +200,7 @@ fn entry_of(line: &Record, space: &mut Space) -> Option<Entry<Arc<Placed>>> {
     if line.header_blocks == 0 || record_bytes > extent.len {
         return None;
     }
-    let space = space.take_at(line.slab, extent, record_bytes).ok()?;
+    let space = space.take_at(line.slab, extent, bytes(line.header_blocks)).ok()?;
     Some(Entry {
         digest: KeyDigest(line.digest),
         seq: line.seq,

@@ -14,8 +14,8 @@ type Returned = Arc<Mutex<Vec<(u16, Extent)>>>;
 pub struct Placed {
     pub slab: u16,
     pub extent: Extent,
-    /// Bytes of it that the record takes: the rest is rounding.
-    pub record_bytes: u64,
+    /// Bytes of the record's header; the payload follows it.
+    pub header_bytes: u64,
     returned: Returned,
 }
 
@@ -53,15 +53,15 @@ impl Space {
         &mut self,
         slab: u16,
         extent: Extent,
-        record_bytes: u64,
+        header_bytes: u64,
     ) -> Result<Placed, StoreError> {
         let bad = || StoreError::BadSegment(format!("slab {slab} does not exist"));
         self.arenas.get_mut(usize::from(slab)).ok_or_else(bad)?.take_at(extent)?;
-        Ok(Placed { slab, extent, record_bytes, returned: Arc::clone(&self.returned) })
+        Ok(Placed { slab, extent, header_bytes, returned: Arc::clone(&self.returned) })
     }
 
-    /// Takes room for a record. None if no slab has enough in one piece.
-    pub fn take(&mut self, bytes: u64) -> Option<Placed> {
+    /// Takes room for a record of so many bytes in all. None if no slab has enough in one piece.
+    pub fn take(&mut self, header_bytes: u64, bytes: u64) -> Option<Placed> {
         for (slab, extent) in std::mem::take(&mut *lock(&self.returned)) {
             if let Err(error) = self.arenas[usize::from(slab)].free(extent) {
                 tracing::error!(%error, "room on disk was given back twice");
@@ -75,7 +75,7 @@ impl Space {
             {
                 self.last = slab;
                 let (slab, returned) = (slab as u16, Arc::clone(&self.returned));
-                return Some(Placed { slab, extent, record_bytes: bytes, returned });
+                return Some(Placed { slab, extent, header_bytes, returned });
             }
         }
         None

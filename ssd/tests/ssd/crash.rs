@@ -2,7 +2,7 @@
 
 use crate::disk::{Ram, Rng};
 use crate::scene::{Clock, Kind, Segment, content, is_saved, key};
-use nkv_ssd::slab::Durability;
+use nkv_ssd::Durability;
 use nkv_ssd::{Engine, LoadError, Saved};
 use std::collections::BTreeMap;
 

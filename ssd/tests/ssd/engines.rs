@@ -3,7 +3,7 @@
 use crate::scene::{
     Clock, DAY_S, KINDS, Kind, SLAB, Segment, content, is_saved, key, slab_options,
 };
-use nkv_ssd::slab::Durability::{BestEffort, Persistent};
+use nkv_ssd::Durability::{BestEffort, Persistent};
 use nkv_ssd::{Disk, Engine, LoadError, Object, Payload, Saved, SlabEngine, SsdError};
 use nkv_store::{AnonMemory, Key, Memory};
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use crate::disk::{Failing, Ram, Rng};
 use crate::scene::{Clock, KINDS, Kind, Segment, content, is_saved, key, slab_options};
-use nkv_ssd::slab::Durability::{BestEffort, Persistent};
+use nkv_ssd::Durability::{BestEffort, Persistent};
 use nkv_ssd::slab::SlabOptions;
 use nkv_ssd::{Engine, LoadError, Saved, SlabEngine, Storage};
 use nkv_store::Key;

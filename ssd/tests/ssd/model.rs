@@ -2,7 +2,7 @@
 
 use crate::disk::Ram;
 use crate::scene::{Clock, KINDS, Segment, content, is_saved, key};
-use nkv_ssd::slab::Durability;
+use nkv_ssd::Durability;
 use nkv_ssd::{LoadError, Saved};
 use proptest::prelude::*;
 use std::collections::BTreeMap;

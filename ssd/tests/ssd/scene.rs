@@ -1,6 +1,6 @@
 //! What the tests share: a segment, objects with contents of their own, a clock that is set.
 
-use nkv_ssd::slab::{Durability, SlabOptions, WallClock};
+use nkv_ssd::{Durability, WallClock, slab::SlabOptions};
 use nkv_ssd::{
     Engine, FilesEngine, LoadError, Object, Payload, Saved, SlabEngine, SsdError, Storage,
     files::FilesOptions,

@@ -1,7 +1,7 @@
 //! The writer: its queue, what happens when it is full, retries, and its end.
 
 use crate::scene::key;
-use nkv_ssd::slab::Durability::{self, BestEffort, Persistent};
+use nkv_ssd::Durability::{self, BestEffort, Persistent};
 use nkv_ssd::writer::{Enqueued, Held, Writer, WriterOptions};
 use nkv_ssd::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
 use nkv_store::{AnonMemory, Key};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// Counts what it is given, waits while it is stopped, and fails as often as it is told.
+/// Counts what it is given, waits while it is stopped, and fails as often as a test asks.
 #[derive(Debug, Default)]
 struct Slow {
     stopped: Mutex<bool>,
