@@ -435,9 +435,7 @@ impl Master {
         self.awaiting.note(id);
         true
     }
-}
 
-impl Master {
     /// A plan of an earlier term that is held for kernels gives up its key to an object that is
     /// live elsewhere: that one was acknowledged, and this one may never be.
     fn end_older_plan_of(&mut self, id: &KeyId, live_at: SlotRef) {

@@ -127,20 +127,20 @@ impl WritePlan {
             let clock = client.shared.env.clock.clone();
             let mut since_ns = clock.now_ns();
             let mut longest = LONGEST_PAUSE;
+            let waited =
+                |since_ns: u64| Duration::from_nanos(clock.now_ns().saturating_sub(since_ns));
             while client.shared.plans.holds(plan.desc.plan) {
                 if is_ready(&plan)? {
                     if longest == LONGEST_PAUSE {
                         (since_ns, longest) = (clock.now_ns(), AWAY_PAUSE);
                     }
                     let done = client.commit_of_kernel(&plan).await;
-                    let waited_ns = clock.now_ns().saturating_sub(since_ns);
                     // Else the master is away, or has no report of the owner yet.
-                    if !matches!(&done, Err(e) if passes(e.kind()))
-                        || waited_ns > MOST_HELD.as_nanos() as u64
+                    if !matches!(&done, Err(e) if passes(e.kind())) || waited(since_ns) > MOST_HELD
                     {
                         return done.inspect_err(|error| client.lost(&plan, error));
                     }
-                } else if clock.now_ns().saturating_sub(since_ns) > MOST_HELD.as_nanos() as u64 {
+                } else if waited(since_ns) > MOST_HELD {
                     tracing::warn!(
                         "a plan for key {} is held for kernels for {MOST_HELD:?}, and given up: \
                          commit or drop plans whose kernels have ended",
@@ -149,8 +149,7 @@ impl WritePlan {
                     client.abandon(std::slice::from_ref(&plan));
                     return Ok(());
                 }
-                let waited = Duration::from_nanos(clock.now_ns().saturating_sub(since_ns));
-                let pause = (waited / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, longest);
+                let pause = (waited(since_ns) / SHARE_OF_WAIT).clamp(SHORTEST_PAUSE, longest);
                 tokio::time::sleep(pause).await;
             }
             Ok(())
