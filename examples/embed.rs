@@ -69,15 +69,15 @@ async fn write_in_pages(client: &Client) -> nkv::Result<()> {
     }
     plan.publish().await?;
 
-    let meta = client.get_location(b"layers").await?;
+    let location = client.get_location(b"layers").await?;
     println!(
-        "layers: {} pages on rank {}, {} bytes",
-        meta.object.n_pages(),
-        meta.rank,
-        meta.object.bytes_total
+        "layers: in {} of rank {}, {} bytes",
+        location.tier(),
+        location.rank(),
+        location.bytes_total()
     );
-    let mut value = vec![0; meta.object.bytes_total as usize];
-    client.read_into(&meta, &mut value).await?;
+    let mut value = vec![0; location.bytes_total() as usize];
+    client.get_into(b"layers", &mut value).await?;
     let page_of = |at: usize| (at / PAGE_BYTES as usize) as u8;
     assert!(value.iter().enumerate().all(|(at, byte)| *byte == page_of(at)));
     Ok(())

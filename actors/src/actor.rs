@@ -62,15 +62,31 @@ pub trait On<M: Message>: Role {
 }
 
 /// The answer slot of one message; may be kept and used later.
-#[derive(Debug)]
-pub struct Reply<T>(Option<oneshot::Sender<T>>);
+pub struct Reply<T>(Option<oneshot::Sender<T>>, Option<Observer<T>>);
+
+/// Sees an answer before it is sent.
+type Observer<T> = Box<dyn FnOnce(&T) + Send>;
+
+impl<T> std::fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Reply").field(&self.0.is_some()).finish()
+    }
+}
 
 impl<T> Reply<T> {
     /// Answers. Does nothing if the caller waits no longer.
     pub fn send(self, value: T) {
+        if let Some(observe) = self.1 {
+            observe(&value);
+        }
         if let Some(tx) = self.0 {
             let _ = tx.send(value);
         }
+    }
+
+    /// The same reply; `observe` sees the answer before it is sent. Nothing if none is sent.
+    pub fn observed(self, observe: impl FnOnce(&T) + Send + 'static) -> Self {
+        Self(self.0, Some(Box::new(observe)))
     }
 
     /// False once the caller waits no longer.
@@ -80,7 +96,7 @@ impl<T> Reply<T> {
 
     /// A reply that no caller waits for.
     pub fn nobody() -> Self {
-        Self(None)
+        Self(None, None)
     }
 }
 
@@ -363,7 +379,7 @@ impl<R: Role> ActorAddr<R> {
     {
         let (tx, rx) = oneshot::channel();
         let work = async {
-            self.send(message, Reply(Some(tx))).await?;
+            self.send(message, Reply(Some(tx), None)).await?;
             rx.await
                 .map_err(|_| Error::internal(format!("the {} actor failed on this call", R::NAME)))
         };

@@ -96,6 +96,8 @@ pub(crate) struct Parts {
     pub draining: Arc<AtomicBool>,
     pub producer_id: u64,
     pub executor: Option<OwnedExecutor>,
+    /// The rank whose node this handle belongs to.
+    pub home: Option<u32>,
 }
 
 impl Client {
@@ -129,6 +131,9 @@ impl Client {
         {
             addresses.insert(0, local.clone());
         }
+        let here = found.view.ranks.iter().map(|(info, _)| info);
+        let here = here.filter(|info| info.boot_id == env.machine.boot_id());
+        let home = here.map(|info| info.rank).min();
         let executor = env.executor()?;
         let here = executor.executor().clone();
         let parts = Parts {
@@ -142,6 +147,7 @@ impl Client {
             draining: Arc::default(),
             producer_id,
             executor: Some(executor),
+            home,
         };
         let client = Self::from_parts(parts);
         client.start_producer(&here).await?;
@@ -178,6 +184,7 @@ impl Client {
             next_request: AtomicU64::new(1),
             executor: p.executor,
             made: ProcessMark::here(),
+            home: p.home,
         };
         let waits = Arc::new(Waits::beside(&pool));
         Self { shared: Arc::new(shared), pool: Arc::new(pool), waits, actor: Arc::default() }

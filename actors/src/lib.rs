@@ -29,10 +29,12 @@ pub mod membership;
 pub mod message;
 pub mod node;
 pub mod owner;
+mod pattern;
 mod race;
 pub mod server;
 mod slot_map;
 pub mod slow_path;
+pub mod tier;
 pub mod uplink;
 
 pub use bytes::Bytes;

@@ -5,6 +5,7 @@ mod allocator;
 mod awaiting;
 mod batch;
 mod commit;
+mod disk;
 mod entry;
 mod finish;
 mod index;
@@ -95,6 +96,8 @@ pub struct Master {
     rounds: Rounds,
     // Requests that wait for owners of logs, by the number of their question.
     log_questions: BTreeMap<u64, log::Asked>,
+    // Requests that wait for nodes with disks, by the number of their question.
+    disk_questions: BTreeMap<u64, disk::Asked>,
     // Requests that wait for keys to be READY.
     awaiting: Awaiting,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
@@ -209,6 +212,7 @@ impl Role for Master {
             waiting: Vec::new(),
             rounds: Rounds::default(),
             log_questions: BTreeMap::new(),
+            disk_questions: BTreeMap::new(),
             awaiting: Awaiting::default(),
             aside: HashMap::new(),
             found_gone: HashSet::new(),
@@ -276,7 +280,7 @@ impl Master {
             // rank. The ranks that kept a view of that loss must join first [I6].
             Request::GetLocation { .. }
             | Request::MatchPrefix(_)
-            | Request::Exists(_)
+            | Request::Exists { .. }
             | Request::AwaitReady(_)
             | Request::List { .. } => "a lookup",
             _ => return request.check().err(),
@@ -296,6 +300,13 @@ impl Master {
         if let Some(e) = self.refuse(&ask.request) {
             return reply.send(Response::Failed(e));
         }
+        if let Some((ask, reply)) = self.remove_from_disks_first(ask, reply) {
+            self.answer_from_memory(ask, reply);
+        }
+    }
+
+    /// As `answer`, once what is to be removed is on no disk any more.
+    fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>) {
         let Some((ask, reply)) = self.ask_logs_first(ask, reply) else {
             return;
         };
@@ -309,13 +320,9 @@ impl Master {
                 self.withdraw(ask.producer, request);
                 reply.send(Response::Done(Vec::new()));
             }
-            Request::GetLocation { keys, gone } => {
-                reply.send(Response::Locations(self.locations(&keys, &gone)));
+            Request::GetLocation { .. } | Request::MatchPrefix(_) | Request::Exists { .. } => {
+                self.answer_lookup(ask, reply, log::Known::default());
             }
-            Request::MatchPrefix(keys) => {
-                reply.send(self.match_prefix(&keys, &HashMap::new()));
-            }
-            Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
             Request::AwaitReady(asked) => self.await_ready(asked, reply),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
@@ -431,6 +438,7 @@ impl On<MasterTick> for Master {
         self.expire_removes();
         self.expire_commits();
         self.expire_log_questions();
+        self.expire_disk_questions();
         self.answer_awaiting();
         self.expire_awaiting();
         self.complete_deferred();

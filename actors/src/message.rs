@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod awaiting;
 mod bounds;
+mod disk;
 mod hello;
 mod hex;
 mod key_bytes;
@@ -21,6 +22,7 @@ mod stats;
 
 pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
+pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
@@ -38,7 +40,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 23;
+pub const MESSAGES_VERSION: u32 = 24;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -143,6 +145,8 @@ pub enum Existence {
     Writing,
     /// Readable.
     Ready,
+    /// On the disk of a node alone: a read brings it back into memory first.
+    OnDisk,
     /// Stored on a rank whose link is down: a read fails with `Disconnected` until the rank is
     /// back, or gone.
     Unreachable,
@@ -177,11 +181,18 @@ pub enum Request {
         /// Locations where the caller found no valid object: the master asks the owner before it
         /// returns one of them again.
         gone: Vec<SlotRef>,
+        /// What to do with those that only a disk has.
+        promote: Promote,
     },
-    /// The longest run from the first key that is readable.
+    /// The longest run from the first key that is readable, in memory or on disk.
     MatchPrefix(Vec<KeyBytes>),
     /// Whether the keys exist.
-    Exists(Vec<KeyBytes>),
+    Exists {
+        /// The keys.
+        keys: Vec<KeyBytes>,
+        /// What to do with those that only a disk has.
+        promote: Promote,
+    },
     /// Remove the keys; they never come back [I6].
     Remove(Vec<KeyBytes>),
     /// Evict on every rank until used bytes are below this ratio of its heap.
@@ -240,7 +251,7 @@ impl Request {
             Self::Withdraw { .. } => 3,
             Self::GetLocation { .. } => 4,
             Self::MatchPrefix(_) => 5,
-            Self::Exists(_) => 6,
+            Self::Exists { .. } => 6,
             Self::Remove(_) => 7,
             Self::EvictUntilBelow(_) => 8,
             Self::Stats => 9,
@@ -259,10 +270,10 @@ pub enum Response {
     Plans(Vec<Result<PlanDesc>>),
     /// To Commit, Abort, Remove.
     Done(Vec<Result<()>>),
-    /// To GetLocation: of each key the places where it can be read, at least one.
-    Locations(Vec<Result<Vec<ObjMeta>>>),
+    /// To GetLocation: of each key the places where it can be read, at least one; a disk alone.
+    Locations(Vec<Result<Vec<Location>>>),
     /// To MatchPrefix.
-    Prefix(Vec<ObjMeta>),
+    Prefix(Vec<Location>),
     /// To Exists.
     Existence {
         /// In the order of the keys.

@@ -28,6 +28,7 @@ use crate::master::{Master, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
+use crate::tier::DiskTier;
 use futures_util::future::join_all;
 use memory::SocketFile;
 use mount::{QUIET_LIMIT_MS, until};
@@ -111,6 +112,11 @@ impl Node {
     /// Addresses of this rank, and layout and incarnation of its first segment.
     pub fn info(&self) -> &RankInfo {
         &self.first.segment_handle.info
+    }
+
+    /// The SSD tier, if it has one.
+    pub fn tier(&self) -> Option<Arc<DiskTier>> {
+        self.segments.common.tier.clone()
     }
 
     /// The credentials that this node shows, and demands of others.
@@ -272,6 +278,12 @@ impl Node {
     pub async fn stop(self) {
         self.closing.store(true, Ordering::Release);
         self.client.for_another_runtime().close().await;
+        if let Some(tier) = self.tier() {
+            let stopped = tokio::task::spawn_blocking(move || tier.stop()).await;
+            if let Err(error) = stopped {
+                tracing::error!(%error, "the SSD tier was not stopped");
+            }
+        }
         // The first one last: it represents the rank.
         let mounted = self.segments.all();
         join_all(mounted.iter().map(SegmentHandle::leave)).await;
@@ -283,6 +295,9 @@ impl Drop for NodeParts {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         self.segments.close();
+        if let Some(tier) = &self.segments.common.tier {
+            tier.close();
+        }
         // Clients of this node may keep its credentials longer.
         self.segments.common.guard.credentials().let_go();
     }

@@ -6,6 +6,7 @@
 pub mod attachments;
 mod awaited;
 mod clearing;
+mod disk;
 mod ending;
 mod heap_observer;
 pub mod log;
@@ -24,6 +25,7 @@ use crate::message::{
     ClientToOwner, Gauges, LogQuestion, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId,
     PlanOpened, PlanRef, SlotRef, TouchBatch,
 };
+use crate::tier::Demotion;
 use crate::uplink::Uplink;
 use attachments::AttachId;
 pub use heap_observer::{HeapEvent, HeapObserver};
@@ -68,6 +70,8 @@ pub struct OwnerDurable {
     pub log_claim_ttl_ms: u64,
     /// Who is asked, besides the pins, before the extent of a retired object is used again [I9].
     pub holders: Vec<Arc<dyn Holders>>,
+    /// The SSD tier, where what leaves memory goes.
+    pub(crate) demotion: Option<Arc<Demotion>>,
 }
 
 /// See the file's first paragraph.
@@ -165,6 +169,9 @@ impl Role for Owner {
         let mut slots =
             Slots::scan(durable.heap.clone(), &open, |s, e| durable.tables.has_key(s, e), now);
         durable.holders.iter().for_each(|holders| slots.ask_as_well(holders.clone()));
+        if let Some(demotion) = &durable.demotion {
+            slots.ask_as_well(demotion.clone());
+        }
         // The panic may have lost a message to the evictor, so the evictor compares its list with
         // the headers. At the first start there is no evictor yet.
         if durable.evictor.get().is_some() {
@@ -355,6 +362,8 @@ impl On<FromMaster> for Owner {
                 self.asked_for_names(number, ctx);
             }
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
+            MasterToOwner::AskDisk { number, question } => self.asked_about_disk(number, question),
+            MasterToOwner::RemovalOver(which) => self.removal_over(&which),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
             MasterToOwner::ReportTaken

@@ -61,7 +61,7 @@ async fn a_handle_that_is_closed_ends_every_verb_and_reserves_nothing() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let client = attached(&cluster, transport).await;
         client.put(b"there", &bytes(9_000, 2), &PutOptions::default()).await.unwrap();
-        let meta = client.get_location(b"there").await.unwrap();
+        let meta = client.get_location(b"there").await.unwrap().into_memory().unwrap();
         let writing = client.open_for_write(b"writing", 10, &PutOptions::default()).await.unwrap();
         client.clone().close().await;
         let before = other.stats().await.unwrap();

@@ -121,7 +121,7 @@ async fn i16_another_job_has_other_checks_of_the_same_keys() {
             let client = client_by(cluster, transport).await;
             assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
         }
-        ids.push(cluster.client().get_location(b"k").await.unwrap().key);
+        ids.push(cluster.client().get_location(b"k").await.unwrap().into_memory().unwrap().key);
     }
     assert_eq!(ids[0].hash, ids[1].hash);
     assert_ne!(ids[0].check, ids[1].check);

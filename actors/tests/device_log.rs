@@ -28,7 +28,7 @@ async fn what_is_put_into_a_log_is_got_from_everywhere() {
                 assert_eq!(reader.get(key.as_bytes()).await.unwrap(), bytes(n, seed), "{key}");
             }
             let meta = far.get_location(key.as_bytes()).await.unwrap();
-            assert_eq!((meta.rank, meta.object.bytes_total), (1, n as u64));
+            assert_eq!((meta.rank(), meta.bytes_total()), (1, n as u64));
         }
         let c = writer.write_counters();
         assert_eq!((c.by_log, c.by_plan), (7, 0), "{c:?}");
@@ -346,7 +346,10 @@ async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_o
         // before they are due.
         let client = attached(&cluster, TransportChoice::Shm).await;
         client.put(&key, &bytes(9_000, turn), &logged(0)).await.unwrap();
-        assert_eq!(fresh.get_location(&key).await.unwrap().object.bytes_total, 9_000);
+        assert_eq!(
+            fresh.get_location(&key).await.unwrap().into_memory().unwrap().object.bytes_total,
+            9_000
+        );
         let mut n = 0u16;
         eventually("it made room", async || {
             n += 1;

@@ -115,7 +115,7 @@ async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
     assert_eq!(e.kind(), ErrorKind::AlreadyExists);
     b.put(b"k", b"two", &on(0)).await.expect("the object that is there stays");
     assert_eq!(b.get(b"k").await.unwrap(), &b"one"[..]);
-    let meta = b.get_location(b"k").await.unwrap();
+    let meta = b.get_location(b"k").await.unwrap().into_memory().unwrap();
     a.remove(b"k").await.unwrap();
     assert_eq!(b.get(b"k").await.unwrap_err().kind(), ErrorKind::NotFound);
     let mut buf = [0; 8];
@@ -286,7 +286,8 @@ async fn batches_and_prefixes() {
     let run = client.match_prefix(&all).await.unwrap();
     assert_eq!(run.len(), 40);
     let mut bufs = vec![vec![0u8; 2000]; 40];
-    let mut reads: Vec<_> = run.iter().zip(&mut bufs).map(|(m, b)| (m, &mut b[..])).collect();
+    let run = run.iter().filter_map(|at| at.in_memory());
+    let mut reads: Vec<_> = run.zip(&mut bufs).map(|(m, b)| (m, &mut b[..])).collect();
     for (i, r) in client.read_many_into(&mut reads).await.into_iter().enumerate() {
         assert_eq!(r.unwrap(), 1000 + i);
     }
@@ -360,7 +361,7 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
     // The extent now belongs to another plan; the old token must not reach it.
     let value = bytes(4096, 5);
     cluster.client().put(b"next", &value, &on(0)).await.unwrap();
-    let meta = cluster.client().get_location(b"next").await.unwrap();
+    let meta = cluster.client().get_location(b"next").await.unwrap().into_memory().unwrap();
     assert_eq!(
         (meta.at.slot, meta.object.payload_off()),
         (d.meta.at.slot, d.meta.object.payload_off())

@@ -143,6 +143,7 @@ fn largest() -> RankInfo {
         memory: ExportedMemory::Private,
         key_fingerprint: 0,
         prefault: false,
+        disk: false,
         http: None,
         layout: SegmentLayout {
             segment_bytes: arena_offset + arena_bytes,

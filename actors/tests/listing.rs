@@ -106,7 +106,7 @@ async fn i6_what_matches_goes_from_every_rank_with_open_plans_and_nothing_else_d
     }
     let plan = a.open_for_write(b"run-1/open", 4096, &on(1)).await.unwrap();
     let other = a.open_for_write(b"run-10/open", 4096, &on(1)).await.unwrap();
-    let meta = b.get_location(b"run-1/2/7").await.unwrap();
+    let meta = b.get_location(b"run-1/2/7").await.unwrap().into_memory().unwrap();
 
     assert_eq!(b.remove_matching("^run-1/").await.unwrap(), 61);
 

@@ -36,7 +36,7 @@ async fn is_put_anew(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) 
     is_put(cluster, client, key, rank).await;
     // This handle caches the location, too, and uses it for its next read.
     assert_eq!(client.get(key).await.unwrap(), bytes(LEN, 1));
-    loses_live(cluster, &client.get_location(key).await.unwrap());
+    loses_live(cluster, client.get_location(key).await.unwrap().in_memory().unwrap());
     client.put(key, &bytes(LEN, 2), &logged(rank)).await.unwrap();
 }
 
@@ -91,7 +91,7 @@ async fn i7_a_key_whose_owner_does_not_say_that_it_is_gone_is_not_said_to_be_now
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let client = client_by(&cluster, transport).await;
         is_put(&cluster, &client, b"k", 0).await;
-        loses_live(&cluster, &client.get_location(b"k").await.unwrap());
+        loses_live(&cluster, client.get_location(b"k").await.unwrap().in_memory().unwrap());
         let e = client.get(b"k").await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotReady, "{transport:?}: {e}");
         let mut into = vec![0; LEN];

@@ -101,7 +101,8 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
     let mounted: Vec<u64> = second.mounted().iter().map(|i| i.incarnation).collect();
     let mut there = 0;
     for key in &keys {
-        let at = first.client().get_location(key.as_bytes()).await.unwrap().at;
+        let location = first.client().get_location(key.as_bytes()).await.unwrap();
+        let at = location.in_memory().unwrap().at;
         there += usize::from(mounted.contains(&at.incarnation));
     }
     assert!(there > 20, "{there}");
@@ -175,7 +176,7 @@ async fn attached_readers_are_sent_away_when_a_segment_goes() {
     client.put(b"k", b"v", &on(1)).await.unwrap();
     assert_eq!(client.get(b"k").await.unwrap(), &b"v"[..]);
     assert_eq!(node.status().segments[0].attachments, 1);
-    let meta = client.get_location(b"k").await.unwrap();
+    let meta = client.get_location(b"k").await.unwrap().into_memory().unwrap();
     node.unmount_segment(1, LIMIT).await.unwrap();
     let mut buf = [0; 8];
     let e = client.read_into(&meta, &mut buf).await.unwrap_err();

@@ -109,7 +109,7 @@ async fn readers_of_a_segment_that_is_unmounted_get_whole_values_or_none() {
     let mut readers = Vec::new();
     let tcp = client_by(&cluster, TransportChoice::Tcp).await;
     for client in [cluster.client(), tcp] {
-        let meta = client.get_location(key.as_bytes()).await.unwrap();
+        let meta = client.get_location(key.as_bytes()).await.unwrap().into_memory().unwrap();
         let (whole, gone) = (whole.clone(), gone.clone());
         readers.push(tokio::spawn(async move {
             let (want, mut buf) = (bytes(2 << 20, seed), vec![0; 2 << 20]);
@@ -195,7 +195,10 @@ async fn an_unmount_waits_for_open_plans_and_no_longer_than_it_may() {
             assert!(cluster.node(0).status().segments[0].draining);
             let other = client.put(b"other", b"v", &on(0)).await;
             other.expect("puts go elsewhere meanwhile");
-            assert_ne!(client.get_location(b"other").await.unwrap().at.incarnation, there);
+            assert_ne!(
+                client.get_location(b"other").await.unwrap().into_memory().unwrap().at.incarnation,
+                there
+            );
             plan.write_from(50_000, &value[50_000..]).unwrap();
             plan.publish().await.expect("in time");
             let report = unmounting.await.unwrap();

@@ -45,7 +45,7 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         assert_eq!(client.exists(&names).await.unwrap(), vec![Existence::Ready; 50]);
         let run = client.match_prefix(&names).await.unwrap();
         assert!(
-            run.len() == 50 && run.iter().all(|m| m.rank == 1 && m.object.bytes_total == 3_000)
+            run.len() == 50 && run.iter().all(|at| at.rank() == 1 && at.bytes_total() == 3_000)
         );
         let after = client.read_counters();
         assert_eq!((after.by_index - before.by_index, after.by_master), (50, before.by_master));
@@ -117,7 +117,7 @@ async fn over_tcp_the_rank_that_the_hash_names_is_asked_by_reads_alone() {
     // Removed and put again elsewhere: the cached location is out of date, and is not used.
     node.remove(names[7]).await.unwrap();
     assert_eq!(client.get(names[7]).await.unwrap_err().kind(), ErrorKind::NotFound);
-    let there = node.get_location(names[8]).await.unwrap().rank;
+    let there = node.get_location(names[8]).await.unwrap().rank();
     node.remove(names[8]).await.unwrap();
     node.put(names[8], &bytes(900, 77), &on(1 - there)).await.unwrap();
     assert_eq!(client.get(names[8]).await.unwrap(), bytes(900, 77));

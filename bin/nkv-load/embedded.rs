@@ -13,8 +13,8 @@ use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
+use anyhow::Context;
 use indicatif::MultiProgress;
-use nkv::message::ObjMeta;
 use nkv::{Blocking, Cluster, Error, NodeConfig, PutOptions};
 use nkv_programs::sizes::show_bytes;
 use nkv_store::Buffer;
@@ -146,7 +146,9 @@ impl OneSize {
         }
         self.check_place(run);
         if run.corrupt && self.size == CORRUPTED_SIZE {
-            corrupt::flip_one_byte(&run.segment, &run.decoder.get_location(&self.keys[0])?)?;
+            let location = run.decoder.get_location(&self.keys[0])?;
+            let meta = location.in_memory().context("the object is not in memory")?;
+            corrupt::flip_one_byte(&run.segment, meta)?;
             run.corrupt = false;
         }
         for index in 0..self.keys.len() {
@@ -198,9 +200,10 @@ impl OneSize {
     fn check_place(&self, run: &mut Run) {
         let key = &self.keys[0];
         match run.decoder.get_location(key) {
-            Ok(ObjMeta { rank: DECODE_RANK, .. }) => {}
-            Ok(meta) => {
-                let text = format!("lies on rank {}, not on rank {DECODE_RANK}", meta.rank);
+            Ok(location) if location.rank() == DECODE_RANK => {}
+            Ok(location) => {
+                let rank = location.rank();
+                let text = format!("lies on rank {rank}, not on rank {DECODE_RANK}");
                 run.tally.failed("place", key, &Error::internal(text));
             }
             Err(error) => run.tally.failed("get_location", key, &error),

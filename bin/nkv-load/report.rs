@@ -80,6 +80,8 @@ pub(crate) struct Report {
     pub(crate) blocks: u64,
     /// Blocks that were served from the cache (of a trace: within the longest prefix).
     pub(crate) hit_blocks: u64,
+    /// Of these, those that only a disk had when they were looked up.
+    pub(crate) disk_blocks: u64,
     /// Wrong bytes and failures.
     pub(crate) tally: ErrorTally,
     /// Times.
@@ -102,6 +104,8 @@ struct Json<'a> {
     blocks: u64,
     hit_blocks: u64,
     prefix_hit_ratio: f64,
+    #[serde(skip_serializing_if = "is_zero")]
+    disk_blocks: u64,
     wrong_bytes: u64,
     failed: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,6 +113,10 @@ struct Json<'a> {
     ops: &'a [OpRow],
     #[serde(skip_serializing_if = "<[Rate]>::is_empty")]
     rates: &'a [Rate],
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl Report {
@@ -137,6 +145,7 @@ impl Report {
             blocks: self.blocks,
             hit_blocks: self.hit_blocks,
             prefix_hit_ratio: self.prefix_hit_ratio(),
+            disk_blocks: self.disk_blocks,
             wrong_bytes: self.tally.wrong_bytes,
             failed: self.tally.failed,
             longest_call_ms: self.longest_call_ns.map(|ns| ns as f64 / 1e6),
@@ -172,6 +181,9 @@ impl Report {
                 self.hit_blocks,
                 self.prefix_hit_ratio()
             );
+        }
+        if self.disk_blocks > 0 {
+            text += &format!(", {} of them from disk", self.disk_blocks);
         }
         text + &format!(", wrong_bytes {}, failed {}", self.tally.wrong_bytes, self.tally.failed)
     }

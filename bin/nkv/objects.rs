@@ -61,7 +61,7 @@ impl Put {
             .page_bytes(self.page_bytes.unwrap_or(0))
             .if_exists(self.if_exists);
         // None if it is already gone: the put was a success all the same.
-        let place = || handle.get_location(key).ok().map(|meta| meta.rank);
+        let place = || handle.get_location(key).ok().map(|location| location.rank());
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
         put.map_err(|e| CliError::about(key, e, place))?;
         let (key, rank, bytes) = (shown(key), place(), value.len());
@@ -156,12 +156,13 @@ pub(crate) fn exists(keys: &[OsString], cluster: &Cluster<'_>) -> Result<u8, Cli
         Existence::Absent => "absent",
         Existence::Writing => "writing",
         Existence::Ready => "ready",
+        Existence::OnDisk => "on disk",
         Existence::Unreachable => "unreachable",
     };
     let states = found.iter().map(state);
     report(&keys.iter().zip(states).collect::<Vec<_>>(), cluster)?;
     Ok(match &found {
-        all if all.iter().all(|e| *e == Existence::Ready) => exit::DONE,
+        all if all.iter().all(|e| matches!(e, Existence::Ready | Existence::OnDisk)) => exit::DONE,
         some if some.contains(&Existence::Absent) => exit::ABSENT,
         // It is being written, or its rank is down.
         _ => exit::UNREACHED,

@@ -196,6 +196,7 @@ mod tests {
             http: None,
             memory: Some("nkv.j.0.1".to_string()).into(),
             prefault: true,
+            disk: false,
             key_fingerprint: 1,
             layout: SegmentLayout {
                 arena: Region { offset: 0, len: 1 << 20 },

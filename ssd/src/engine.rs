@@ -193,6 +193,11 @@ pub trait Engine: Send + Sync + Debug {
     /// # Errors
     /// If that cannot be written down: they are not found until the directory is opened again.
     fn remove(&self, keys: &[&Key]) -> Result<u64, SsdError>;
+    /// Removes every object, also those that are being saved now.
+    ///
+    /// # Errors
+    /// As [`Self::remove`].
+    fn remove_all(&self) -> Result<u64, SsdError>;
     /// Writes down what `save` left for later, removes what is older than the time to live, and
     /// makes room ahead of need. To be called every 100 ms.
     ///

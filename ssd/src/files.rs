@@ -91,6 +91,14 @@ impl FilesEngine {
         Ok(engine)
     }
 
+    /// Names were removed: under `Persistent` for good.
+    fn names_removed(&self) -> Result<(), SsdError> {
+        match self.options.durability {
+            Durability::Persistent => Ok(self.storage.sync_names()?),
+            Durability::BestEffort => Ok(()),
+        }
+    }
+
     fn read_all(&self) -> Result<(), SsdError> {
         let mut found = Vec::new();
         for name in self.storage.list()? {
@@ -330,9 +338,20 @@ impl Engine for FilesEngine {
                 removed += 1;
             }
         }
-        if self.options.durability == Durability::Persistent {
-            self.storage.sync_names()?;
+        self.names_removed()?;
+        Ok(removed)
+    }
+
+    fn remove_all(&self) -> Result<u64, SsdError> {
+        let mut removed = 0;
+        for _ in 0..lock(&self.index).len() {
+            let mut index = lock(&self.index);
+            index.cancel_all();
+            let Some(entry) = index.oldest(None) else { break };
+            self.storage.remove(&name(&entry.digest))?;
+            removed += 1;
         }
+        self.names_removed()?;
         Ok(removed)
     }
 

@@ -139,6 +139,11 @@ impl<P> Index<P> {
         self.saving.remove(digest);
     }
 
+    /// As [`Self::cancel`], of every key.
+    pub fn cancel_all(&mut self) {
+        self.saving.clear();
+    }
+
     /// Adds an object that was written; gives it back if its key was removed meanwhile.
     pub fn finish(&mut self, entry: Entry<P>) -> Result<(), Entry<P>> {
         if self.saving.get(&entry.digest).is_none_or(|saving| saving.seq != entry.seq) {

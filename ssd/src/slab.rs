@@ -86,6 +86,8 @@ const MOST_PENDING: usize = 65_536;
 const TRIES: usize = 8;
 /// What is removed at once when there is no room, as a part of the capacity.
 const EVICTED_AT_ONCE: u64 = 256;
+/// Objects that `remove_all` takes out between two writes of the journal.
+const REMOVED_AT_ONCE: u64 = 16_384;
 /// Objects whose time to live is looked at in one call of `maintain`.
 const EXPIRED_AT_ONCE: usize = 4096;
 /// A use is written down if the last one that was is older than this part of the time to live.
@@ -362,6 +364,27 @@ impl Engine for SlabEngine {
         }
         self.commit()?;
         Ok(removed)
+    }
+
+    fn remove_all(&self) -> Result<u64, SsdError> {
+        let (mut removed, most) = (0, lock(&self.state).index.len() as u64);
+        loop {
+            {
+                let mut state = lock(&self.state);
+                state.index.cancel_all();
+                let until = most.min(removed + REMOVED_AT_ONCE);
+                while removed < until
+                    && let Some(entry) = state.index.oldest(None)
+                {
+                    removed += 1;
+                    self.forget(entry);
+                }
+            }
+            self.commit()?;
+            if removed >= most || lock(&self.state).index.len() == 0 {
+                return Ok(removed);
+            }
+        }
     }
 
     fn maintain(&self) -> Result<(), SsdError> {

@@ -192,6 +192,29 @@ impl Writer {
         }
     }
 
+    /// Drops what waits under these keys, and waits until none of them is being saved. False after
+    /// the limit.
+    pub fn forget(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
+        let shared = &*self.shared;
+        let mut queue = lock(&shared.queue);
+        let waiting = std::mem::take(&mut queue.waiting);
+        let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
+            waiting.into_iter().partition(|(held, _)| which(held.key()));
+        queue.waiting = kept;
+        for (held, bytes) in &dropped {
+            queue.waiting_bytes -= bytes;
+            queue.pending.remove(held.key());
+        }
+        shared.taken.notify_all();
+        let busy = |queue: &mut Queue| queue.pending.iter().any(&which);
+        let waited = shared.taken.wait_timeout_while(queue, limit, busy);
+        let (queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(queue);
+        // Outside the lock: who holds them may look at the queue.
+        drop(dropped);
+        !timeout.timed_out()
+    }
+
     /// Takes no more objects, and waits until all that were handed over are saved. False if that
     /// takes longer than `limit`: the rest goes on, and what is lost by then is not on disk.
     pub fn stop(&self, limit: Duration) -> bool {

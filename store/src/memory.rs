@@ -390,6 +390,14 @@ impl AnonMemory {
         let region = unsafe { HostRegion::new(map.base(), len) };
         Ok(Self { region, _map: map })
     }
+
+    /// The first `len` bytes, at most all; while they are borrowed nobody writes there.
+    pub fn bytes(&mut self, len: usize) -> &[u8] {
+        let len = len.min(self.region.len() as usize);
+        // SAFETY: so many bytes are mapped until Drop, and `self`, through which alone they are
+        // written, is borrowed mutably.
+        unsafe { std::slice::from_raw_parts(self.region.base().as_ptr(), len) }
+    }
 }
 
 host_memory!(AnonMemory, |_| Export::Private);

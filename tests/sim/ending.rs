@@ -163,7 +163,9 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
     let roster: Roster = cluster.roster(u64::MAX);
     for (key, spot) in cluster.ledger.must_be_there(&roster) {
         let name = cluster.ledger.key_name(key);
-        match handle.get_location(&name).await {
+        // No node has a disk here.
+        let found = handle.get_location(&name).await;
+        match found.map(|at| at.into_memory().expect("in memory")) {
             Ok(meta) if meta.at.slot == spot.slot && meta.at.epoch == spot.epoch => {}
             Ok(meta) => cluster.trace.note("elsewhere", format!("key {key}: {:?}", meta.at)),
             // Its owner may evict it meanwhile: a log makes room ahead of demand.

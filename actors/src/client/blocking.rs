@@ -9,7 +9,9 @@ use super::{
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
-use crate::message::{ClusterStats, EvictReport, Existence, Listed, ObjMeta, UnmountReport, View};
+use crate::message::{
+    ClusterStats, EvictReport, Existence, Listed, Location, ObjMeta, UnmountReport, View,
+};
 use bytes::Bytes;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::verbs::{Fill, Source};
@@ -234,13 +236,18 @@ impl Blocking {
         self.wait(self.client.exists(keys))
     }
 
+    /// See [`Client::prefetch`].
+    pub fn prefetch(&self, keys: &[&[u8]], wait: bool) -> Result<Vec<Existence>> {
+        self.wait(self.client.prefetch(keys, wait))
+    }
+
     /// See [`Client::match_prefix`].
-    pub fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
+    pub fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<Location>> {
         self.wait(self.client.match_prefix(keys))
     }
 
     /// See [`Client::get_location`].
-    pub fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
+    pub fn get_location(&self, key: &[u8]) -> Result<Location> {
         self.wait(self.client.get_location(key))
     }
 

@@ -6,7 +6,9 @@ use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, filled, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{MAX_PLACES, ObjMeta, ObjectDesc, Request, Response, SlotRef, Via};
+use crate::message::{
+    Location, MAX_PLACES, ObjMeta, ObjectDesc, Promote, Request, Response, SlotRef, Via,
+};
 use nkv_store::KeyId;
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader};
@@ -30,6 +32,50 @@ pub(super) struct Located {
     pub via: Via,
     /// Further replicas, to be read if this one cannot be.
     pub others: Vec<ObjMeta>,
+}
+
+/// What a lookup for a read found.
+#[derive(Debug, Clone)]
+pub(super) enum Found {
+    /// Where it can be read.
+    At(Located),
+    /// On a disk alone, with so many bytes.
+    OnDisk(u64),
+}
+
+impl Found {
+    /// Where it can be read; an error if it did not come back from disk.
+    pub fn at(self, key: &[u8]) -> Result<Located> {
+        match self {
+            Self::At(located) => Ok(located),
+            Self::OnDisk(_) => Err(not_kept(key)),
+        }
+    }
+}
+
+/// The error for a key that was brought back from disk and evicted again before it was read.
+pub(super) fn not_kept(key: &[u8]) -> Error {
+    Error::not_ready(format!(
+        "key {} is on disk, and memory has no room to keep what is brought back until it is read: \
+         read fewer keys at once, or give the ranks more memory",
+        shown(key)
+    ))
+}
+
+/// Locations of one key, as the master gives them.
+#[derive(Debug, Clone)]
+enum Known {
+    At(Vec<ObjMeta>),
+    OnDisk(u64),
+}
+
+impl Known {
+    fn of(list: Vec<Location>) -> Self {
+        match list.first() {
+            Some(Location::Disk(disk)) => Self::OnDisk(disk.bytes_total),
+            _ => Self::At(list.into_iter().filter_map(Location::into_memory).collect()),
+        }
+    }
 }
 
 impl Located {
@@ -74,24 +120,31 @@ impl Client {
         keys.map(|key| hasher.id(key)).collect()
     }
 
+    /// The rank on whose host this handle is used, if it is known.
+    pub(crate) fn home(&self) -> Option<u32> {
+        self.shared.home
+    }
+
     /// Locations of keys, one result per key. `tried` holds, per key, the locations to skip. Only
-    /// the master decides on NotFound.
+    /// the master decides on NotFound. With `promote`, some of what only disks have is brought back
+    /// before the answer: of one key always that.
     pub(super) async fn locate(
         &self,
         keys: &[&[u8]],
         tried: &[SearchState],
-    ) -> Vec<Result<Located>> {
+        promote: bool,
+    ) -> Vec<Result<Found>> {
         debug_assert_eq!(keys.len(), tried.len());
         let found = self.find_unasked(keys, tried);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
         if rest.is_empty() {
-            return found.into_iter().flatten().map(Ok).collect();
+            return found.into_iter().flatten().map(|found| Ok(Found::At(found))).collect();
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
         let gone = rest.iter().flat_map(|i| tried[*i].gone.iter().copied()).collect();
-        let answer = self.ask_master(&unknown, gone).await.into_iter();
+        let answer = self.ask_master(&unknown, gone, promote).await.into_iter();
         let answer = answer.zip(rest).map(|(answer, i)| led(answer, keys[i], &tried[i])).collect();
-        filled(found.into_iter().map(|known| known.map(Ok)).collect(), answer)
+        filled(found.into_iter().map(|known| Some(Ok(Found::At(known?)))).collect(), answer)
     }
 
     /// Locations that can be found without a message.
@@ -183,19 +236,28 @@ impl Client {
 
     /// Asks the master. If it does not answer, or does not know yet, the last known location is
     /// used instead: the read there finds out whether it is still valid.
-    async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<Vec<ObjMeta>>> {
+    async fn ask_master(
+        &self,
+        keys: &[&[u8]],
+        gone: Vec<SlotRef>,
+        promote: bool,
+    ) -> Vec<Result<Known>> {
         let kept = &self.shared.locations;
         let known: Option<Vec<_>> = keys.iter().map(|k| kept.known(k)).collect();
         let limit = match known {
             Some(known) if kept.is_master_unresponsive(self.shared.env.clock.now_ns()) => {
                 self.shared.reads.stood_in.add(known.len());
-                return known.into_iter().map(|meta| Ok(vec![meta])).collect();
+                return known.into_iter().map(|meta| Ok(Known::At(vec![meta]))).collect();
             }
             // With a location to fall back on, most of the call's time is left for the read.
             Some(_) => self.limit() / STAND_IN_SHARE,
             None => self.limit(),
         };
-        let request = Request::GetLocation { keys: key_bytes(keys), gone };
+        let promote = match promote {
+            true => Promote::Wait { rank: None },
+            false => Promote::No,
+        };
+        let request = Request::GetLocation { keys: key_bytes(keys), gone, promote };
         let answer = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("GetLocation", &other)),
@@ -206,15 +268,17 @@ impl Client {
                 spread(keys.len(), e)
             }
         };
-        let stand_in = |(answer, key): (Result<Vec<ObjMeta>>, &&[u8])| {
+        let stand_in = |(answer, key): (Result<Vec<Location>>, &&[u8])| {
             // An invalid key is InvalidArgument, whatever the master answers.
             check_keys(&[key])?;
+            let answer = answer.map(Known::of);
             match &answer {
-                Ok(places) => places.first().into_iter().for_each(|meta| kept.keep(key, meta)),
+                Ok(Known::At(list)) => list.first().into_iter().for_each(|m| kept.keep(key, m)),
+                Ok(Known::OnDisk(_)) => kept.forget(key),
                 Err(e) if locations::unknown(e.kind()) => {
                     if let Some(meta) = kept.known(key) {
                         self.shared.reads.stood_in.one();
-                        return Ok(vec![meta]);
+                        return Ok(Known::At(vec![meta]));
                     }
                 }
                 Err(_) => {}
@@ -226,16 +290,20 @@ impl Client {
 }
 
 /// The master's answer without the locations that were tried already; NotReady if none is left.
-fn led(answer: Result<Vec<ObjMeta>>, key: &[u8], tried: &SearchState) -> Result<Located> {
-    let mut places = answer.map_err(|e| match e.kind() {
+fn led(answer: Result<Known>, key: &[u8], tried: &SearchState) -> Result<Found> {
+    let known = answer.map_err(|e| match e.kind() {
         ErrorKind::NotFound if !tried.gone.is_empty() => {
             Error::not_found(format!("key {} was evicted or removed while it was read", shown(key)))
         }
         _ => e,
     })?;
+    let mut places = match known {
+        Known::At(list) => list,
+        Known::OnDisk(bytes) => return Ok(Found::OnDisk(bytes)),
+    };
     let gone = places.first().map(|meta| (meta.at.slot, meta.rank));
     places.retain(|meta| !tried.gone.contains(&meta.at));
-    Located::first(places).ok_or_else(|| {
+    Located::first(places).map(Found::At).ok_or_else(|| {
         let (slot, rank) = gone.unwrap_or_default();
         Error::not_ready(format!(
             "key {} is no longer in slot {slot} of rank {rank}, and it is not known yet whether \

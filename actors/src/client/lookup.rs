@@ -6,7 +6,7 @@ use super::locations;
 use super::{Client, check_keys, key_bytes, one};
 use crate::client::producer::AttachTo;
 use crate::error::{Error, Result};
-use crate::message::{Existence, ObjMeta, Request, Response};
+use crate::message::{Existence, Location, Promote, Request, Response};
 use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up at once.
@@ -29,6 +29,30 @@ impl Client {
     /// # });
     /// ```
     pub async fn exists(&self, keys: &[&[u8]]) -> Result<Vec<Existence>> {
+        self.exists_and(keys, Promote::No).await
+    }
+
+    /// As [`Client::exists`]; and what only a disk has is brought back into memory, preferably on
+    /// this host: a get that follows soon after finds it there. With `wait` that is done before the
+    /// answer, which then is `Ready`; else the answer is `OnDisk`, and it goes on behind. What
+    /// cannot be brought back exists all the same.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::{message::Existence, *};
+    /// # example::on_one_rank("prefetch", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.prefetch(&[b"block/1"], false).await?, [Existence::Ready]);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn prefetch(&self, keys: &[&[u8]], wait: bool) -> Result<Vec<Existence>> {
+        let rank = self.home();
+        self.exists_and(keys, if wait { Promote::Wait { rank } } else { Promote::Begin { rank } })
+            .await
+    }
+
+    async fn exists_and(&self, keys: &[&[u8]], promote: Promote) -> Result<Vec<Existence>> {
         self.check_usable()?;
         check_keys(keys)?;
         let known = self.find_by_index(keys);
@@ -38,7 +62,7 @@ impl Client {
             return Ok(found);
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
-        match self.call(Request::Exists(key_bytes(&unknown))).await? {
+        match self.call(Request::Exists { keys: key_bytes(&unknown), promote }).await? {
             Response::Existence { list, owners } if list.len() == unknown.len() => {
                 rest.into_iter().zip(list).for_each(|(i, e)| found[i] = e);
                 self.attach_to(owners);
@@ -48,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Locations of the longest run of readable keys from the first one.
+    /// Locations of the longest run of readable keys from the first one, in memory or on disk.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -60,7 +84,7 @@ impl Client {
     /// # Ok(())
     /// # });
     /// ```
-    pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
+    pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<Location>> {
         self.check_usable()?;
         check_keys(keys)?;
         let mut run = Vec::new();
@@ -68,7 +92,8 @@ impl Client {
             while run.len() < keys.len() {
                 let step = &keys[run.len()..keys.len().min(run.len() + STEP)];
                 let whole = run.len() + step.len();
-                run.extend(self.find_by_index(step).into_iter().map_while(|meta| meta));
+                let found = self.find_by_index(step).into_iter().map_while(|meta| meta);
+                run.extend(found.map(Location::Memory));
                 if run.len() < whole {
                     break;
                 }
@@ -82,7 +107,8 @@ impl Client {
                     if list.is_empty() {
                         break;
                     }
-                    self.attach_to(list.iter().map(|m| m.at.incarnation).collect());
+                    let in_memory = list.iter().filter_map(Location::in_memory);
+                    self.attach_to(in_memory.map(|m| m.at.incarnation).collect());
                     run.extend(list);
                 }
                 Ok(other) => return Err(self.pool.unexpected("MatchPrefix", &other)),
@@ -94,7 +120,7 @@ impl Client {
         Ok(run)
     }
 
-    /// The location of a key. NotFound if it is not there.
+    /// The location of a key, in memory or on disk. NotFound if it is not there.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -102,29 +128,31 @@ impl Client {
     /// # example::on_one_rank("location", async |cache| {
     /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
     /// let location = cache.get_location(b"block/1").await?;
-    /// assert_eq!((location.rank, location.object.bytes_total), (0, 8));
+    /// assert_eq!((location.rank(), location.bytes_total()), (0, 8));
     /// # Ok(())
     /// # });
     /// ```
-    pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
+    pub async fn get_location(&self, key: &[u8]) -> Result<Location> {
         self.locate_one(key).await.map_err(|e| e.about(key))
     }
 
-    async fn locate_one(&self, key: &[u8]) -> Result<ObjMeta> {
+    async fn locate_one(&self, key: &[u8]) -> Result<Location> {
         self.check_usable()?;
         check_keys(&[key])?;
         if let Some(Some(meta)) = self.find_by_index(&[key]).pop() {
-            return Ok(meta);
+            return Ok(Location::Memory(meta));
         }
-        let (keys, gone) = (key_bytes(&[key]), Vec::new());
-        match self.call(Request::GetLocation { keys, gone }).await {
+        let (keys, gone, promote) = (key_bytes(&[key]), Vec::new(), Promote::No);
+        match self.call(Request::GetLocation { keys, gone, promote }).await {
             Ok(Response::Locations(list)) => one(list)?
                 .into_iter()
                 .next()
                 .ok_or_else(|| Error::internal("the master named no place for a key that it has")),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // The master does not answer: return the last known location, if any.
-            Err(e) if locations::unknown(e.kind()) => self.shared.locations.known(key).ok_or(e),
+            Err(e) if locations::unknown(e.kind()) => {
+                self.shared.locations.known(key).map(Location::Memory).ok_or(e)
+            }
             Err(e) => Err(e),
         }
     }

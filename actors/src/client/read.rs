@@ -6,7 +6,7 @@
 use super::batch::in_one_request;
 use super::buffers::ReadBuffer;
 use super::fetch::Fetched;
-use super::find::{Located, SearchState, moves_on, shown};
+use super::find::{Found, Located, SearchState, moves_on, not_kept, shown};
 use super::peer::Peer;
 use super::peer::TOUCH_BATCH;
 use super::{Client, about_keys, filled, one, spread};
@@ -77,15 +77,24 @@ impl Client {
             Fetched::Absent => tried.searched = true,
             Fetched::Unknown => {}
         }
+        let mut on_disk = false;
         for _ in 0..=MAX_PLACES {
-            let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
-            let located = located.inspect_err(|e| self.count_lost(&tried, e))?;
+            on_disk = false;
+            let located = one(self.locate(&[key], std::slice::from_ref(&tried), true).await);
+            let located = match located.inspect_err(|e| self.count_lost(&tried, e))? {
+                Found::At(located) => located,
+                // It was brought back and evicted again meanwhile.
+                Found::OnDisk(_) => {
+                    on_disk = true;
+                    continue;
+                }
+            };
             match self.read_whole(&located.meta, located.via).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(miss) => tried = self.try_further(key, located, tried, miss)?,
             }
         }
-        Err(moves_on(key))
+        Err(if on_disk { not_kept(key) } else { moves_on(key) })
     }
 
     /// What to do after a read that missed: the state to search on with, or the final error.
@@ -164,9 +173,11 @@ impl Client {
     async fn get_sized(&self, keys: &[&[u8]]) -> Vec<Result<Bytes>> {
         let tried = vec![SearchState::default(); keys.len()];
         let mut sized = Vec::new();
-        for located in self.locate(keys, &tried).await {
+        for located in self.locate(keys, &tried, false).await {
             sized.push(match located {
-                Ok(located) => self.room_for(&located.meta).await,
+                Ok(Found::At(located)) => self.room_for(&located.meta).await,
+                // Read further below, which brings it back.
+                Ok(Found::OnDisk(bytes)) => self.room_on_disk(bytes),
                 Err(e) => Err(e),
             });
         }
@@ -198,6 +209,18 @@ impl Client {
             });
         }
         all
+    }
+
+    /// A buffer for an object that is on disk.
+    fn room_on_disk(&self, bytes: u64) -> Result<ReadBuffer> {
+        // Checked before the buffer is allocated: it has to fit some rank's memory.
+        let view = self.shared.view();
+        let most = view.ranks.iter().map(|(info, _)| info.layout.payloads().len).max();
+        if most.is_some_and(|most| bytes > most) {
+            let text = format!("an object of {bytes} bytes on disk, which fits no rank's memory");
+            return Err(Error::invalid(text));
+        }
+        Ok(self.shared.buffers.take(bytes as usize))
     }
 
     /// A buffer for the object at a location.
@@ -294,14 +317,17 @@ impl Client {
         if todo.is_empty() {
             return filled(results, Vec::new());
         }
-        for _ in 0..=MAX_PLACES {
+        let mut rounds = 0;
+        while rounds <= MAX_PLACES {
             let wanted: Vec<&[u8]> = todo.iter().map(|((i, _), _)| keys[*i]).collect();
             let (places, tried): (Vec<_>, Vec<_>) = todo.into_iter().unzip();
-            let located = self.locate(&wanted, &tried).await;
-            let mut found = Vec::new();
+            let located = self.locate(&wanted, &tried, true).await;
+            let (mut found, mut on_disk) = (Vec::new(), Vec::new());
             for ((place, tried), r) in places.into_iter().zip(tried).zip(located) {
                 match r {
-                    Ok(located) => found.push((place, located, tried)),
+                    Ok(Found::At(located)) => found.push((place, located, tried)),
+                    // Its turn comes when those before it are read.
+                    Ok(Found::OnDisk(_)) => on_disk.push((place, tried)),
                     Err(e) => {
                         self.count_lost(&tried, &e);
                         results[place.0] = Some(Err(e));
@@ -313,7 +339,10 @@ impl Client {
                 .map(|((_, dst), at, _)| ((&at.meta, at.via), &mut **dst))
                 .collect();
             let read = self.read_all(&mut reads).await;
-            todo = Vec::new();
+            // Each round brings back some: only those that read nothing count.
+            let progress = !on_disk.is_empty() && read.iter().any(std::result::Result::is_ok);
+            rounds += usize::from(!progress);
+            todo = on_disk;
             for (((i, dst), located, tried), r) in found.into_iter().zip(read) {
                 match r.map_err(|miss| self.try_further(keys[i], located, tried, miss)) {
                     Ok(n) => results[i] = Some(Ok(n)),
@@ -325,7 +354,10 @@ impl Client {
                 break;
             }
         }
-        filled(results, todo.iter().map(|((i, _), _)| Err(moves_on(keys[*i]))).collect())
+        let left = |((i, _), tried): &((usize, &mut [u8]), SearchState)| {
+            Err(if tried.gone.is_empty() { not_kept(keys[*i]) } else { moves_on(keys[*i]) })
+        };
+        filled(results, todo.iter().map(left).collect())
     }
 
     /// Reads an object by its location. NotFound if it is no longer there: it may have ended, or
@@ -337,8 +369,9 @@ impl Client {
     /// # example::on_one_rank("read-into", async |cache| {
     /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
     /// let location = cache.get_location(b"block/1").await?;
-    /// let mut buffer = vec![0; location.object.bytes_total as usize];
-    /// cache.read_into(&location, &mut buffer).await?;
+    /// let in_memory = location.in_memory().expect("put just now");
+    /// let mut buffer = vec![0; in_memory.object.bytes_total as usize];
+    /// cache.read_into(in_memory, &mut buffer).await?;
     /// assert_eq!(buffer, b"kv bytes");
     /// # Ok(())
     /// # });

@@ -48,6 +48,8 @@ pub struct Shared {
     // Only a standalone client has one; a node's handle uses the executor of its node.
     pub(super) executor: Option<OwnedExecutor>,
     pub(crate) made: ProcessMark,
+    // The rank of the node that this handle belongs to, or the first one on its host.
+    pub(crate) home: Option<u32>,
 }
 
 /// After the last handle is dropped its thread runs this much longer, so that its links can send

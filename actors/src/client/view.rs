@@ -113,8 +113,8 @@ impl Client {
         let id = self.shared.keys.now().id(key);
         let mut tried = SearchState::default();
         for _ in 0..MAX_PLACES {
-            let located = self.locate(&[key], std::slice::from_ref(&tried)).await;
-            let Located { meta, via, .. } = super::one(located)?;
+            let located = self.locate(&[key], std::slice::from_ref(&tried), true).await;
+            let Located { meta, via, .. } = super::one(located)?.at(key)?;
             let peer = self.peer(meta.at.incarnation).await?;
             let Some(reader) = &peer.reader else { return Err(not_mapped(&peer)) };
             if let Some(hit) = reader.read_slot(meta.at.slot, id)

@@ -277,7 +277,7 @@ impl Client {
         // Where the logs cannot be asked, the master's list alone decides.
         let found = self.exists(&keys).await.unwrap_or_default();
         for (i, found) in asked.into_iter().zip(found) {
-            if found == Existence::Ready {
+            if matches!(found, Existence::Ready | Existence::OnDisk) {
                 done[i] = Some(Err(Error::already_exists(
                     "the key is stored; values are immutable, remove it first",
                 )));

@@ -108,6 +108,7 @@ impl Bench {
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
             holders: Vec::new(),
+            demotion: None,
         };
         let owners = &executors[executors.len() - 1];
         let owner = ActorAddr::start(owners.executor(), durable, Arc::new(|_| {})).await.unwrap();

@@ -284,10 +284,10 @@ fn answers(all: &mut Vec<Lie>) {
         |m| m.object.bytes_total = u64::MAX,
     ];
     each(all, "a location", &plan.meta, &metas, |meta| {
-        HostileInput::Response(Response::Locations(vec![Ok(vec![meta])]))
+        HostileInput::Response(Response::Locations(vec![Ok(vec![meta.into()])]))
     });
     each(all, "a run of locations", &plan.meta, &metas, |meta| {
-        HostileInput::Response(Response::Prefix(vec![meta]))
+        HostileInput::Response(Response::Prefix(vec![meta.into()]))
     });
     for of in [|meta| Readiness::Ready(vec![meta]), Readiness::Writing] {
         each(all, "an awaited object", &plan.meta, &metas, |meta| {
@@ -344,15 +344,19 @@ fn requests(all: &mut Vec<Lie>) {
         Request::Commit(vec![future]),
         Request::Commit(vec![plan; many]),
         Request::Abort(vec![plan; many]),
-        Request::GetLocation { keys: keys(), gone: Vec::new() },
-        Request::GetLocation { keys: Vec::new(), gone: vec![at; many * MAX_PLACES] },
+        Request::GetLocation { keys: keys(), gone: Vec::new(), promote: Default::default() },
+        Request::GetLocation {
+            keys: Vec::new(),
+            gone: vec![at; many * MAX_PLACES],
+            promote: Default::default(),
+        },
         Request::AwaitReady(AwaitReady { keys: keys(), ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { wait_ms: MAX_AWAIT_MS + 1, ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { mapped: vec![1; many], ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { watched: vec![at; many * MAX_PLACES], ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { gone: vec![at; many * MAX_PLACES], ..awaits }),
         Request::MatchPrefix(keys()),
-        Request::Exists(keys()),
+        Request::Exists { keys: keys(), promote: Default::default() },
         Request::Remove(keys()),
         Request::EvictUntilBelow(f64::NAN),
         Request::EvictUntilBelow(f64::INFINITY),

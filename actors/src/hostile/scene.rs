@@ -5,8 +5,8 @@ use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterDurable, MasterTick, Members};
 use crate::message::{
-    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo, Readiness,
-    Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
+    ClientToOwner, Location, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, RankInfo,
+    Readiness, Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
 };
 use crate::owner::tables::OwnerTables;
 use crate::owner::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
@@ -92,6 +92,7 @@ pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
         memory: Some("nkv.hostile.0.1".to_string()).into(),
         key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
         prefault: false,
+        disk: false,
         layout: SegmentLayout {
             segment_bytes: ARENA + u64::from(SLOTS) * UNIT,
             slots: SLOTS + LOG_SLOTS,
@@ -141,6 +142,7 @@ impl TestCluster {
             clock: Arc::new(clock.clone()),
             log_claim_ttl_ms: 5_000,
             holders: Vec::new(),
+            demotion: None,
         };
         let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await;
         let owner = owner.expect("an owner");
@@ -310,14 +312,18 @@ impl TestCluster {
             assert!(!possible || meta.object.bytes_total <= g.payloads().len);
             possible
         };
+        let anywhere = |location: &Location| match location {
+            Location::Memory(meta) => possible(meta),
+            Location::Disk(_) => true,
+        };
         match response {
             Response::Plans(list) => list.iter().flatten().all(|plan| {
                 let good = possible(&plan.meta) && plan.check(ASKED_BYTES).is_ok();
                 assert!(!good || plan.write_ttl_ms.checked_mul(1_000_000).is_some());
                 good
             }),
-            Response::Locations(list) => list.iter().flatten().flatten().all(possible),
-            Response::Prefix(list) => list.iter().all(possible),
+            Response::Locations(list) => list.iter().flatten().flatten().all(anywhere),
+            Response::Prefix(list) => list.iter().all(anywhere),
             Response::Readiness(list) => list.iter().all(|(_, of)| match of {
                 Readiness::Ready(places) => places.iter().all(possible),
                 Readiness::Writing(meta) => possible(meta),

@@ -116,9 +116,9 @@ fn requests() -> Vec<Request> {
         Request::Commit(vec![plan]),
         Request::Abort(vec![plan]),
         Request::Withdraw { request: 1 },
-        Request::GetLocation { keys: vec![key()], gone: Vec::new() },
+        Request::GetLocation { keys: vec![key()], gone: Vec::new(), promote: Default::default() },
         Request::MatchPrefix(vec![key()]),
-        Request::Exists(vec![key()]),
+        Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),
         Request::EvictUntilBelow(0.5),
         Request::Stats,
@@ -195,13 +195,13 @@ fn responses() -> Vec<Response> {
     let meta = granted.meta.clone();
     vec![
         Response::Plans(vec![Ok(granted)]),
-        Response::Locations(vec![Ok(vec![meta.clone(), meta.clone()])]),
+        Response::Locations(vec![Ok(vec![meta.clone().into(), meta.clone().into()])]),
         Response::Readiness(vec![
             (0, Readiness::Ready(vec![meta.clone()])),
             (1, Readiness::Writing(meta.clone())),
             (2, Readiness::Ended(Error::reclaimed("its producer is gone"))),
         ]),
-        Response::Prefix(vec![meta]),
+        Response::Prefix(vec![meta.into()]),
     ]
 }
 

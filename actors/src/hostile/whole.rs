@@ -202,9 +202,14 @@ impl Whole {
     /// The honest rank's object is found at its location, and only its bytes are allocated.
     async fn check_index(&self) {
         let keys = vec![key("of the honest")];
-        let found = self.scene.asks(Request::GetLocation { keys, gone: Vec::new() }).await;
+        let found = self
+            .scene
+            .asks(Request::GetLocation { keys, gone: Vec::new(), promote: Default::default() })
+            .await;
         match &found {
-            Response::Locations(list) => assert_eq!(list[..], [Ok(vec![self.object.clone()])]),
+            Response::Locations(list) => {
+                assert_eq!(list[..], [Ok(vec![self.object.clone().into()])])
+            }
             other => panic!("no locations: {other}"),
         }
         let Response::Stats(stats) = self.scene.asks(Request::Stats).await else {

@@ -161,6 +161,7 @@ impl Master {
             return call.reply.send(Response::Failed(Error::not_ready(text)));
         }
         self.ask_logs_about(&call, wait_ms);
+        self.promote_awaited(&call.keys);
         self.awaiting.insert(call);
     }
 

@@ -6,14 +6,15 @@
 
 use super::allocator::SegmentAllocator;
 use super::awaiting::AWAITED;
+use super::disk::OnDisk;
 use super::entry::{Entry, Replica, State};
 use super::matching::Round;
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta, Request, Response,
-    SegmentId, SlotRef,
+    KeyBytes, Location, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta, Promote,
+    Request, Response, SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -35,25 +36,34 @@ pub(super) struct Asked {
     question: LogQuestion,
     // Segments that have not answered yet, with their incarnations.
     left: BTreeMap<SegmentId, u64>,
-    until_ms: u64,
-    // Keys that the owners were asked to find.
-    about: Vec<KeyId>,
+    known: Known,
     // Keys that logs retired for this request.
     removed: HashSet<KeyId>,
-    // Objects that a log serves beside the listed one. They are the answer if that one cannot be
-    // read: it is being written or removed, its rank's link is down, the reader found it gone, or
-    // it was retired since.
-    besides: HashMap<KeyId, ObjMeta>,
     // Number of objects that logs retired for a removal of all keys.
     taken: u64,
 }
 
+/// What owners have answered about a request so far.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The limit of the answers from logs.
+    pub until_ms: u64,
+    /// Keys that the owners were asked to find.
+    pub about: Vec<KeyId>,
+    /// Objects that a log serves beside the listed one. They are the answer if that one cannot be
+    /// read: it is being written or removed, its rank's link is down, the reader found it gone, or
+    /// it was retired since.
+    pub besides: HashMap<KeyId, ObjMeta>,
+    /// What disks have of what is not in memory; None before they were asked.
+    pub on_disk: Option<OnDisk>,
+}
+
 /// The keys of a lookup; none for other requests.
-fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
+pub(super) fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
     match request {
-        Request::GetLocation { keys, .. } | Request::Exists(keys) | Request::MatchPrefix(keys) => {
-            Some(keys)
-        }
+        Request::GetLocation { keys, .. }
+        | Request::Exists { keys, .. }
+        | Request::MatchPrefix(keys) => Some(keys),
         _ => None,
     }
 }
@@ -64,11 +74,17 @@ pub(super) fn removes(request: &Request) -> bool {
 }
 
 /// Locations that the reader was sent to and where it found no valid object.
-fn gone_slots(request: &Request) -> HashSet<SlotRef> {
+pub(super) fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
         Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
         _ => HashSet::new(),
     }
+}
+
+/// Locations in memory, as an answer.
+fn in_memory(list: Vec<crate::error::Result<Vec<ObjMeta>>>) -> Response {
+    let all = |metas: Vec<ObjMeta>| metas.into_iter().map(Location::Memory).collect();
+    Response::Locations(list.into_iter().map(|found| found.map(all)).collect())
 }
 
 /// The keys of a question, for an error.
@@ -97,18 +113,30 @@ impl Master {
         let Some(question) = self.question_of(&ask.request, &[]) else {
             return Some((ask, reply));
         };
-        let until_ms = self.now_ms() + ANSWER_LIMIT_MS;
-        self.ask_logs(question, ask, reply, (until_ms, Vec::new(), HashMap::new()))
+        self.ask_logs(question, ask, reply, Known::default())
     }
 
-    /// `about`: keys that owners were asked about before; `besides`: objects that they found.
+    /// As [`Self::ask_logs_first`] about a lookup, after objects were brought back from disk.
+    pub(super) fn look_up_again(&mut self, ask: Ask, reply: Reply<Response>, known: Known) {
+        let known = Known { until_ms: 0, about: Vec::new(), ..known };
+        match self.question_of(&ask.request, &[]) {
+            // Without an owner to ask, `ask_logs` answers.
+            Some(question) => drop(self.ask_logs(question, ask, reply, known)),
+            None => self.answer_lookup(ask, reply, known),
+        }
+    }
+
+    /// `known`: what owners answered before. Answers lookups if there is no owner to ask.
     fn ask_logs(
         &mut self,
         question: LogQuestion,
         ask: Ask,
         reply: Reply<Response>,
-        (until_ms, mut about, besides): (u64, Vec<KeyId>, HashMap<KeyId, ObjMeta>),
+        mut known: Known,
     ) -> Option<(Ask, Reply<Response>)> {
+        if known.until_ms == 0 {
+            known.until_ms = self.now_ms() + ANSWER_LIMIT_MS;
+        }
         let doubted = self.doubted(&ask.request);
         let is_asked = |(segment_id, b): &(&SegmentId, &SegmentAllocator)| {
             b.info.layout.log_slots > 0 || doubted.contains(*segment_id)
@@ -134,10 +162,10 @@ impl Master {
             return None;
         }
         if left.is_empty() {
-            let Some(answer) = self.found(&ask.request, &besides) else {
+            if looked_up(&ask.request).is_none() {
                 return Some((ask, reply));
-            };
-            reply.send(answer);
+            }
+            self.answer_lookup(ask, reply, known);
             return None;
         }
         if question == LogQuestion::AnnounceAll && self.announcing() >= MAX_ANNOUNCING {
@@ -156,10 +184,10 @@ impl Master {
             self.durable.members.send(*segment_id, MasterToOwner::AskLog { number, question });
         }
         if let LogQuestion::Find(keys) = &question {
-            about.extend(keys.iter().copied());
+            known.about.extend(keys.iter().copied());
         }
         let (removed, taken) = (HashSet::new(), 0);
-        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, taken };
+        let asked = Asked { ask, reply, question, left, known, removed, taken };
         self.log_questions.insert(number, asked);
         None
     }
@@ -238,7 +266,7 @@ impl Master {
                 // Also if the listed one can be read now: it may be retired before the last owner
                 // has answered.
                 if let Some(entry) = self.logged_entry(segment_id, at, o) {
-                    asked.besides.insert(id, self.meta(&entry.key, &entry.replica()));
+                    asked.known.besides.insert(id, self.meta(&entry.key, &entry.replica()));
                 }
                 // It is listed once the owner of the other object has reported that one as retired.
                 // Until then it does not count as a duplicate.
@@ -279,7 +307,7 @@ impl Master {
             };
             asked.left.retain(is_member);
         }
-        let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
+        let over = |a: &Asked| a.left.is_empty() || now >= a.known.until_ms;
         let done: Vec<_> = self.log_questions.extract_if(.., |_, a| over(a)).collect();
         for (_, asked) in done {
             match asked.left.first_key_value() {
@@ -296,17 +324,17 @@ impl Master {
     }
 
     /// An owner of a log did not answer: answers what is known, and an error for all else.
-    fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
+    pub(super) fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
         let unknown = || Error::disconnected(format!("this key is not known here, and {why}"));
         let failed = |text: String| Response::Failed(Error::disconnected(text));
         let (keys, gone) = match &ask.request {
-            Request::GetLocation { keys, gone } => (keys, gone),
+            Request::GetLocation { keys, gone, .. } => (keys, gone),
             // A shorter run is a correct answer, too.
             Request::MatchPrefix(keys) => {
-                let answer = self.match_prefix(keys, &HashMap::new());
+                let answer = self.match_prefix(keys, &Known::default());
                 return reply.send(answer);
             }
-            Request::Exists(_) => {
+            Request::Exists { .. } => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
             }
@@ -321,24 +349,24 @@ impl Master {
                 *found = Err(unknown());
             }
         }
-        reply.send(Response::Locations(list));
+        reply.send(in_memory(list));
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, until_ms, about, besides, taken, .. } = asked;
-        if looked_up(&ask.request).is_some()
-            && let Some(question) = self.question_of(&ask.request, &about)
-        {
-            // A key that was listed at the first question may be gone since, and a log may hold it.
-            // Each key is asked about once, and all questions share one limit. Without an owner to
-            // ask, `ask_logs` answers.
-            let _ = self.ask_logs(question, ask, reply, (until_ms, about, besides));
+        let Asked { ask, reply, removed, known, taken, .. } = asked;
+        if looked_up(&ask.request).is_some() {
+            match self.question_of(&ask.request, &known.about) {
+                // A key that was listed at the first question may be gone since, and a log may hold
+                // it. Each key is asked about once, and all questions share one limit. Without an
+                // owner to ask, `ask_logs` answers.
+                Some(question) => drop(self.ask_logs(question, ask, reply, known)),
+                None => self.answer_lookup(ask, reply, known),
+            }
             return self.flush_commits();
         }
-        match (self.found(&ask.request, &besides), ask.request) {
-            (Some(answer), _) => reply.send(answer),
-            (None, Request::Remove(keys)) => self.remove(&keys, &removed, reply),
-            (None, request) => {
+        match ask.request {
+            Request::Remove(keys) => self.remove(&keys, &removed, reply),
+            request => {
                 let ask = Ask { request, ..ask };
                 self.enter_round(Round { ask, reply, from_logs: taken });
             }
@@ -347,22 +375,22 @@ impl Master {
         self.flush_commits();
     }
 
-    /// The answer to a lookup, after the owners of logs were asked; none for other requests.
-    fn found(&mut self, request: &Request, besides: &HashMap<KeyId, ObjMeta>) -> Option<Response> {
+    /// The answer to a lookup, after all that were to be asked have answered.
+    pub(super) fn found(&mut self, request: &Request, known: &Known) -> Response {
         match request {
-            Request::GetLocation { keys, gone } => {
+            Request::GetLocation { keys, gone, .. } => {
                 let mut list = self.locations(keys, gone);
                 // For keys without a listed location the object that a log serves.
                 for (found, key) in list.iter_mut().zip(keys).filter(|(found, _)| found.is_err()) {
-                    if let Some(meta) = besides.get(&self.id_of(key)) {
+                    if let Some(meta) = known.besides.get(&self.id_of(key)) {
                         *found = Ok(vec![meta.clone()]);
                     }
                 }
-                Some(Response::Locations(list))
+                self.with_disks(in_memory(list), keys, known)
             }
-            Request::Exists(keys) => Some(self.exists(keys, besides)),
-            Request::MatchPrefix(keys) => Some(self.match_prefix(keys, besides)),
-            _ => None,
+            Request::Exists { keys, .. } => self.exists(keys, known),
+            Request::MatchPrefix(keys) => self.match_prefix(keys, known),
+            _ => Response::Failed(Error::internal("not a lookup")),
         }
     }
 
@@ -403,7 +431,7 @@ impl Master {
         self.found_gone.remove(&id);
         if self.aside.remove(&id).is_some() {
             let (keys, gone) = (vec![KeyBytes::shared(key.clone())], Vec::new());
-            let request = Request::GetLocation { keys, gone };
+            let request = Request::GetLocation { keys, gone, promote: Promote::No };
             // Without an owner to ask there is nothing to list.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
         }

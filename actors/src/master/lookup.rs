@@ -4,10 +4,13 @@
 use super::Master;
 use super::allocator::SegmentAllocator;
 use super::entry::{Entry, State};
+use super::log::Known;
 use crate::error::{Error, Result};
-use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, SegmentId, SlotRef};
-use hashbrown::{HashMap, HashSet};
-use nkv_store::{Key, KeyId};
+use crate::message::{
+    Existence, KeyBytes, Location, ObjMeta, RankState, Response, SegmentId, SlotRef,
+};
+use hashbrown::HashSet;
+use nkv_store::Key;
 use std::collections::BTreeMap;
 
 /// Owners listed in one answer to Exists, at most.
@@ -88,46 +91,42 @@ impl Master {
         found
     }
 
-    /// `besides`: as of [`Self::exists`].
-    pub(super) fn match_prefix(
-        &mut self,
-        keys: &[KeyBytes],
-        besides: &HashMap<KeyId, ObjMeta>,
-    ) -> Response {
+    pub(super) fn match_prefix(&mut self, keys: &[KeyBytes], known: &Known) -> Response {
         if let Err(e) = keys.iter().try_for_each(|key| Key::check(key)) {
             return Response::Failed(e.into());
         }
         let mut run = Vec::new();
         for key in keys {
             let listed = self.readable(key).and_then(|e| self.metas(e).next());
-            let Some(meta) = listed.or_else(|| besides.get(&self.id_of(key)).cloned()) else {
+            let id = self.id_of(key);
+            let meta = listed.or_else(|| known.besides.get(&id).cloned()).map(Location::Memory);
+            let Some(location) = meta.or_else(|| known.disk_meta(&id).map(Location::Disk)) else {
                 break;
             };
-            run.push(meta);
+            run.push(location);
         }
         self.counters.lookup_hits += run.len() as u64;
         self.counters.lookup_misses += u64::from(run.len() < keys.len());
         Response::Prefix(run)
     }
 
-    /// `besides`: objects that logs serve under keys whose listed entry cannot be read.
-    pub(super) fn exists(
-        &mut self,
-        keys: &[KeyBytes],
-        besides: &HashMap<KeyId, ObjMeta>,
-    ) -> Response {
+    pub(super) fn exists(&mut self, keys: &[KeyBytes], known: &Known) -> Response {
         if let Err(e) = keys.iter().try_for_each(|key| Key::check(key)) {
             return Response::Failed(e.into());
         }
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| {
-            let beside = || besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation);
+            let id = self.id_of(key);
+            let beside = || known.besides.get(&id).map(|meta| meta.at.incarnation);
             let there = self.readable(key).map(|e| e.at().incarnation).or_else(beside);
             if let Some(owner) = there {
                 if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
                     owners.push(owner);
                 }
                 return Existence::Ready;
+            }
+            if known.disk_meta(&id).is_some() {
+                return Existence::OnDisk;
             }
             match self.entry(key).map(|e| e.map(Entry::state)) {
                 Ok(Some(State::Writing(_))) => Existence::Writing,
@@ -141,7 +140,8 @@ impl Master {
         {
             return Response::Failed(e);
         }
-        let hits = found.iter().filter(|e| **e == Existence::Ready).count() as u64;
+        let hit = |e: &&Existence| matches!(e, Existence::Ready | Existence::OnDisk);
+        let hits = found.iter().filter(hit).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;
         Response::Existence { list: found, owners }

@@ -6,12 +6,10 @@ use super::entry::{Entry, State};
 use super::{Ask, Master};
 use crate::actor::{Context, Message, On, Reply};
 use crate::error::{Error, Result};
-use crate::message::{
-    KEYS_PER_ROUND, KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES, Request, Response, Selection,
-};
+use crate::message::{KEYS_PER_ROUND, KeyBytes, KeyState, Listed, Request, Response, Selection};
+use crate::pattern::compile;
 use nkv_store::KeyId;
 use nkv_store::clock::Clock;
-use regex::bytes::{Regex, RegexBuilder};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -21,8 +19,6 @@ const MAX_RUNNING: usize = 2;
 const MAX_WAITING: usize = 256;
 /// After matching for this time a round ends, and the next one continues there.
 const MATCH_LIMIT_MS: u64 = 200;
-/// Largest compiled pattern; this also bounds the time per byte of a key.
-const MAX_PROGRAM_BYTES: usize = 1 << 20;
 
 /// A request that waits to run or runs.
 #[derive(Debug)]
@@ -208,23 +204,12 @@ impl Query {
     }
 }
 
-/// Compiles a pattern. Matching is linear in the length of a key for every pattern, and bounded in
-/// memory. `InvalidArgument` if it is too long, too large or malformed.
-fn compile(pattern: &str) -> Result<Regex> {
-    if pattern.len() > MAX_PATTERN_BYTES {
-        let n = pattern.len();
-        let text = format!("a pattern has at most {MAX_PATTERN_BYTES} bytes, this one {n}");
-        return Err(Error::invalid(text));
-    }
-    let built = RegexBuilder::new(pattern).size_limit(MAX_PROGRAM_BYTES).build();
-    built.map_err(|e| Error::invalid(format!("the pattern cannot be compiled: {e}")))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{MATCH_LIMIT_MS, Query, Seen, compile};
+    use super::{MATCH_LIMIT_MS, Query, Seen};
     use crate::ErrorKind;
     use crate::message::{KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES};
+    use crate::pattern::compile;
     use nkv_store::KeyId;
     use nkv_store::clock::Clock;
     use std::sync::Arc;

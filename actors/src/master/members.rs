@@ -94,6 +94,8 @@ pub(super) struct Inner {
     // Keys put while a rank with objects of an earlier term had not reported. Kept here, so that a
     // panic of the actor does not lose them.
     pub superseded: HashSet<KeyId>,
+    // Removals of which the disks of ranks that are not members do not know.
+    pub unheard: super::disk::Unheard,
     // Ordered, so that lost producers are handled in a fixed order.
     producers: BTreeMap<u64, Producer>,
     pub number: u64,

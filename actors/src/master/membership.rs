@@ -238,6 +238,9 @@ impl Master {
             OwnerToMaster::LogAnswer { number, served, removed, taken } => {
                 self.log_answer(segment_id, number, served, (removed, taken));
             }
+            OwnerToMaster::DiskAnswer { number, answer } => {
+                self.disk_answer(segment_id, number, answer);
+            }
             OwnerToMaster::Leave => self.gone(segment_id, incarnation, LEFT),
         }
     }

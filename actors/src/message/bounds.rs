@@ -7,11 +7,12 @@
 mod calls;
 
 use super::{
-    ClientToOwner, LogObjectEntry, LogQuestion, MAX_BATCH, MAX_SEGMENTS, MasterToOwner,
-    OwnerToMaster, PlanOpened, RankInfo, SeenView, SlotContent, SlotEntry, SlotRef,
+    ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion, MAX_BATCH,
+    MAX_PATTERN_BYTES, MAX_SEGMENTS, MasterToOwner, OwnerToMaster, PlanOpened, RankInfo, SeenView,
+    SlotContent, SlotEntry, SlotRef,
 };
 use crate::error::{Error, Result};
-use crate::message::ObjectDesc;
+use crate::message::{KeyBytes, ObjectDesc};
 use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
@@ -44,6 +45,11 @@ fn list(what: &str, len: usize, most: usize) -> Result<()> {
 
 fn key(bytes: &[u8]) -> Result<()> {
     size("a key", bytes.len() as u64, "bytes", MAX_KEY_BYTES as u64)
+}
+
+fn keys_of(keys: &[KeyBytes]) -> Result<()> {
+    list("keys", keys.len(), MAX_BATCH)?;
+    keys.iter().try_for_each(|bytes| key(bytes))
 }
 
 fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
@@ -204,6 +210,7 @@ impl RankInfo {
                 list("keys", removed.len(), MAX_BATCH)?;
                 self.check_objects(served)
             }
+            OwnerToMaster::DiskAnswer { answer, .. } => answer.check(),
             // The master compares it with the plans that it sent.
             OwnerToMaster::PlansRecorded { .. } => Ok(()),
             // Gauges are only shown, and added with saturation.
@@ -241,6 +248,8 @@ impl RankInfo {
                 }
                 LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
+            MasterToOwner::AskDisk { question, .. } => question.check(),
+            MasterToOwner::RemovalOver(which) => which.check(),
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }
             | MasterToOwner::MakeRoom { .. }
@@ -250,6 +259,34 @@ impl RankInfo {
             | MasterToOwner::NoMorePlans
             | MasterToOwner::RequestReport { .. } => Ok(()),
         }
+    }
+}
+
+impl DiskSelection {
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Keys(keys) => keys_of(keys),
+            Self::Matching(pattern) => {
+                size("a pattern", pattern.len() as u64, "bytes", MAX_PATTERN_BYTES as u64)
+            }
+            Self::All => Ok(()),
+        }
+    }
+}
+
+impl DiskQuestion {
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Find(keys) | Self::Promote { keys, .. } => keys_of(keys),
+            Self::Remove(which) => which.check(),
+        }
+    }
+}
+
+impl DiskAnswer {
+    fn check(&self) -> Result<()> {
+        list("objects", self.found.len(), MAX_BATCH)?;
+        list("objects", self.not_promoted.len(), MAX_BATCH)
     }
 }
 

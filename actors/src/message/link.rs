@@ -2,8 +2,8 @@
 //! client.
 
 use super::{
-    Abandoned, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion, MovedObject, ObjectDesc,
-    OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
+    Abandoned, DiskAnswer, DiskQuestion, DiskSelection, KeyBytes, KeyId, KeyReport, LogObjectEntry,
+    LogQuestion, MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
 };
 use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,15 @@ pub enum MasterToOwner {
         /// The question.
         question: LogQuestion,
     },
+    /// Answer with `DiskAnswer`, for the disk of this node.
+    AskDisk {
+        /// Number of the question.
+        number: u64,
+        /// The question.
+        question: DiskQuestion,
+    },
+    /// What `DiskQuestion::Remove` named is removed everywhere.
+    RemovalOver(DiskSelection),
     /// A frame of this owner was invalid, for this reason: the link ends.
     Refused(String),
     /// Report every slot, under this number.
@@ -146,6 +155,13 @@ pub enum OwnerToMaster {
         removed: Vec<KeyId>,
         /// To `RemoveAll`: number of objects that lost LIVE.
         taken: u64,
+    },
+    /// Answer to `AskDisk`.
+    DiskAnswer {
+        /// Number of the question.
+        number: u64,
+        /// The answer.
+        answer: DiskAnswer,
     },
     /// The view of this number is kept.
     ViewSeen {

@@ -137,6 +137,8 @@ pub struct RankInfo {
     pub key_fingerprint: u64,
     /// The owner touched every memory page at start; a process that maps the segment does the same.
     pub prefault: bool,
+    /// Its node has a disk with objects: the owner of this segment answers for it.
+    pub disk: bool,
 }
 
 impl RankInfo {

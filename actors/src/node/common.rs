@@ -6,6 +6,7 @@ use crate::environment::Environment;
 use crate::membership::Siblings;
 use crate::message::{Settings, Term};
 use crate::server::SegmentRegistry;
+use crate::tier::DiskTier;
 use nkv_store::{KeyHasher, KeyPool};
 use nkv_transport::wire::auth::Guard;
 use std::sync::Arc;
@@ -25,8 +26,18 @@ pub(super) struct Common {
     pub failed: watch::Sender<Option<String>>,
     pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
+    // The SSD tier of the node, for all its segments.
+    pub tier: Option<Arc<DiskTier>>,
     pub watchlist: Arc<Watchlist>,
     // The master's term and the cluster's settings, as the first segment received them at its join;
     // until then no term, and the settings of this node.
     pub settings: watch::Sender<(Term, Settings)>,
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        if let Some(tier) = &self.tier {
+            tier.close();
+        }
+    }
 }

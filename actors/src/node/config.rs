@@ -1,6 +1,7 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use crate::tier::SsdConfig;
 use nkv_store::device_log::MIN_LOG_UNITS;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
@@ -114,6 +115,8 @@ pub struct NodeConfig {
     pub secret: Option<Secret>,
     /// RDMA devices to register the memory with, if the host has some; None: use no device.
     pub fabric: Option<FabricConfig>,
+    /// The SSD tier; None: objects that leave memory are gone.
+    pub ssd: Option<SsdConfig>,
     /// Address at which the embedding program serves `/status`, for the others to know; the node
     /// itself serves nothing there.
     pub http: Option<String>,
@@ -153,6 +156,7 @@ impl Default for NodeConfig {
             data_connections: 256,
             secret: None,
             fabric: Some(FabricConfig::default()),
+            ssd: None,
             http: None,
         }
     }
@@ -215,6 +219,9 @@ impl NodeConfig {
                  leave it out, or use memory dram"
                     .to_string(),
             );
+        }
+        if let Some(fault) = self.ssd.as_ref().and_then(SsdConfig::fault) {
+            return bad(fault);
         }
         self.validate_ranges()?;
         let most = self.heap_bytes.saturating_sub(PAYLOAD_ALIGN);

@@ -16,6 +16,7 @@ use crate::message::{ExportedMemory, OwnerToMaster, RankInfo, SegmentId, Setting
 use crate::owner::tables::OwnerTables;
 use crate::owner::{HeapObserver, Owner, OwnerDurable};
 use crate::server::{LocalSegment, RegisteredSegment};
+use crate::tier::Demotion;
 use crate::uplink::Uplink;
 use nkv_store::Memory;
 use nkv_store::evict::Watermarks;
@@ -156,6 +157,7 @@ impl UnjoinedSegment {
             key_fingerprint: common.hasher.fingerprint(),
             prefault: config.prefault
                 && matches!(self.made.exported, ExportedMemory::Shared { .. }),
+            disk: self.segment_id.is_first() && common.tier.is_some(),
         }
     }
 
@@ -287,6 +289,7 @@ async fn start_roles(
         clock: common.env.clock.clone(),
         log_claim_ttl_ms: common.config.log_claim_ttl_ms,
         holders: Vec::new(),
+        demotion: common.tier.clone().map(|tier| Arc::new(Demotion::new(tier, heap.clone()))),
     };
     let owner = ActorAddr::<Owner>::start(executor, owner_durable, exhausted.clone()).await?;
     let config = &common.config;

@@ -16,6 +16,7 @@ use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
 use crate::server::{MAX_CONNECTIONS, MAX_RINGS, SegmentCommands, SegmentRegistry, Server};
+use crate::tier::DiskTier;
 use nkv_store::KeyPool;
 use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
@@ -52,6 +53,9 @@ impl Node {
         let client = building.client();
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
+        if let Some(tier) = &building.common().tier {
+            tier.start_promotions(&client)?;
+        }
         let node = building.finish(info, client, producer);
         node.wait_joined().await?;
         Ok(node)
@@ -88,7 +92,9 @@ impl Building {
         let guard = make_guard(&env, &config).await?;
         let hasher = guard.credentials().key_hasher();
         let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
+        let tier = open_tier(&config).await?;
         let common = Common {
+            tier,
             hasher: hasher.ok_or_else(unknown)?,
             key_pool: Arc::new(match config.rank {
                 0 => KeyPool::shared(),
@@ -222,6 +228,7 @@ impl Building {
             draining: self.switches.draining.clone(),
             producer_id: self.common().env.random.u64(),
             executor: None,
+            home: Some(self.config().rank),
         })
     }
 
@@ -260,6 +267,16 @@ impl Building {
         };
         Node(OwnProcessOnly::new(parts))
     }
+}
+
+/// Opens the SSD tier, if there is one.
+async fn open_tier(config: &NodeConfig) -> Result<Option<Arc<DiskTier>>, StartError> {
+    let Some(mut ssd) = config.ssd.clone() else { return Ok(None) };
+    ssd.dir.push(format!("rank-{}", config.rank));
+    // Not on the caller's event loop: it reads a journal, and may make large files.
+    let opened = tokio::task::spawn_blocking(move || DiskTier::open(&ssd)).await;
+    let opened = opened.map_err(|e| StartError::Internal(format!("SSD task: {e}")))?;
+    opened.map(Some).map_err(StartError::Config)
 }
 
 /// Credentials from the job's secret, else from its cookie.

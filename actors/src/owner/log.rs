@@ -278,6 +278,7 @@ impl Owner {
 
     /// Forgets objects that were retired to make room, and reports those that the master lists.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
+        self.demote(evicted);
         let reported: Vec<SlotRef> = {
             let t = self.durable.tables.lock();
             let reported = evicted.iter().filter(|(slot, epoch)| t.is_reported(*slot, *epoch));

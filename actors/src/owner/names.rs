@@ -7,6 +7,7 @@ use super::log::Log;
 use crate::actor::{Context, Message, On, Reply};
 use crate::client::log_names::NAMES_PER_FRAME;
 use crate::message::{KeyReport, OwnerToClient, OwnerToMaster};
+use nkv_store::Key;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
@@ -155,6 +156,14 @@ impl Message for MailboxRead {
 impl Owner {
     /// The master wants every object announced whose put has returned.
     pub(super) fn asked_for_names(&mut self, number: u64, ctx: &mut Context<'_, Self>) {
+        let round = self.ask_for_names();
+        let (asked_ns, stage) = (self.durable.clock.now_ns(), Stage::Asked);
+        self.name_questions.0.push(Question { number, round, asked_ns, stage });
+        self.answer_names(ctx);
+    }
+
+    /// Asks every producer for the keys that it has not sent; returns the round.
+    pub(super) fn ask_for_names(&self) -> u64 {
         let tables = &self.durable.tables;
         // Handles of this process: their keys are taken at once.
         for gates in tables.attachments.local() {
@@ -167,10 +176,7 @@ impl Owner {
                 self.keys_reported(names);
             }
         }
-        let round = self.durable.tables.name_senders.ask();
-        let (asked_ns, stage) = (self.durable.clock.now_ns(), Stage::Asked);
-        self.name_questions.0.push(Question { number, round, asked_ns, stage });
-        self.answer_names(ctx);
+        tables.name_senders.ask()
     }
 
     /// Moves on with the master's questions; call after each pass over the log.
@@ -231,6 +237,19 @@ impl Owner {
     /// Takes in up to `KEYS_PER_PASS` reported keys. A producer reports a key after its put, and
     /// this pass accepted the put already.
     pub(super) fn take_names(&self, log: &mut Log) {
+        let (mut named, mut late) = (Vec::new(), Vec::new());
+        self.take_in(log, &mut named, &mut late);
+        self.write_through(&named);
+        self.named_late(late);
+    }
+
+    /// `named`: objects whose key string is known now; `late`: those that are not live any more.
+    fn take_in(
+        &self,
+        log: &mut Log,
+        named: &mut Vec<(u32, u32)>,
+        late: &mut Vec<((u32, u32), Key)>,
+    ) {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
             let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop() else { return };
@@ -242,6 +261,9 @@ impl Owner {
                 let Ok(key) = key.into_key(&self.durable.tables.key_pool) else { continue };
                 t.keys.insert(slot, (epoch, key));
                 log.named.push((slot, epoch));
+                named.push((slot, epoch));
+            } else if object.is_none() && self.is_awaited_by_disk((slot, epoch)) {
+                late.extend(Key::new(&key).ok().map(|key| ((slot, epoch), key)));
             }
         }
     }
@@ -262,14 +284,12 @@ impl Owner {
 
     /// Key strings that producers report for their logged objects. They are processed at the next
     /// tick: a flood of reports is many messages, and others wait behind them.
-    pub(super) fn keys_reported(&mut self, list: Vec<KeyReport>) {
-        if self.log.is_none() {
-            return;
-        }
+    pub(super) fn keys_reported(&self, list: Vec<KeyReport>) {
+        // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
+        // Not decided by `self.log`, which is taken out while it is processed.
+        let most = self.durable.heap.layout().log_slots as usize;
         let mut t = self.durable.tables.lock();
         t.reported_keys.extend(list);
-        // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
-        let most = self.durable.heap.layout().log_slots as usize;
         while t.reported_keys.len() > most {
             t.reported_keys.pop();
         }

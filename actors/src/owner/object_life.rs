@@ -57,6 +57,8 @@ impl Owner {
                 admitted.push((at.slot, at.epoch, done.extent.len));
             }
         }
+        let live: Vec<_> = admitted.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
+        self.write_through(&live);
         if !admitted.is_empty() {
             // Tail to head, like touches: the head of a prefix stays longest.
             admitted.reverse();

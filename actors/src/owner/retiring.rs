@@ -26,6 +26,9 @@ impl Owner {
                 gone.push(self.at(slot, epoch));
             }
         }
+        if how == ObjectEnd::Evicted {
+            self.demote(&gone.iter().map(|at| (at.slot, at.epoch)).collect::<Vec<_>>());
+        }
         self.ended(&gone, how);
         (gone.len() as u64, bytes)
     }

@@ -80,6 +80,7 @@ impl Bench {
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
             holders,
+            demotion: None,
         };
         let executor = OwnedExecutor::arbiter().unwrap();
         let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.unwrap();

@@ -86,6 +86,7 @@ pub async fn rank1_incarnations(
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for key in keys {
         let meta = cluster.client().get_location(key.as_bytes()).await.unwrap();
+        let meta = meta.into_memory().unwrap();
         assert_eq!(meta.rank, 1);
         match meta.at.incarnation {
             i if i == mounted => second.push(key.clone()),

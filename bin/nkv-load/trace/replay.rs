@@ -6,7 +6,7 @@ use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
-use nkv::message::ObjMeta;
+use nkv::message::{Location, ObjMeta, Tier};
 use nkv::{Blocking, ErrorKind, PutOptions};
 use nkv_store::Buffer;
 use std::collections::HashSet;
@@ -25,17 +25,17 @@ const VERSION: u64 = 0;
 /// The calls that a replay needs; each takes a batch.
 pub(super) trait Blocks {
     /// The longest readable run from the first key.
-    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>>;
+    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<Location>>;
     /// Reads objects by location.
     fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>>;
-    /// Reads the object of a key.
-    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize>;
+    /// Reads the objects of keys.
+    fn read_keys(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<nkv::Result<usize>>;
     /// Puts objects.
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>>;
 }
 
 impl Blocks for Blocking {
-    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>> {
+    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<Location>> {
         self.match_prefix(keys)
     }
 
@@ -43,8 +43,8 @@ impl Blocks for Blocking {
         self.read_many_into(items)
     }
 
-    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize> {
-        self.get_into(key, dst)
+    fn read_keys(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<nkv::Result<usize>> {
+        self.get_many_into(items)
     }
 
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>> {
@@ -77,6 +77,8 @@ pub(super) struct Replay<'a, B> {
     pub(super) gets: OpTimes,
     puts: OpTimes,
     requests: u64,
+    /// Matched blocks that were on disk.
+    on_disk: u64,
     report: Report,
 }
 
@@ -96,6 +98,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
             gets: OpTimes::new("get", bytes),
             puts: OpTimes::new("put", bytes),
             requests: 0,
+            on_disk: 0,
             report: Report::default(),
         }
     }
@@ -109,13 +112,13 @@ impl<'a, B: Blocks> Replay<'a, B> {
         if names.is_empty() {
             return;
         }
-        let metas = self.matched(&names);
-        let fates = self.read_prefix(&names[..metas.len()], &metas);
+        let found = self.matched(&names);
+        let fates = self.read_prefix(&names[..found.len()], &found);
         let run = fates.iter().take_while(|fate| **fate == Fate::Read).count();
         self.report.hit_blocks += run as u64;
 
         let lost = fates.iter().enumerate().filter(|(_, fate)| **fate == Fate::Lost);
-        let missing = lost.map(|(at, _)| at).chain(metas.len()..names.len());
+        let missing = lost.map(|(at, _)| at).chain(found.len()..names.len());
         let mut seen = HashSet::new();
         let missing: Vec<&[u8]> =
             missing.map(|at| names[at]).filter(|name| seen.insert(*name)).collect();
@@ -126,16 +129,17 @@ impl<'a, B: Blocks> Replay<'a, B> {
     pub(super) fn into_report(mut self) -> Report {
         let all = [self.matches, self.gets, self.puts];
         all.into_iter().for_each(|times| self.report.measured(times));
-        Report { requests: self.requests, ..self.report }
+        Report { requests: self.requests, disk_blocks: self.on_disk, ..self.report }
     }
 
-    fn matched(&mut self, names: &[&[u8]]) -> Vec<ObjMeta> {
+    fn matched(&mut self, names: &[&[u8]]) -> Vec<Location> {
         let (outcome, ns) = timed(|| self.blocks.longest_prefix(names));
         match outcome {
-            Ok(mut metas) => {
+            Ok(mut found) => {
                 self.matches.record(ns);
-                metas.truncate(names.len());
-                metas
+                found.truncate(names.len());
+                self.on_disk += found.iter().filter(|at| at.tier() == Tier::Disk).count() as u64;
+                found
             }
             Err(error) => {
                 self.report.tally.failed("match_prefix", names[0], &error);
@@ -146,20 +150,21 @@ impl<'a, B: Blocks> Replay<'a, B> {
 
     /// Reads and compares the matched blocks. Calls go from the end of the prefix to its start, as
     /// the touches within a call do: the head must end up the most recently used.
-    fn read_prefix(&mut self, names: &[&[u8]], metas: &[ObjMeta]) -> Vec<Fate> {
-        let mut fates = vec![Fate::Failed; metas.len()];
-        self.grow_buffer(metas.len());
-        let calls = names.chunks(self.per_call).zip(metas.chunks(self.per_call));
-        for ((names, metas), fates) in calls.zip(fates.chunks_mut(self.per_call)).rev() {
-            self.read_call(names, metas, fates);
+    fn read_prefix(&mut self, names: &[&[u8]], found: &[Location]) -> Vec<Fate> {
+        let mut fates = vec![Fate::Failed; found.len()];
+        self.grow_buffer(found.len());
+        let calls = names.chunks(self.per_call).zip(found.chunks(self.per_call));
+        for ((names, found), fates) in calls.zip(fates.chunks_mut(self.per_call)).rev() {
+            self.read_call(names, found, fates);
         }
         fates
     }
 
-    fn read_call(&mut self, names: &[&[u8]], metas: &[ObjMeta], fates: &mut [Fate]) {
-        let mut items: Vec<(&ObjMeta, &mut [u8])> =
-            metas.iter().zip(self.buffer.chunks_mut(self.block_bytes)).collect();
-        let (outcomes, ns) = timed(|| read_or_follow(self.blocks, names, &mut items));
+    fn read_call(&mut self, names: &[&[u8]], found: &[Location], fates: &mut [Fate]) {
+        let places = self.buffer.chunks_mut(self.block_bytes);
+        let items: Vec<_> =
+            names.iter().zip(found).zip(places).map(|((n, f), p)| (*n, f, p)).collect();
+        let (outcomes, ns) = timed(|| read_or_follow(self.blocks, items));
         let mut read = 0;
         for (at, outcome) in outcomes.iter().enumerate().take(names.len()) {
             fates[at] = match outcome {
@@ -224,20 +229,32 @@ impl<'a, B: Blocks> Replay<'a, B> {
     }
 }
 
-/// Reads objects by location. One that is not there any more may have been copied to another place
-/// since it was matched, as what is read often is: its key leads there.
+/// Reads objects by location. Those on disk, and those that are not there any more, are read by
+/// their keys: what is read often is copied elsewhere, and its key leads there.
 fn read_or_follow<B: Blocks>(
     blocks: &B,
-    names: &[&[u8]],
-    items: &mut [(&ObjMeta, &mut [u8])],
+    items: Vec<(&[u8], &Location, &mut [u8])>,
 ) -> Vec<nkv::Result<usize>> {
-    let mut outcomes = blocks.read(items);
-    for ((name, (_, dst)), outcome) in names.iter().zip(items).zip(&mut outcomes) {
-        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            *outcome = blocks.read_key(name, dst);
+    let (mut in_memory, mut by_key, mut order) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, found, dst) in items {
+        order.push(found.in_memory().is_some());
+        match found.in_memory() {
+            Some(meta) => in_memory.push((name, (meta, dst))),
+            None => by_key.push((name, dst)),
         }
     }
-    outcomes
+    let (names, mut in_memory): (Vec<_>, Vec<_>) = in_memory.into_iter().unzip();
+    let mut read = blocks.read(&mut in_memory);
+    for ((name, (_, dst)), outcome) in names.iter().zip(in_memory).zip(&mut read) {
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            let again = blocks.read_keys(&mut [(*name, dst)]).pop();
+            *outcome = again.unwrap_or_else(|| outcome.clone());
+        }
+    }
+    let keyed = if by_key.is_empty() { Vec::new() } else { blocks.read_keys(&mut by_key) };
+    let (mut read, mut keyed) = (read.into_iter(), keyed.into_iter());
+    let next = order.into_iter().map(|memory| if memory { read.next() } else { keyed.next() });
+    next.flatten().collect()
 }
 
 /// The key of a block. The block's size is part of it: replays with other sizes share no objects.

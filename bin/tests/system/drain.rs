@@ -77,7 +77,7 @@ fn a_draining_rank_takes_no_new_plans() {
         view.ranks.iter().any(|(info, state)| info.rank == 1 && *state == RankState::Draining)
     });
     handle.put(b"new", VALUE, &on(1)).unwrap();
-    assert_eq!(handle.get_location(b"new").unwrap().rank, 0, "placed on a rank that stays");
+    assert_eq!(handle.get_location(b"new").unwrap().rank(), 0, "placed on a rank that stays");
     handle.publish(plan).unwrap();
     assert_eq!(cluster.wait_exit(1, EXIT_LIMIT).code, 0);
 }

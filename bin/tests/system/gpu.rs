@@ -38,7 +38,7 @@ fn serves(cluster: &ProcessCluster) {
             let there = PutOptions::default().preferred_rank(rank);
             client.put(key.as_bytes(), &value, &there).unwrap();
             assert!(client.get(key.as_bytes()).unwrap() == value, "{key}");
-            assert_eq!(client.get_location(key.as_bytes()).unwrap().rank, rank);
+            assert_eq!(client.get_location(key.as_bytes()).unwrap().rank(), rank);
         }
     }
     assert_eq!(client.remove_all().unwrap(), 8);

@@ -183,7 +183,7 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_random_u64() {
     let handle = cluster.connect(0);
     let on_1 = PutOptions::default().preferred_rank(1);
     handle.put(b"k", b"after", &on_1).unwrap();
-    assert_eq!(handle.get_location(b"k").unwrap().rank, 1);
+    assert_eq!(handle.get_location(b"k").unwrap().rank(), 1);
     assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);
 }
 

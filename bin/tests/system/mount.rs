@@ -28,8 +28,9 @@ fn fill(handle: &Blocking, n: usize) {
 
 /// Which of these values lie on an incarnation.
 fn on(handle: &Blocking, n: usize, incarnation: u64) -> Vec<usize> {
-    let at = |i: &usize| handle.get_location(format!("k{i}").as_bytes()).unwrap().at.incarnation;
-    (0..n).filter(|i| at(i) == incarnation).collect()
+    let at = |i: &usize| handle.get_location(format!("k{i}").as_bytes()).unwrap();
+    let on = |i: &usize| at(i).in_memory().is_some_and(|meta| meta.at.incarnation == incarnation);
+    (0..n).filter(on).collect()
 }
 
 fn mounted(handle: &Blocking) -> Vec<u64> {
@@ -71,7 +72,7 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
 
         // Locations that clients found before are no longer readable by any data path.
         let key = format!("k{}", there[0]);
-        let old = readers[0].get_location(key.as_bytes()).unwrap();
+        let old = readers[0].get_location(key.as_bytes()).unwrap().into_memory().unwrap();
         let unmount = nkv(&cluster, &["unmount", "1", "--rank", "1"]);
         let expected = format!("segment 1 of rank 1: unmounted with {} objects\n", there.len());
         assert_eq!(unmount.stdout, expected, "{}", unmount.stderr);

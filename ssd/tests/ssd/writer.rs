@@ -48,6 +48,9 @@ impl Engine for Slow {
     fn remove(&self, _: &[&Key]) -> Result<u64, SsdError> {
         Ok(0)
     }
+    fn remove_all(&self) -> Result<u64, SsdError> {
+        Ok(0)
+    }
     fn maintain(&self) -> Result<(), SsdError> {
         Ok(())
     }

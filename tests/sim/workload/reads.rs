@@ -4,7 +4,7 @@ use super::writes::MAX_VALUE;
 use super::{Worker, is_absent};
 use crate::ledger::{KnownBy, Outcome, SlotEpoch};
 use crate::stack;
-use nkv::message::{Existence, ObjMeta};
+use nkv::message::{Existence, Location, ObjMeta};
 
 /// How long a read waits for an object at most.
 const AWAITED_MS: u64 = 300;
@@ -119,7 +119,8 @@ impl Worker {
         if is_absent(&found) {
             self.absent(key, began);
         }
-        if let Ok(meta) = found {
+        // No node has a disk here.
+        if let Some(meta) = found.ok().and_then(Location::into_memory) {
             // If the master does not answer this may be the last known location: only a hint.
             self.cluster.ledger.check_hint(key, spot(&meta));
             self.remember(key, meta);
@@ -152,7 +153,8 @@ impl Worker {
         let run = self.client.match_prefix(&names).await;
         self.report("match-prefix", first, Outcome::of(&run));
         let (from, members) = (stack::read_from(), self.cluster.roster(began).members);
-        for (key, meta) in keys.into_iter().zip(run.unwrap_or_default()) {
+        let run = run.unwrap_or_default().into_iter().filter_map(Location::into_memory);
+        for (key, meta) in keys.into_iter().zip(run) {
             self.cluster.ledger.check_location((key, began), spot(&meta), &from, &members);
             self.remember(key, meta);
         }

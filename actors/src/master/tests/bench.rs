@@ -5,9 +5,9 @@ use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
-    ExportedMemory, KeyBytes, MasterToOwner, ObjectDesc, OpenItem, OwnerToMaster, PlanDesc,
-    PlanRef, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent,
-    SlotEntry, SlotRef, Term,
+    ExportedMemory, KeyBytes, Location, MasterToOwner, ObjectDesc, OpenItem, OwnerToMaster,
+    PlanDesc, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings,
+    SlotContent, SlotEntry, SlotRef, Term,
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
@@ -67,6 +67,7 @@ pub(in crate::master) fn info(rank: u32, incarnation: u64, world: u32) -> RankIn
         memory: ExportedMemory::Private,
         key_fingerprint: HASHER.fingerprint(),
         prefault: false,
+        disk: false,
         http: None,
         layout: SegmentLayout {
             segment_bytes: BASE + u64::from(SLOTS) * UNIT,
@@ -263,8 +264,17 @@ impl Bench {
     }
 
     pub(super) async fn found(&self, k: &str) -> std::result::Result<SlotRef, ErrorKind> {
-        match self.ask(Request::GetLocation { keys: vec![key(k)], gone: Vec::new() }).await {
-            Response::Locations(mut list) => list.remove(0).map(|m| m[0].at).map_err(|e| e.kind()),
+        match self
+            .ask(Request::GetLocation {
+                keys: vec![key(k)],
+                gone: Vec::new(),
+                promote: Default::default(),
+            })
+            .await
+        {
+            Response::Locations(mut list) => {
+                list.remove(0).map(|m| at(&m[0])).map_err(|e| e.kind())
+            }
             Response::Failed(e) => Err(e.kind()),
             other => panic!("{other:?}"),
         }
@@ -427,4 +437,9 @@ impl Rank {
         drop(self.rx);
         master.push(down).await.unwrap();
     }
+}
+
+/// Where an object lies in memory.
+pub(super) fn at(location: &Location) -> SlotRef {
+    location.in_memory().expect("in memory").at
 }

@@ -101,7 +101,11 @@ async fn is_refused(bench: &Bench, mut rank: Rank, what: &str) {
         .await;
     assert!(!info.is_empty() && rank.is_cut().await, "{what}");
     assert_eq!(bench.master.status().panics, 0, "{what}");
-    let request = Request::GetLocation { keys: vec![key("of rank 0")], gone: Vec::new() };
+    let request = Request::GetLocation {
+        keys: vec![key("of rank 0")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    };
     match bench.ask(request).await {
         Response::Locations(found) => assert!(found[0].is_ok(), "{what}: {found:?}"),
         other => panic!("{what}: {other:?}"),

@@ -1,6 +1,6 @@
 //! Questions to the owners of device logs whose links fail [I6] [I15].
 
-use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
+use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, at, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
 use crate::message::{
     LogObjectEntry, LogQuestion, MasterToOwner, ObjectDesc, OwnerToMaster, PlanRef, RankInfo,
@@ -56,7 +56,11 @@ fn a_moment_passes(bench: &Bench) {
 #[tokio::test]
 async fn i15_a_log_whose_owner_was_replaced_is_not_waited_for() {
     for request in [
-        Request::GetLocation { keys: vec![key("k")], gone: Vec::new() },
+        Request::GetLocation {
+            keys: vec![key("k")],
+            gone: Vec::new(),
+            promote: Default::default(),
+        },
         Request::Remove(vec![key("k")]),
     ] {
         let (bench, mut first, mut logs) = with_log().await;
@@ -76,7 +80,11 @@ async fn i15_a_log_whose_owner_was_replaced_is_not_waited_for() {
 #[tokio::test]
 async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
     let (bench, _first, mut logs) = with_log().await;
-    let asked = bench.asks(Request::GetLocation { keys: vec![key("k")], gone: Vec::new() });
+    let asked = bench.asks(Request::GetLocation {
+        keys: vec![key("k")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    });
     let (number, _) = is_asked(&mut logs).await;
     logs.hangs_up().await;
     let mut again = joins(&bench, 101, bench.members.term()).await;
@@ -119,7 +127,7 @@ async fn i15_what_a_plan_hid_in_a_log_is_listed_once_the_plan_has_ended() {
     let Response::Prefix(run) = bench.ask(Request::MatchPrefix(vec![key("k")])).await else {
         panic!("no prefix");
     };
-    assert_eq!(run.iter().map(|m| m.at).collect::<Vec<SlotRef>>(), [logs.at(3, 1)]);
+    assert_eq!(run.iter().map(at).collect::<Vec<SlotRef>>(), [logs.at(3, 1)]);
 }
 
 #[tokio::test]
@@ -127,8 +135,11 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     let (bench, mut first, mut logs) = with_log().await;
     bench.open(1, "hidden", 0).await.unwrap();
     let listed = bench.put(2, "listed", &mut first).await;
-    let asked = bench
-        .asks(Request::GetLocation { keys: vec![key("hidden"), key("listed")], gone: Vec::new() });
+    let asked = bench.asks(Request::GetLocation {
+        keys: vec![key("hidden"), key("listed")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    });
     let (number, _) = is_asked(&mut logs).await;
     // Evicted while the log is asked about the other one.
     first.sends(OwnerToMaster::Retired(vec![listed.meta.at])).await;
@@ -139,7 +150,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     answers(&logs, again, Vec::new()).await;
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
     let found: Vec<_> =
-        found.into_iter().map(|r| r.map(|m| m[0].at).map_err(|e| e.kind())).collect();
+        found.into_iter().map(|r| r.map(|m| at(&m[0])).map_err(|e| e.kind())).collect();
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
 
@@ -155,7 +166,11 @@ async fn i15_what_a_log_serves_is_the_answer_once_the_listed_object_is_retired()
     first.reports(Vec::new()).await;
     logs.reports(Vec::new()).await;
     let plan = bench.open(1, "k", 1).await.unwrap();
-    let asked = bench.asks(Request::GetLocation { keys: vec![key("k")], gone: Vec::new() });
+    let asked = bench.asks(Request::GetLocation {
+        keys: vec![key("k")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    });
     let (number, _) = is_asked(&mut logs).await;
     bench.commit(&plan).await.unwrap();
     answers(&logs, number, vec![in_log("k")]).await;
@@ -168,12 +183,16 @@ async fn i15_what_a_log_serves_is_the_answer_once_the_listed_object_is_retired()
 
 /// Asks for the location of a key that the reader found gone at `gone`.
 fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<Response> {
-    bench.asks(Request::GetLocation { keys: vec![key(k)], gone: vec![gone] })
+    bench.asks(Request::GetLocation {
+        keys: vec![key(k)],
+        gone: vec![gone],
+        promote: Default::default(),
+    })
 }
 
 async fn led_to(asked: tokio::task::JoinHandle<Response>) -> Result<SlotRef, ErrorKind> {
     match tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap() {
-        Response::Locations(mut list) => list.remove(0).map(|m| m[0].at).map_err(|e| e.kind()),
+        Response::Locations(mut list) => list.remove(0).map(|m| at(&m[0])).map_err(|e| e.kind()),
         other => panic!("{other:?}"),
     }
 }

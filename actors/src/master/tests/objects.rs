@@ -243,7 +243,10 @@ async fn a_key_of_a_rank_whose_link_is_down_is_unreachable_and_not_absent() {
     let (bench, mut ranks) = Bench::whole(3).await;
     bench.put(1, "k", &mut ranks[2]).await;
     ranks.pop().unwrap().hangs_up().await;
-    match bench.ask(Request::Exists(vec![key("k"), key("none")])).await {
+    match bench
+        .ask(Request::Exists { keys: vec![key("k"), key("none")], promote: Default::default() })
+        .await
+    {
         Response::Existence { list, .. } => {
             assert_eq!(list, [Existence::Unreachable, Existence::Absent]);
         }
@@ -257,11 +260,15 @@ async fn what_is_no_key_is_refused_and_not_said_to_be_absent() {
     let (bench, _ranks) = Bench::whole(1).await;
     for bad in ["".to_string(), "k".repeat(1025)] {
         let keys = || vec![key("k"), key(&bad)];
-        for asked in [Request::Exists(keys()), Request::MatchPrefix(keys())] {
+        for asked in [
+            Request::Exists { keys: keys(), promote: Default::default() },
+            Request::MatchPrefix(keys()),
+        ] {
             let Response::Failed(e) = bench.ask(asked).await else { panic!() };
             assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
         }
-        let located = Request::GetLocation { keys: keys(), gone: Vec::new() };
+        let located =
+            Request::GetLocation { keys: keys(), gone: Vec::new(), promote: Default::default() };
         let Response::Locations(list) = bench.ask(located).await else { panic!() };
         let kinds: Vec<_> = list.iter().map(|r| r.as_ref().unwrap_err().kind()).collect();
         assert_eq!(kinds, [ErrorKind::NotFound, ErrorKind::InvalidArgument]);

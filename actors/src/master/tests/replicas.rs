@@ -44,9 +44,10 @@ fn replica_at(rank: &Rank, slot: u32) -> Replica {
 }
 
 async fn located(bench: &Bench, k: &str) -> Vec<SlotRef> {
-    let asked = Request::GetLocation { keys: vec![key(k)], gone: Vec::new() };
+    let asked =
+        Request::GetLocation { keys: vec![key(k)], gone: Vec::new(), promote: Default::default() };
     let Response::Locations(mut list) = bench.ask(asked).await else { panic!("no locations") };
-    list.remove(0).unwrap().into_iter().map(|meta| meta.at).collect()
+    list.remove(0).unwrap().into_iter().map(|location| at(&location)).collect()
 }
 
 /// A key with its first replica on rank 1 and one more on rank 2.

@@ -380,13 +380,16 @@ async fn a_rebuilt_master_asks_every_segment_and_knows_their_objects_again() {
     ranks[0].drain().await;
     second.drain().await;
     assert!(bench.master.call(crate::actor::Crash, LIMIT).await.is_err());
-    let found = bench
-        .asks(Request::GetLocation { keys: vec![key("here"), key("there")], gone: Vec::new() });
+    let found = bench.asks(Request::GetLocation {
+        keys: vec![key("here"), key("there")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    });
     reports_again(&mut ranks[0], "here").await;
     assert!(!found.is_finished(), "the second one has not reported");
     reports_again(&mut second, "there").await;
     let Response::Locations(list) = found.await.unwrap() else { panic!() };
-    let at: Vec<_> = list.into_iter().map(|m| m.unwrap()[0].at).collect();
+    let at: Vec<_> = list.into_iter().map(|m| super::bench::at(&m.unwrap()[0])).collect();
     assert_eq!(at, [plan_ref(&here).at, plan_ref(&there).at]);
 }
 

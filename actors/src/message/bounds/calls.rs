@@ -1,10 +1,10 @@
 //! Checks of a client's requests, of the answers to it, and of the settings of its cluster.
 
-use super::{ensure, key, list, time};
+use super::{ensure, key, list, size, time};
 use crate::error::{Error, Result};
 use crate::message::{
-    AwaitReady, KEYS_PER_ROUND, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc, PlanDesc,
-    Readiness, Request, Response, Settings,
+    AwaitReady, KEYS_PER_ROUND, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc,
+    PlanDesc, Readiness, Request, Response, Settings,
 };
 use nkv_store::SegmentLayout;
 use nkv_store::layout::HEADER_BYTES;
@@ -59,10 +59,21 @@ impl ObjMeta {
 }
 
 /// Checks the locations of one key.
-fn check_places(places: &[ObjMeta]) -> Result<()> {
+fn check_places<'a, T: 'a>(places: &'a [T], check: impl FnMut(&'a T) -> Result<()>) -> Result<()> {
     let n = places.len();
     ensure((1..=MAX_PLACES).contains(&n), || format!("{n} locations of one key"))?;
-    places.iter().try_for_each(ObjMeta::check_numbers)
+    places.iter().try_for_each(check)
+}
+
+impl Location {
+    fn check_numbers(&self) -> Result<()> {
+        match self {
+            Self::Memory(meta) => meta.check_numbers(),
+            Self::Disk(disk) => {
+                size("an object on disk", disk.bytes_total, "bytes", MAX_ARENA_BYTES)
+            }
+        }
+    }
 }
 
 impl Response {
@@ -74,11 +85,11 @@ impl Response {
                 list.iter().flatten().try_for_each(|plan| plan.meta.check_numbers())
             }
             Response::Locations(list) => {
-                list.iter().flatten().try_for_each(|places| check_places(places))
+                list.iter().flatten().try_for_each(|l| check_places(l, Location::check_numbers))
             }
-            Response::Prefix(list) => list.iter().try_for_each(ObjMeta::check_numbers),
+            Response::Prefix(list) => list.iter().try_for_each(Location::check_numbers),
             Response::Readiness(list) => list.iter().try_for_each(|(_, of)| match of {
-                Readiness::Ready(places) => check_places(places),
+                Readiness::Ready(places) => check_places(places, ObjMeta::check_numbers),
                 Readiness::Writing(meta) => meta.check_numbers(),
                 Readiness::Ended(_) => Ok(()),
             }),
@@ -126,9 +137,13 @@ impl Request {
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
             // For one key a reader may have tried several locations.
-            Request::GetLocation { keys, gone } => keys.len().max(gone.len().div_ceil(MAX_PLACES)),
+            Request::GetLocation { keys, gone, .. } => {
+                keys.len().max(gone.len().div_ceil(MAX_PLACES))
+            }
             Request::AwaitReady(asked) => asked.check()?,
-            Request::MatchPrefix(k) | Request::Exists(k) | Request::Remove(k) => k.len(),
+            Request::MatchPrefix(k) | Request::Exists { keys: k, .. } | Request::Remove(k) => {
+                k.len()
+            }
             Request::Withdraw { .. }
             | Request::EvictUntilBelow(_)
             | Request::Stats

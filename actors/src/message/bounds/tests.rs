@@ -40,6 +40,7 @@ fn info() -> RankInfo {
         layout: layout(),
         key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
         prefault: false,
+        disk: false,
     }
 }
 
@@ -154,8 +155,8 @@ fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
     }
     let mut far = honest.clone();
     far.object.bytes_total = u64::MAX;
-    assert!(Response::Locations(vec![Ok(vec![far.clone()])]).check().is_err());
-    assert!(Response::Prefix(vec![honest.clone(), far]).check().is_err());
+    assert!(Response::Locations(vec![Ok(vec![far.clone().into()])]).check().is_err());
+    assert!(Response::Prefix(vec![honest.clone().into(), far.into()]).check().is_err());
     let plan = |meta: &ObjMeta, extent_len, write_ttl_ms| {
         let mut meta = meta.clone();
         meta.object.extent.len = extent_len;

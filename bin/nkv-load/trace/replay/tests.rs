@@ -4,7 +4,7 @@
 use super::{Blocks, Replay};
 use crate::content::Stream;
 use crate::report::Report;
-use nkv::message::{ObjMeta, SlotRef};
+use nkv::message::{DiskMeta, Location, ObjMeta, SlotRef};
 use nkv::{Error, ErrorKind};
 use nkv_store::object::ObjectDesc;
 use nkv_store::{KeyHasher, KeyId};
@@ -22,6 +22,8 @@ struct Pretended {
     evict_before_read: RefCell<HashSet<KeyId>>,
     /// Not where the match found it, at the next read.
     move_before_read: RefCell<HashSet<KeyId>>,
+    /// On disk alone.
+    on_disk: RefCell<HashSet<KeyId>>,
     /// Kind of error of every read.
     reads_fail: Cell<Option<ErrorKind>>,
     /// Kind of error of every put.
@@ -34,10 +36,14 @@ fn fail(kind: ErrorKind) -> Error {
 }
 
 impl Blocks for Pretended {
-    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>> {
+    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<Location>> {
         let stored = self.stored.borrow();
         let ids = keys.iter().map(|key| HASHER.id(key));
-        Ok(ids.take_while(|id| stored.contains_key(id)).map(meta).collect())
+        let location = |id: KeyId| match self.on_disk.borrow().contains(&id) {
+            true => Location::Disk(DiskMeta { key: id, rank: 0, bytes_total: BLOCK as u64 }),
+            false => Location::Memory(meta(id)),
+        };
+        Ok(ids.take_while(|id| stored.contains_key(id)).map(location).collect())
     }
 
     fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>> {
@@ -59,11 +65,14 @@ impl Blocks for Pretended {
         items.iter_mut().map(&mut read).collect()
     }
 
-    fn read_key(&self, key: &[u8], dst: &mut [u8]) -> nkv::Result<usize> {
+    fn read_keys(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<nkv::Result<usize>> {
         let stored = self.stored.borrow();
-        let value = stored.get(&HASHER.id(key)).ok_or_else(|| fail(ErrorKind::NotFound))?;
-        dst.copy_from_slice(value);
-        Ok(value.len())
+        let read = |(key, dst): &mut (&[u8], &mut [u8])| {
+            let value = stored.get(&HASHER.id(key)).ok_or_else(|| fail(ErrorKind::NotFound))?;
+            dst.copy_from_slice(value);
+            Ok(value.len())
+        };
+        items.iter_mut().map(read).collect()
     }
 
     fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>> {
@@ -228,4 +237,16 @@ fn a_request_larger_than_one_call_reads_and_puts_every_block_once() {
     let mut expected = vec![0; BLOCK];
     Stream::of(&super::block_key(BLOCK, 9), 0).fill(&mut expected);
     assert_eq!(cache.stored.borrow()[&id_of(9)], expected);
+}
+
+#[test]
+fn blocks_on_disk_are_read_by_their_keys_each_to_its_own_place() {
+    let cache = Pretended::default();
+    assert_eq!(replay(&cache, &[&[1, 2, 3, 4, 5]]).hit_blocks, 0);
+    for id in [1, 4] {
+        cache.on_disk.borrow_mut().insert(HASHER.id(&super::block_key(BLOCK, id)));
+    }
+    let report = replay(&cache, &[&[1, 2, 3, 4, 5]]);
+    assert_eq!((report.hit_blocks, report.disk_blocks), (5, 2));
+    assert!(report.tally.is_clean());
 }

@@ -28,6 +28,7 @@ fn info(rank: u32) -> RankInfo {
         memory: ExportedMemory::Private,
         key_fingerprint: 1,
         prefault: false,
+        disk: false,
         layout: SegmentLayout {
             arena: Region { offset: 0, len: 1 << 20 },
             quarantine_ms: 50,

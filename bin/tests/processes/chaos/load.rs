@@ -241,7 +241,8 @@ impl Worker {
             return None;
         }
         let found = self.client.get_location(&stored.key);
-        match self.board.calls.make("get_location", &what, found).await {
+        let found = self.board.calls.make("get_location", &what, found).await;
+        match found.map(|at| at.into_memory().expect("no node has a disk")) {
             Ok(meta) => {
                 if !self.board.logs.knows(meta.at.incarnation)
                     && let Ok(view) = self.client.membership().await

@@ -278,8 +278,8 @@ fn noted(
     match put {
         Ok(()) => match stage.rt.block_on(stage.observer.get_location(&key)) {
             Ok(meta) => {
-                let rank = meta.rank;
-                stage.board.add(stored(Some(meta)));
+                let rank = meta.rank();
+                stage.board.add(stored(meta.into_memory()));
                 return Some(rank);
             }
             Err(_) => unplaced.push(stored(None)),

@@ -5,6 +5,7 @@ use super::board::{Stored, Victim};
 use super::load::shown;
 use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use crate::random::{Random, rounds, seed};
+use nkv::message::Location;
 use nkv::{ErrorKind, PutOptions};
 use nkv_pace::{HANGS_MS, Stopwatch};
 use nkv_store::clock::{BootClock, Clock};
@@ -169,7 +170,8 @@ fn restart(stage: &mut TestCluster, seen: &mut Seen, rank: u32) {
         let value = crate::content::bytes(&key, version, len);
         let put = stage.observer.put(&key, &value, &opts);
         let put = stage.rt.block_on(stage.board.calls.make("put", "to the successor", put));
-        let meta = stage.rt.block_on(stage.observer.get_location(&key)).ok();
+        let meta = stage.rt.block_on(stage.observer.get_location(&key));
+        let meta = meta.ok().and_then(Location::into_memory);
         let took = watch.took();
         let there = meta.as_ref().is_some_and(|m| m.rank == rank);
         if let Err(e) = put {
@@ -231,8 +233,9 @@ fn check_successor(stage: &TestCluster, number: u64, rank: u32) {
         let placed = stage.rt.block_on(put);
         let meta = stage.rt.block_on(stage.observer.get_location(&key));
         match (placed, meta) {
-            (Ok(()), Ok(meta)) if meta.rank == rank => {
-                stage.board.add(Stored { key, version, len, meta: Some(meta), mark: None });
+            (Ok(()), Ok(meta)) if meta.rank() == rank => {
+                let meta = meta.into_memory();
+                stage.board.add(Stored { key, version, len, meta, mark: None });
             }
             other => calls.fault(format!("a new object for rank {rank}: {other:?}")),
         }

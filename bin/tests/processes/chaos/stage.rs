@@ -7,7 +7,7 @@ use crate::accounts::{self, accounted};
 use crate::cluster_process::ProcessCluster;
 
 use crate::random::Random;
-use nkv::message::{ClusterStats, OwnerGauges};
+use nkv::message::{ClusterStats, Location, OwnerGauges};
 use nkv::{Client, Error, ErrorKind, TransportChoice};
 use nkv_pace::Stopwatch;
 use std::sync::Arc;
@@ -211,7 +211,7 @@ impl TestCluster {
                     // It may lie in another log than the preferred one.
                     let found = self.rt.block_on(self.observer.get_location(&s.key));
                     s.mark = None;
-                    s.meta = found.ok();
+                    s.meta = found.ok().and_then(Location::into_memory);
                     self.board.add(s);
                 }
                 (Some(e), _) if self.board.log_made_room(&s, &e) => {}

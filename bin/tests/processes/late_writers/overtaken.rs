@@ -105,8 +105,8 @@ fn overtaken(heard: bool) -> Overtaken {
     let (mut cluster, link) = relayed_cluster(3, TIMES);
     let client = cluster.connect(0);
     let locate = |key: String| {
-        let meta = client.get_location(key.as_bytes()).expect("just put");
-        (key, meta)
+        let location = client.get_location(key.as_bytes()).expect("just put");
+        (key, location.into_memory().expect("no node has a disk"))
     };
     let owners = put_some(&client, "owner", KEYS, OWNER).into_iter().map(locate).collect();
     let others = put_some(&client, "other", KEYS, OTHER);
@@ -168,7 +168,7 @@ impl Overtaken {
         println!("others went on {took} ms after rank 0's return");
         expect_all(fresh, &self.others);
         expect(fresh, "meanwhile", SMALL_BYTES, 0);
-        assert_eq!(fresh.get_location(b"meanwhile").unwrap().rank, OTHER);
+        assert_eq!(fresh.get_location(b"meanwhile").unwrap().rank(), OTHER);
         // Objects that only this owner holds are not answered as absent, and its heap takes no
         // puts.
         for (key, _) in self.owners.iter().skip(1) {
@@ -176,7 +176,7 @@ impl Overtaken {
             assert_eq!(kind, Some(ErrorKind::NotReady), "{key}, whose owner has not reported");
         }
         put(fresh, SQUEEZED, SQUEEZED_BYTES, OWNER, 0).unwrap();
-        assert_ne!(fresh.get_location(SQUEEZED.as_bytes()).unwrap().rank, OWNER);
+        assert_ne!(fresh.get_location(SQUEEZED.as_bytes()).unwrap().rank(), OWNER);
         self.expect_located();
     }
 
@@ -190,7 +190,7 @@ impl Overtaken {
         let gone = fresh.exists(&[b"owner/0", self.key.as_bytes()]).unwrap();
         assert_eq!(gone, [Existence::Absent; 2]);
         put(fresh, "again", SMALL_BYTES, OWNER, 0).unwrap();
-        assert_eq!(fresh.get_location(b"again").unwrap().rank, OWNER);
+        assert_eq!(fresh.get_location(b"again").unwrap().rank(), OWNER);
         put(fresh, &self.key, SMALL_BYTES, OWNER, 7).expect("its key is free");
         expect(fresh, &self.key, SMALL_BYTES, 7);
         for rank in [OWNER, OTHER] {

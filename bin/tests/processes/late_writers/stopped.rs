@@ -78,7 +78,8 @@ pub fn an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_emp
         // Not from rank 0's private memory: both clients can reach rank 1.
         expect_all(client, &keys);
     }
-    let metas: Vec<_> = keys.iter().map(|k| by_tcp.get_location(k.as_bytes()).unwrap()).collect();
+    let located = keys.iter().map(|k| by_tcp.get_location(k.as_bytes()).unwrap());
+    let metas: Vec<_> = located.filter_map(nkv::message::Location::into_memory).collect();
     let before = incarnations(&by_tcp)[&1];
 
     stop(cluster.node(1).pid());

@@ -5,6 +5,7 @@ use super::call_log::CallLog;
 use super::process::{Stopped, Task};
 use super::values::{self, KEYS, MAX_BYTES};
 use crate::random::Random;
+use nkv::message::Location;
 use nkv::{Blocking, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,6 +140,7 @@ impl Reader {
         };
         self.call_log.count("match_prefix", "Ok");
         let mut buffer = vec![0; MAX_BYTES];
+        let metas = metas.into_iter().filter_map(Location::into_memory);
         for (key, meta) in keys.iter().zip(metas) {
             match self.client.read_into(&meta, &mut buffer) {
                 Ok(n) => self.check("read_into", key, &buffer[..n]),

@@ -1,0 +1,230 @@
+//! The SSD tier of a node: objects that leave memory, or all of them, are saved in a directory, and
+//! come back when somebody wants them. The threads here do the work; owners hand objects over and
+//! ask, and never wait for the disk. What a disk has is known to its node alone: the master asks.
+
+mod config;
+mod demotion;
+mod figures;
+mod promotion;
+mod removal;
+
+pub use config::{SsdConfig, SsdEngine, SsdPolicy};
+pub(crate) use demotion::{Candidate, Demotion};
+pub use figures::TierFigures;
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::message::{DiskSelection, KeyBytes};
+use config::open_engine;
+use demotion::Feed;
+use figures::Counters;
+use nkv_ssd::writer::{Writer, WriterOptions};
+use nkv_ssd::{Engine, SsdError};
+use nkv_store::Key;
+use nkv_store::threads::spawn_named;
+use promotion::Promotions;
+use removal::Removals;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the engine writes down what a save left for later.
+const MAINTAIN_EVERY: Duration = Duration::from_millis(100);
+/// How long a stop waits for what was handed over.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// How long a start waits for a directory that another process is about to leave.
+const FREE_LIMIT: Duration = Duration::from_secs(3);
+/// A fault that lasts is logged this often.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
+
+/// What is called with the result of each key, in order.
+pub(crate) type Promoted = Box<dyn FnOnce(Vec<Result<()>>) + Send>;
+/// What is called once a removal is on disk.
+pub(crate) type Removed = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// See the file's first paragraph.
+pub struct DiskTier {
+    config: SsdConfig,
+    engine: Arc<dyn Engine>,
+    writer: Writer,
+    feed: Feed,
+    promotions: Promotions,
+    removals: Removals,
+    counters: Counters,
+    closing: AtomicBool,
+    shutdown: Mutex<Option<Shutdown>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// How the tier was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shutdown {
+    /// All that was handed over is on disk.
+    pub clean: bool,
+    /// Something may be missing: what is on disk is whole all the same.
+    pub partial_flush: bool,
+}
+
+impl std::fmt::Debug for DiskTier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DiskTier({})", self.config.dir.display())
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the directory; waits a little for a process that is about to end to let go of it.
+fn open_when_free(config: &SsdConfig) -> std::result::Result<Arc<dyn Engine>, SsdError> {
+    let until = Instant::now() + FREE_LIMIT;
+    loop {
+        match open_engine(config) {
+            Err(SsdError::Io(e))
+                if e.kind() == ErrorKind::ResourceBusy && Instant::now() < until =>
+            {
+                std::thread::sleep(MAINTAIN_EVERY);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+impl DiskTier {
+    /// Opens the directory and starts the threads. Waits for the disk.
+    pub(crate) fn open(config: &SsdConfig) -> std::result::Result<Arc<Self>, String> {
+        let began = Instant::now();
+        let shown = |e: &dyn std::fmt::Display| format!("--ssd-dir {}: {e}", config.dir.display());
+        let engine = open_when_free(config).map_err(|e| shown(&e))?;
+        let options = WriterOptions { durability: config.durability, ..WriterOptions::default() };
+        let writer = Writer::start(engine.clone(), options).map_err(|e| shown(&e))?;
+        let stats = engine.stats();
+        tracing::info!(
+            dir = %config.dir.display(), objects = stats.objects, bytes = stats.used_bytes,
+            capacity = stats.capacity_bytes, took_ms = began.elapsed().as_millis() as u64,
+            "the SSD tier is open"
+        );
+        let tier = Arc::new(Self {
+            config: config.clone(),
+            engine,
+            writer,
+            feed: Feed::default(),
+            promotions: Promotions::default(),
+            removals: Removals::default(),
+            counters: Counters::default(),
+            closing: AtomicBool::new(false),
+            shutdown: Mutex::new(None),
+            threads: Mutex::default(),
+        });
+        tier.run("nkv-ssd-feed", Self::feed_writer).map_err(|e| shown(&e))?;
+        tier.run("nkv-ssd-clock", Self::maintain).map_err(|e| shown(&e))?;
+        tier.run("nkv-ssd-remove", Self::carry_out_removals).map_err(|e| shown(&e))?;
+        Ok(tier)
+    }
+
+    fn run(self: &Arc<Self>, name: &str, work: fn(&Self)) -> Result<()> {
+        let tier = self.clone();
+        let thread = spawn_named(name, move || work(&tier)).map_err(Error::from)?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// Promotions need a handle of the node, which there is only later.
+    pub(crate) fn start_promotions(self: &Arc<Self>, client: &Client) -> Result<()> {
+        for number in 0..promotion::THREADS {
+            let (tier, client) = (self.clone(), client.clone());
+            let name = format!("nkv-promote-{number}");
+            let thread = spawn_named(&name, move || tier.promote_all(&client))?;
+            lock(&self.threads).push(thread);
+        }
+        Ok(())
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &SsdConfig {
+        &self.config
+    }
+
+    /// Length of what is on disk under a key, or on its way there. Asks no disk.
+    pub(crate) fn find(&self, key: &[u8]) -> Option<u64> {
+        let key = Key::new(key).ok().filter(|key| !self.removals.covers(key))?;
+        let found = self.engine.find(&key).map(|found| found.len);
+        let found = found.or_else(|| self.feed.pending_bytes(&key));
+        match found {
+            Some(_) => self.counters.lookup_hits.one(),
+            None => self.counters.lookup_misses.one(),
+        }
+        found
+    }
+
+    /// Brings objects back into memory, of this rank if it is given; calls `done` with the result
+    /// of each.
+    pub(crate) fn promote(&self, keys: &[KeyBytes], rank: Option<u32>, done: Promoted) {
+        self.counters.promote_requested.add(keys.len());
+        let coalesced = self.promotions.add(keys, rank, done);
+        self.counters.promote_coalesced.add(coalesced);
+    }
+
+    /// Removes from disk, and saves and promotes nothing of it until [`Self::removal_over`]. Calls
+    /// `done` once that is on disk.
+    pub(crate) fn remove(&self, which: DiskSelection, done: Removed) {
+        self.removals.add(which, done);
+    }
+
+    /// What was removed here is removed everywhere.
+    pub(crate) fn removal_over(&self, which: &DiskSelection) {
+        self.removals.over(which);
+    }
+
+    fn maintain(&self) {
+        let mut logged: Option<Instant> = None;
+        while !self.closing.load(Ordering::Acquire) {
+            std::thread::sleep(MAINTAIN_EVERY);
+            match self.engine.maintain() {
+                Ok(()) => logged = None,
+                Err(error) if logged.is_none_or(|at| at.elapsed() > LOGGED_EVERY) => {
+                    logged = Some(Instant::now());
+                    tracing::error!(%error, "the SSD tier cannot write its journal");
+                }
+                Err(_) => {}
+            }
+            self.removals.expire();
+        }
+    }
+
+    /// Ends the threads; what was handed over is still saved, if this process lives so long.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.promotions.close();
+        self.removals.close();
+        self.feed.close(Duration::ZERO);
+    }
+
+    /// Takes no more objects, and saves what was handed over, within five seconds.
+    pub(crate) fn stop(&self) -> Shutdown {
+        let mut done = lock(&self.shutdown);
+        if let Some(done) = *done {
+            return done;
+        }
+        self.closing.store(true, Ordering::Release);
+        self.promotions.close();
+        self.removals.close();
+        let until = Instant::now() + DRAIN_LIMIT;
+        let fed = self.feed.close(DRAIN_LIMIT);
+        let saved = self.writer.stop(until.saturating_duration_since(Instant::now()));
+        let flushed = self.engine.maintain().and_then(|()| self.engine.sync());
+        if let Err(error) = &flushed {
+            tracing::error!(%error, "the SSD tier could not write its journal at the end");
+        }
+        let clean = fed && saved && flushed.is_ok();
+        if !clean {
+            tracing::warn!("the SSD tier was not flushed completely: some objects are not on disk");
+        }
+        *done.insert(Shutdown { clean, partial_flush: !clean })
+    }
+}
+
+#[cfg(test)]
+mod tests;

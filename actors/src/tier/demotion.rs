@@ -1,0 +1,289 @@
+//! From memory to disk. An owner hands over objects that lose LIVE, or that became live; their
+//! extents are not used again until the objects are saved [I9]. A thread passes them on to the
+//! writer, and waits where that is full: so space for puts comes back at the disk's pace, and no
+//! memory is taken beside the segment's own.
+
+use super::{DiskTier, SsdPolicy, lock};
+use hashbrown::HashMap;
+use hashbrown::HashSet;
+use nkv_ssd::writer::Held;
+use nkv_ssd::{Object, Payload};
+use nkv_store::heap::Heap;
+use nkv_store::object::{Holders, ObjectDesc};
+use nkv_store::{Key, StoreError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An object that waits longer for the writer is dropped: a disk that hangs must not keep memory
+/// from puts for good.
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long an object is held until its key string is known: its producer may be dead.
+const NAME_LIMIT: Duration = Duration::from_secs(1);
+/// How often producers are asked for key strings.
+const ASK_EVERY_NS: u64 = 2_000_000;
+
+/// An object of a segment, as its owner hands it over.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    pub slot: u32,
+    pub epoch: u32,
+    pub key: Key,
+    pub object: ObjectDesc,
+}
+
+/// The objects of one segment that the disk needs.
+#[derive(Debug)]
+pub(crate) struct Demotion {
+    pub tier: Arc<DiskTier>,
+    heap: Heap,
+    held: Arc<Mutex<HashSet<(u32, u32)>>>,
+    /// Objects that are held until their key string is known, and since when.
+    unnamed: Mutex<HashMap<(u32, u32), Instant>>,
+    asked_ns: AtomicU64,
+}
+
+impl Demotion {
+    pub fn new(tier: Arc<DiskTier>, heap: Heap) -> Self {
+        let (held, unnamed) = (Arc::default(), Mutex::default());
+        Self { tier, heap, held, unnamed, asked_ns: AtomicU64::new(0) }
+    }
+
+    /// Whether objects are saved while they are live.
+    pub fn writes_through(&self) -> bool {
+        self.tier.config.policy == SsdPolicy::WriteThrough
+    }
+
+    /// Takes objects whose bytes are whole, and stay where they are as long as they are held: those
+    /// that are live, or that lost LIVE in the same step.
+    pub fn take(&self, objects: impl IntoIterator<Item = Candidate>) {
+        for object in objects {
+            let payloads = self.heap.layout().payloads();
+            let (offset, bytes) = (object.object.payload_off(), object.object.bytes_total);
+            let end = offset.checked_add(bytes);
+            let inside = offset >= payloads.offset
+                && end.is_some_and(|end| end <= payloads.offset + payloads.len);
+            if !inside {
+                continue;
+            }
+            let layout = u64::from(object.object.page_bytes);
+            let there = self.tier.engine.find(&object.key);
+            if there.is_some_and(|found| (found.len, found.layout) == (bytes, layout)) {
+                continue;
+            }
+            if lock(&self.held).insert((object.slot, object.epoch)) {
+                let (heap, held, key) = (self.heap.clone(), self.held.clone(), object.key.clone());
+                self.tier.feed.add(OfSegment { heap, object, held }, &self.tier);
+                // Looked at last: either a removal finds the object in the queue, or its mark is
+                // found here [I6].
+                if self.tier.removals.covers(&key) {
+                    self.tier.feed.forget(|waiting| *waiting == key);
+                }
+            }
+        }
+    }
+
+    /// Holds objects until their key strings are known, a second at most. True if the producers
+    /// are to be asked for them.
+    pub fn await_names(&self, objects: Vec<(u32, u32)>, now_ns: u64) -> bool {
+        let now = Instant::now();
+        let mut unnamed = lock(&self.unnamed);
+        unnamed.extend(objects.into_iter().map(|at| (at, now)));
+        let asked_ns = self.asked_ns.load(Ordering::Relaxed);
+        let ask = !unnamed.is_empty() && now_ns >= asked_ns.saturating_add(ASK_EVERY_NS);
+        if ask {
+            self.asked_ns.store(now_ns, Ordering::Relaxed);
+        }
+        ask
+    }
+
+    pub fn awaits(&self, at: (u32, u32)) -> bool {
+        lock(&self.unnamed).contains_key(&at)
+    }
+
+    pub fn awaits_any(&self) -> bool {
+        !lock(&self.unnamed).is_empty()
+    }
+
+    pub fn await_no_longer(&self, objects: &[(u32, u32)]) {
+        let mut unnamed = lock(&self.unnamed);
+        for at in objects {
+            unnamed.remove(at);
+        }
+    }
+}
+
+impl Holders for Demotion {
+    fn held(&self, objects: &mut HashSet<(u32, u32)>) -> Result<(), StoreError> {
+        self.tier.drop_late();
+        objects.extend(lock(&self.held).iter().copied());
+        let mut unnamed = lock(&self.unnamed);
+        let before = unnamed.len();
+        unnamed.retain(|_, since| since.elapsed() < NAME_LIMIT);
+        self.tier.counters.demote_unnamed.add(before - unnamed.len());
+        objects.extend(unnamed.keys().copied());
+        Ok(())
+    }
+}
+
+/// An object whose extent is held.
+struct OfSegment {
+    heap: Heap,
+    object: Candidate,
+    held: Arc<Mutex<HashSet<(u32, u32)>>>,
+}
+
+impl Drop for OfSegment {
+    fn drop(&mut self) {
+        lock(&self.held).remove(&(self.object.slot, self.object.epoch));
+    }
+}
+
+/// The same, counted as pending under its key.
+struct Handed {
+    of_segment: OfSegment,
+    pending: Arc<Pending>,
+}
+
+impl Held for Handed {
+    fn key(&self) -> &Key {
+        &self.of_segment.object.key
+    }
+
+    fn object(&self) -> Option<Object<'_>> {
+        let OfSegment { heap, object, .. } = &self.of_segment;
+        let (offset, len) = (object.object.payload_off(), object.object.bytes_total);
+        let payload = Payload { memory: &**heap.memory(), offset, len };
+        let layout = u64::from(object.object.page_bytes);
+        Some(Object { key: &object.key, layout, payload })
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        let mut by_key = lock(&self.pending.by_key);
+        let key = &self.of_segment.object.key;
+        if let Some((count, _)) = by_key.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                by_key.remove(key);
+            }
+        }
+        drop(by_key);
+        self.pending.settled.notify_all();
+    }
+}
+
+/// Keys that were handed over and are not settled: how many objects, and the bytes of one.
+#[derive(Default)]
+struct Pending {
+    by_key: Mutex<HashMap<Key, (usize, u64)>>,
+    settled: Condvar,
+}
+
+/// What waits for the writer.
+#[derive(Default)]
+pub(super) struct Feed {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    pending: Arc<Pending>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Instant, Handed)>,
+    /// The thread hands one to the writer.
+    busy: bool,
+    closing: bool,
+}
+
+impl Feed {
+    fn add(&self, of_segment: OfSegment, tier: &DiskTier) {
+        let (key, bytes) = (of_segment.object.key.clone(), of_segment.object.object.bytes_total);
+        let mut queue = lock(&self.queue);
+        if queue.closing {
+            drop(queue);
+            return tier.counters.demote_dropped.one();
+        }
+        lock(&self.pending.by_key).entry(key).or_insert((0, bytes)).0 += 1;
+        let handed = Handed { of_segment, pending: self.pending.clone() };
+        queue.waiting.push_back((Instant::now(), handed));
+        drop(queue);
+        self.changed.notify_all();
+    }
+
+    /// The bytes of an object under this key that is on its way to disk.
+    pub fn pending_bytes(&self, key: &Key) -> Option<u64> {
+        lock(&self.pending.by_key).get(key).map(|(_, bytes)| *bytes)
+    }
+
+    pub fn pending(&self) -> u64 {
+        lock(&self.pending.by_key).values().map(|(count, _)| *count as u64).sum()
+    }
+
+    /// Waits until none of these keys is on its way to disk; false after the limit.
+    pub fn settle(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
+        let by_key = lock(&self.pending.by_key);
+        let busy = |by_key: &mut HashMap<Key, (usize, u64)>| by_key.keys().any(&which);
+        let waited = self.pending.settled.wait_timeout_while(by_key, limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Takes out what waits and is to be dropped. The caller drops it without a lock.
+    fn take_out(&self, which: impl Fn(&(Instant, Handed)) -> bool) -> VecDeque<(Instant, Handed)> {
+        let mut queue = lock(&self.queue);
+        let waiting = std::mem::take(&mut queue.waiting);
+        let (out, kept): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(which);
+        queue.waiting = kept;
+        out
+    }
+
+    /// Drops what waits under these keys.
+    pub fn forget(&self, which: impl Fn(&Key) -> bool) {
+        drop(self.take_out(|(_, handed)| which(handed.key())));
+    }
+
+    /// Takes no more, and waits until all is handed on; false after the limit.
+    pub fn close(&self, limit: Duration) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.closing = true;
+        self.changed.notify_all();
+        let busy = |queue: &mut Queue| queue.busy || !queue.waiting.is_empty();
+        let waited = self.changed.wait_timeout_while(queue, limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl DiskTier {
+    /// Hands on what owners gave, one at a time: the writer makes it wait when it is full.
+    pub(super) fn feed_writer(&self) {
+        let feed = &self.feed;
+        loop {
+            let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closing;
+            let queue = feed.changed.wait_while(lock(&feed.queue), idle);
+            let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
+            let Some((_, handed)) = queue.waiting.pop_front() else { return };
+            queue.busy = true;
+            drop(queue);
+            if self.removals.covers(handed.key()) {
+                drop(handed);
+            } else {
+                self.writer.enqueue(Box::new(handed));
+            }
+            lock(&feed.queue).busy = false;
+            feed.changed.notify_all();
+        }
+    }
+
+    fn drop_late(&self) {
+        let first = lock(&self.feed.queue).waiting.front().map(|(since, _)| *since);
+        if first.is_none_or(|since| since.elapsed() < WAIT_LIMIT) {
+            return;
+        }
+        let late = self.feed.take_out(|(since, _)| since.elapsed() >= WAIT_LIMIT);
+        self.counters.demote_dropped.add(late.len());
+        tracing::warn!(objects = late.len(), "the disk is too slow: objects were not saved");
+    }
+}
