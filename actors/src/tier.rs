@@ -8,7 +8,9 @@ mod figures;
 mod promotion;
 mod removal;
 
-pub use config::{SsdConfig, SsdEngine, SsdPolicy};
+pub use config::{
+    DAY_S, DEFAULT_TTL_DAYS, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine, SsdPolicy,
+};
 pub(crate) use demotion::{Candidate, Demotion};
 pub use figures::TierFigures;
 
@@ -18,6 +20,7 @@ use crate::message::{DiskSelection, KeyBytes};
 use config::open_engine;
 use demotion::Feed;
 use figures::Counters;
+pub use nkv_ssd::Durability;
 use nkv_ssd::writer::{Writer, WriterOptions};
 use nkv_ssd::{Engine, SsdError};
 use nkv_store::Key;
@@ -25,6 +28,7 @@ use nkv_store::threads::spawn_named;
 use promotion::Promotions;
 use removal::Removals;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -54,6 +58,8 @@ pub struct DiskTier {
     removals: Removals,
     counters: Counters,
     closing: AtomicBool,
+    /// How the process before this one ended.
+    before: Shutdown,
     shutdown: Mutex<Option<Shutdown>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -65,6 +71,33 @@ pub struct Shutdown {
     pub clean: bool,
     /// Something may be missing: what is on disk is whole all the same.
     pub partial_flush: bool,
+}
+
+/// The file in which a stop notes how it went; a process that was killed leaves none.
+const ENDED: &str = "ended";
+
+impl Shutdown {
+    /// Reads and removes the note of the process before.
+    fn of_the_last(dir: &Path, objects: u64) -> Self {
+        let path = dir.join(ENDED);
+        let note = std::fs::read_to_string(&path).ok();
+        if let Err(error) = std::fs::remove_file(&path)
+            && note.is_some()
+        {
+            tracing::warn!(%error, path = %path.display(), "cannot be removed");
+        }
+        let note = note.as_deref().map(str::trim);
+        // A new directory was not left by anybody.
+        let clean = note == Some("clean") || (note.is_none() && objects == 0);
+        Self { clean, partial_flush: note == Some("partial") }
+    }
+
+    fn note(self, dir: &Path) {
+        let text = if self.clean { "clean" } else { "partial" };
+        if let Err(error) = std::fs::write(dir.join(ENDED), text) {
+            tracing::warn!(%error, "how the SSD tier ended cannot be noted");
+        }
+    }
 }
 
 impl std::fmt::Debug for DiskTier {
@@ -98,6 +131,7 @@ impl DiskTier {
         let began = Instant::now();
         let shown = |e: &dyn std::fmt::Display| format!("--ssd-dir {}: {e}", config.dir.display());
         let engine = open_when_free(config).map_err(|e| shown(&e))?;
+        let before = Shutdown::of_the_last(&config.dir, engine.stats().objects);
         let options = WriterOptions { durability: config.durability, ..WriterOptions::default() };
         let writer = Writer::start(engine.clone(), options).map_err(|e| shown(&e))?;
         let stats = engine.stats();
@@ -115,6 +149,7 @@ impl DiskTier {
             removals: Removals::default(),
             counters: Counters::default(),
             closing: AtomicBool::new(false),
+            before,
             shutdown: Mutex::new(None),
             threads: Mutex::default(),
         });
@@ -222,7 +257,9 @@ impl DiskTier {
         if !clean {
             tracing::warn!("the SSD tier was not flushed completely: some objects are not on disk");
         }
-        *done.insert(Shutdown { clean, partial_flush: !clean })
+        let how = Shutdown { clean, partial_flush: !clean };
+        how.note(&self.config.dir);
+        *done.insert(how)
     }
 }
 

@@ -5,7 +5,7 @@ mod embedding;
 
 use embedding::eventually;
 use nkv_actors::message::{Existence, Tier};
-use nkv_actors::tier::{SsdConfig, SsdPolicy};
+use nkv_actors::tier::{SsdConfig, SsdPolicy, TierFigures};
 use nkv_actors::{Cluster, ErrorKind, NodeConfig, PutOptions};
 use std::path::Path;
 
@@ -39,11 +39,8 @@ async fn put_all(cluster: &Cluster, keys: &[String]) {
     }
 }
 
-/// Of one node.
-fn counter(cluster: &Cluster, rank: u32, name: &str) -> u64 {
-    let figures = cluster.node(rank).tier().expect("a tier").figures();
-    let all = figures.counters.iter().chain(&figures.gauges);
-    all.filter(|(known, _)| *known == name).map(|(_, n)| *n).sum()
+fn figures(cluster: &Cluster, rank: u32) -> TierFigures {
+    cluster.node(rank).tier().expect("a tier").figures()
 }
 
 async fn read_all(cluster: &Cluster, keys: &[String]) {
@@ -61,10 +58,7 @@ async fn start(dir: &Path, ranks: u32, policy: SsdPolicy) -> Cluster {
 /// All that was handed over is on disk.
 async fn settled(cluster: &Cluster) {
     eventually("all is saved", async || {
-        cluster.nodes().iter().all(|node| {
-            let figures = node.tier().expect("a tier").figures();
-            figures.gauges.iter().any(|(name, n)| (*name, *n) == ("kv_demote_pending", 0))
-        })
+        cluster.nodes().iter().all(|n| n.tier().expect("a tier").figures().kv_demote_pending == 0)
     })
     .await;
 }
@@ -80,7 +74,6 @@ async fn what_memory_has_no_room_for_is_read_back_from_disk() {
     let keys = keys(600);
     put_all(&cluster, &keys).await;
     settled(&cluster).await;
-    println!("{:?}", cluster.node(0).tier().unwrap().figures());
     let first = cluster.client().get_location(b"block/0").await.unwrap();
     assert_eq!((first.tier(), first.rank(), first.bytes_total()), (Tier::Disk, 0, BLOCK as u64));
     let names: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
@@ -89,7 +82,7 @@ async fn what_memory_has_no_room_for_is_read_back_from_disk() {
     assert!(!found.contains(&Existence::Absent));
     assert_eq!(cluster.client().match_prefix(&names).await.unwrap().len(), 600);
     read_all(&cluster, &keys).await;
-    assert!(counter(&cluster, 0, "kv_promote_hits") > 300);
+    assert!(figures(&cluster, 0).kv_promote_hits > 300);
     assert_eq!(tier_of(&cluster, "block/599").await, Some(Tier::Memory), "it was read just now");
     cluster.stop().await;
 }
@@ -103,8 +96,6 @@ async fn many_at_once_come_back_though_memory_has_no_room_for_all() {
     settled(&cluster).await;
     let names: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
     let read = cluster.client().get_many(&names).await;
-    println!("{:?}", cluster.node(0).tier().unwrap().figures());
-    println!("{:?}", cluster.node(0).status());
     for (key, read) in keys.iter().zip(read) {
         assert!(read.as_deref() == Ok(&content(key)[..]), "{key}: {:?}", read.err());
     }
@@ -118,7 +109,7 @@ async fn with_write_through_a_new_cluster_finds_what_the_last_one_put() {
     let keys = keys(100);
     put_all(&cluster, &keys).await;
     eventually("all keys are on disk", async || {
-        counter(&cluster, 0, "ssd_objects") + counter(&cluster, 1, "ssd_objects") == 100
+        figures(&cluster, 0).ssd_objects + figures(&cluster, 1).ssd_objects == 100
     })
     .await;
     cluster.stop().await;
@@ -159,7 +150,7 @@ async fn i6_what_was_removed_comes_back_neither_from_disk_nor_with_a_new_cluster
         }
     }
     cluster.client().remove_all().await.unwrap();
-    assert_eq!(counter(&cluster, 0, "ssd_objects") + counter(&cluster, 1, "ssd_objects"), 0);
+    assert_eq!(figures(&cluster, 0).ssd_objects + figures(&cluster, 1).ssd_objects, 0);
     cluster.stop().await;
 }
 
@@ -170,10 +161,10 @@ async fn a_key_that_was_removed_can_be_put_and_saved_again() {
     let client = cluster.client();
     for round in 1..=3u8 {
         client.put(b"k", &vec![round; BLOCK], &PutOptions::default()).await.unwrap();
-        eventually("it is on disk", async || counter(&cluster, 0, "ssd_objects") == 1).await;
+        eventually("it is on disk", async || figures(&cluster, 0).ssd_objects == 1).await;
         assert_eq!(client.get(b"k").await.unwrap()[0], round);
         client.remove(b"k").await.unwrap();
-        assert_eq!(counter(&cluster, 0, "ssd_objects"), 0);
+        assert_eq!(figures(&cluster, 0).ssd_objects, 0);
         assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
     }
     cluster.stop().await;

@@ -232,6 +232,36 @@ pub(crate) struct Flags {
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) log_bytes: Option<u64>,
 
+    /// Directory on an SSD for blocks that leave memory; a rank uses rank-N below it
+    #[arg(long, value_name = "DIR", requires = "trace",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) ssd_dir: Option<PathBuf>,
+
+    /// Bytes there of each rank [default: room for every block of the trace]
+    #[arg(long, value_name = "BYTES", requires = "ssd_dir", value_parser = parse_bytes,
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) ssd_bytes: Option<u64>,
+
+    /// Which blocks are saved there: those that leave memory, or all
+    #[arg(long, value_enum, default_value_t = LoadSsdPolicy::EvictOnly, requires = "ssd_dir",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) ssd_policy: LoadSsdPolicy,
+
+    /// What a save survives: its process, or power loss
+    #[arg(long, value_enum, default_value_t = LoadDurability::BestEffort, requires = "ssd_dir",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) ssd_durability: LoadDurability,
+
+    /// Kill every rank after this many requests, and start them again; the ranks are processes of
+    /// their own then
+    #[arg(long, allow_negative_numbers = true, value_name = "N", requires = "trace",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    pub(crate) restart_at: Option<usize>,
+
+    /// One rank of such a trace; the program starts itself with this
+    #[arg(long, value_name = "JSON", hide = true)]
+    pub(crate) serve: Option<String>,
+
     /// Percentages of a heap at which eviction starts and ends
     #[arg(
         long,
@@ -294,6 +324,28 @@ pub(crate) enum Mode {
     RoundTrips,
     /// Puts of one producer.
     Pour,
+    /// One rank.
+    Serve,
+}
+
+/// Which blocks are saved on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum LoadSsdPolicy {
+    /// Those that leave memory.
+    EvictOnly,
+    /// All.
+    WriteThrough,
+}
+
+/// What a save on disk survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum LoadDurability {
+    /// The end of the process.
+    BestEffort,
+    /// Power loss.
+    Persistent,
 }
 
 /// Transport of payloads.
@@ -341,6 +393,7 @@ impl Flags {
     /// One sentence if the flags do not fit together.
     pub(crate) fn mode(&self) -> Result<Mode, String> {
         let mode = match (&self.trace, self.bench, &self.connect) {
+            _ if self.serve.is_some() => Mode::Serve,
             (Some(_), _, _) => Mode::Trace,
             (_, true, _) => Mode::Bench,
             _ if self.budgets => Mode::Budgets,

@@ -138,6 +138,7 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         Mode::Lookups => lookups::run(flags, &stop).map(|r| *report = r),
         Mode::RoundTrips => round_trips::run(flags, &stop).map(|r| *report = r),
         Mode::Pour => pour::run(flags, &stop).map(|r| *report = r),
+        Mode::Serve => return trace::serve(flags.serve.as_deref().unwrap_or_default(), &rt),
     };
     if done.is_err() {
         report.tally.lines().iter().for_each(|line| eprintln!("nkv-load: {line}"));

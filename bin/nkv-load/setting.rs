@@ -43,6 +43,7 @@ fn title(flags: &Flags, mode: Mode) -> String {
         Mode::Lookups => format!("location lookups, {at}"),
         Mode::RoundTrips => format!("round trips of single operations, {at}"),
         Mode::Pour => format!("puts back to back of one producer, {at}"),
+        Mode::Serve => "one rank".to_string(),
     }
 }
 
@@ -72,7 +73,7 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
             rows.push(("put : get : exists", format!("{put}:{get}:{exists}")));
         }
         Mode::Trace => rows.extend(of_trace(flags)),
-        Mode::Bench | Mode::RoundTrips | Mode::Pour => {}
+        Mode::Bench | Mode::RoundTrips | Mode::Pour | Mode::Serve => {}
         Mode::Budgets => rows.push(("ring", show_bytes(flags.ring()))),
         Mode::Lookups => rows.push(("objects", flags.lookups.unwrap_or(0).to_string())),
     }
@@ -94,6 +95,16 @@ fn of_trace(flags: &Flags) -> Vec<(&'static str, String)> {
         rows.push(("eviction policy", flags.policy.to_string()));
         rows.push(("watermarks", format!("{}%", flags.watermarks)));
         rows.push(("quarantine", format!("{} ms", flags.quarantine_ms)));
+        if let Some(dir) = &flags.ssd_dir {
+            let of = |value: Option<clap::builder::PossibleValue>| {
+                value.map(|value| value.get_name().to_string()).unwrap_or_default()
+            };
+            let (policy, durability) = (&flags.ssd_policy, &flags.ssd_durability);
+            rows.push(("SSD directory", dir.display().to_string()));
+            rows.push(("SSD policy", of(policy.to_possible_value())));
+            rows.push(("SSD durability", of(durability.to_possible_value())));
+        }
+        rows.extend(flags.restart_at.map(|n| ("killed and restarted", format!("after {n}"))));
     }
     rows
 }

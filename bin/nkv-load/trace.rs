@@ -5,11 +5,12 @@
 mod file;
 mod generated;
 mod kept;
+mod ranks;
 mod replay;
 mod room;
 
 use crate::connection::{heap_takes, remote, with_embedded};
-use crate::flags::{Flags, TraceSource};
+use crate::flags::{Flags, LoadDurability, LoadSsdPolicy, TraceSource};
 use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
@@ -18,7 +19,10 @@ use anyhow::{Context, bail};
 use file::Request;
 use nkv::message::ClusterStats;
 use nkv::{Blocking, NodeConfig};
+use nkv_actors::tier::{Durability, SsdConfig, SsdPolicy};
 use nkv_programs::sizes::show_bytes;
+use ranks::Ranks;
+pub(crate) use ranks::serve;
 use replay::Replay;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -63,18 +67,83 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         water_hi: flags.watermarks.hi,
         water_lo: flags.watermarks.lo,
         policy: flags.policy,
+        ssd: ssd(flags, &requests),
         ..NodeConfig::default()
     };
+    if let Some(at) = flags.restart_at {
+        return restarted(flags, &requests, (config, at), stop);
+    }
     let mut report = with_embedded(rt, RANKS, config, |cluster| {
         let handle = cluster.client().blocking()?;
         let report = replay(flags, &requests, &handle, stop);
         handle.close();
+        kept::print_tiers(cluster);
         report
     })?;
     report.facts.extend([
         ("ranks", format!("{RANKS}, embedded in the generator's process")),
         ("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))),
     ]);
+    Ok(report)
+}
+
+/// The SSD tier that the flags ask for.
+fn ssd(flags: &Flags, requests: &[Request]) -> Option<SsdConfig> {
+    let dir = flags.ssd_dir.as_ref()?;
+    let room = || room::on_disk(requests, flags.block_bytes, RANKS);
+    Some(SsdConfig {
+        policy: match flags.ssd_policy {
+            LoadSsdPolicy::EvictOnly => SsdPolicy::EvictOnly,
+            LoadSsdPolicy::WriteThrough => SsdPolicy::WriteThrough,
+        },
+        durability: match flags.ssd_durability {
+            LoadDurability::BestEffort => Durability::BestEffort,
+            LoadDurability::Persistent => Durability::Persistent,
+        },
+        ..SsdConfig::new(dir, flags.ssd_bytes.unwrap_or_else(room))
+    })
+}
+
+/// Replays over ranks that are killed, all at once, and started again after `at` requests.
+fn restarted(
+    flags: &Flags,
+    requests: &[Request],
+    (config, at): (NodeConfig, usize),
+    stop: &Stop,
+) -> anyhow::Result<Report> {
+    let block_bytes = usize::try_from(flags.block_bytes).context("--block-bytes")?;
+    let config = NodeConfig { job: format!("nkv-load-{}", std::process::id()), ..config };
+    let (before, after) = requests.split_at(at.min(requests.len()));
+    let bar = progress::bar(requests.len() as u64, "requests");
+    let start = now_ns();
+    let mut replay = Replay::new(block_bytes);
+    for (requests, ends) in [(before, true), (after, false)] {
+        let began = now_ns();
+        let ranks = Ranks::start(&config, RANKS)?;
+        heap_takes(&ranks.handle.membership()?, flags, (flags.block_bytes, "--block-bytes"))?;
+        if !ends {
+            let ms = now_ns().saturating_sub(began) / 1_000_000;
+            eprintln!("nkv-load: {RANKS} ranks killed and started again in {ms} ms");
+        }
+        for request in requests {
+            wait_until_due(request.timestamp_ms, flags.speed, start, stop);
+            if stop.asked() {
+                break;
+            }
+            replay.request(&ranks.handle, &request.hash_ids);
+            bar.inc(1);
+        }
+        let (hits, blocks) = replay.so_far();
+        eprintln!("nkv-load: {hits} of {blocks} blocks hit so far");
+        if ends {
+            ranks.kill();
+        } else {
+            ranks.stop();
+        }
+    }
+    bar.finish_and_clear();
+    let report = replay.into_report();
+    kept::print_bound(&requests[..report.requests as usize]);
     Ok(report)
 }
 
@@ -89,13 +158,13 @@ fn replay(
     let before = handle.stats()?;
     let bar = progress::bar(requests.len() as u64, "requests");
     let start = now_ns();
-    let mut replay = Replay::new(handle, block_bytes);
+    let mut replay = Replay::new(block_bytes);
     for request in requests {
         wait_until_due(request.timestamp_ms, flags.speed, start, stop);
         if stop.asked() {
             break;
         }
-        replay.request(&request.hash_ids);
+        replay.request(handle, &request.hash_ids);
         bar.inc(1);
     }
     bar.finish_and_clear();

@@ -60,7 +60,7 @@ pub(crate) fn with_choices() -> Command {
     command().mut_args(|arg| {
         let shown = arg.get_value_names().and_then(<[_]>::first).map_or("", |name| name.as_str());
         let names: Vec<String> = shown.split('|').map(str::to_string).collect();
-        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if names.len() > 1 && names.iter().all(|name| name.chars().all(is_name)) {
             arg.value_parser(PossibleValuesParser::new(names))
         } else {
@@ -147,6 +147,7 @@ mod tests {
         };
         assert_eq!(names("policy"), ["lru", "lru2", "fifo"]);
         assert_eq!(names("log_format"), ["text", "json"]);
+        assert_eq!(names("ssd_policy"), ["evict_only", "write_through"]);
         assert!(names("rdma_devices").is_empty() && names("heap_bytes").is_empty());
         assert_eq!(command.get_about().unwrap().to_string(), "Runs one rank of an nkv cluster");
     }

@@ -71,7 +71,7 @@ async fn healthz(State(readiness): State<Readiness>) -> Response {
     let status = readiness.node(Node::status);
     let mut actors = status.iter().flat_map(NodeStatus::all_actors);
     match actors.find(|a| a.busy_ms >= FROZEN_MS) {
-        None => (StatusCode::OK, "ok\n").into_response(),
+        None => (StatusCode::OK, health(status.as_ref())).into_response(),
         Some(frozen) => {
             let why = format!(
                 "the {} actor has been in one message for {} ms\n",
@@ -80,6 +80,17 @@ async fn healthz(State(readiness): State<Readiness>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
         }
     }
+}
+
+/// The first line is for probes; with an SSD tier a second one says how the process before this one
+/// ended.
+fn health(status: Option<&NodeStatus>) -> String {
+    let ssd = status.and_then(|status| status.ssd.as_ref());
+    let ended = ssd.map(|ssd| {
+        let (clean, partial) = (ssd.shutdown_clean, ssd.shutdown_partial_flush);
+        format!("shutdown_clean {clean} shutdown_partial_flush {partial}\n")
+    });
+    "ok\n".to_string() + &ended.unwrap_or_default()
 }
 
 async fn readyz(State(readiness): State<Readiness>) -> Response {

@@ -9,6 +9,7 @@ use nkv::NodeStatus;
 use nkv::message::{ClusterStats, OwnerGauges};
 use nkv_actors::actor::ActorStatus;
 use nkv_actors::durations::Durations;
+use nkv_actors::tier::TierFigures;
 pub(crate) use process::started;
 use text::{Labels, Sort, Text};
 
@@ -127,6 +128,92 @@ const NODE: &[Metric<NodeStatus>] = &[
     gauge("nkv_tcp_connections", "Connections of the tcp agent", |s| s.agent.connections),
 ];
 
+/// Of the SSD tier, if the rank has one.
+const SSD: &[Metric<TierFigures>] = &[
+    counter("nkv_ssd_save_success_total", "Objects saved", |t| t.ssd_save_success),
+    counter("nkv_ssd_save_fail_total", "Objects that could not be saved", |t| t.ssd_save_fail),
+    counter("nkv_ssd_save_dedup_skip_total", "Objects that were on disk already", |t| {
+        t.ssd_save_dedup_skip
+    }),
+    counter("nkv_ssd_stale_index_cleaned_total", "Entries without a whole record, dropped", |t| {
+        t.ssd_stale_index_cleaned
+    }),
+    counter(
+        "nkv_ssd_hash_collision_detected_total",
+        "Objects of one key that differ; neither is served from disk",
+        |t| t.ssd_hash_collision_detected,
+    ),
+    counter("nkv_ssd_orphans_cleaned_total", "Records without an entry, freed at start", |t| {
+        t.ssd_orphans_cleaned
+    }),
+    counter("nkv_ssd_load_success_total", "Objects read from disk", |t| t.ssd_load_success),
+    counter("nkv_ssd_load_corrupt_total", "Objects that were damaged on disk", |t| {
+        t.ssd_load_corrupt
+    }),
+    counter("nkv_ssd_load_fail_total", "Objects that the disk did not give", |t| t.ssd_load_fail),
+    counter(
+        "nkv_ssd_expired_total",
+        "Objects removed because nobody used them for the time to live",
+        |t| t.ssd_expired,
+    ),
+    counter("nkv_ssd_evicted_total", "Objects removed from disk to make space", |t| t.ssd_evicted),
+    counter("nkv_writer_enqueue_total", "Objects handed to the writer", |t| t.writer_enqueue_total),
+    counter("nkv_writer_enqueue_dedup_skip_total", "Objects whose key waited there already", |t| {
+        t.writer_enqueue_dedup_skip
+    }),
+    counter("nkv_writer_save_success_total", "Objects of the writer that are on disk", |t| {
+        t.writer_save_success
+    }),
+    counter("nkv_writer_save_fail_total", "Objects of the writer that are not", |t| {
+        t.writer_save_fail
+    }),
+    counter(
+        "nkv_writer_queue_full_sync_fallback_total",
+        "Objects for which the writer's queue was full",
+        |t| t.writer_queue_full_sync_fallback,
+    ),
+    counter("nkv_writer_retry_attempts_total", "Saves tried again", |t| t.writer_retry_attempts),
+    counter("nkv_writer_retry_final_fail_total", "Objects given up after the last retry", |t| {
+        t.writer_retry_final_fail
+    }),
+    counter("nkv_kv_lookup_hits_total", "Keys asked for that the disk has", |t| t.kv_lookup_hits),
+    counter("nkv_kv_lookup_miss_total", "Keys asked for that it does not have", |t| {
+        t.kv_lookup_miss
+    }),
+    counter(
+        "nkv_kv_promote_requested_total",
+        "Keys that were to be brought back into memory",
+        |t| t.kv_promote_requested,
+    ),
+    counter(
+        "nkv_kv_promote_coalesced_total",
+        "Of these, those that were being brought back already",
+        |t| t.kv_promote_coalesced,
+    ),
+    counter("nkv_kv_promote_hits_total", "Objects brought back", |t| t.kv_promote_hits),
+    counter("nkv_kv_promote_fail_total", "Objects that were not", |t| t.kv_promote_fail),
+    counter("nkv_kv_promoted_bytes_total", "Bytes brought back", |t| t.kv_promoted_bytes),
+    counter(
+        "nkv_kv_demote_unnamed_total",
+        "Objects evicted before their key string was known, and lost",
+        |t| t.kv_demote_unnamed,
+    ),
+    counter("nkv_kv_demote_dropped_total", "Objects lost because the disk was too slow", |t| {
+        t.kv_demote_dropped
+    }),
+    gauge("nkv_ssd_objects", "Objects on disk", |t| t.ssd_objects),
+    gauge("nkv_ssd_used_bytes", "Bytes that they take there", |t| t.ssd_used_bytes),
+    gauge("nkv_ssd_capacity_bytes", "Bytes that they may take", |t| t.ssd_capacity_bytes),
+    gauge("nkv_kv_demote_pending", "Objects on their way to disk", |t| t.kv_demote_pending),
+    gauge("nkv_kv_promote_pending", "Objects on their way back", |t| t.kv_promote_pending),
+    gauge("nkv_shutdown_clean", "1 if the process before this one saved all", |t| {
+        u64::from(t.shutdown_clean)
+    }),
+    gauge("nkv_shutdown_partial_flush", "1 if it ended before all was saved", |t| {
+        u64::from(t.shutdown_partial_flush)
+    }),
+];
+
 /// Of the master, on rank 0.
 const MASTER: &[Metric<ClusterStats>] = &[
     gauge("nkv_master_ranks", "Ranks that are members", |c| {
@@ -183,6 +270,11 @@ pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> Str
     }
     table(&mut text, HEAP, &heaps);
     table(&mut text, NODE, &vec![(Vec::new(), status)]);
+    if let Some(ssd) = &status.ssd {
+        table(&mut text, SSD, &vec![(Vec::new(), ssd)]);
+        let times = [(Vec::new(), &ssd.promote_times)];
+        text.histogram("nkv_kv_promote_duration_seconds", "From a request to memory", times);
+    }
     if let Some(cluster) = cluster {
         table(&mut text, MASTER, &vec![(Vec::new(), cluster)]);
     }
@@ -252,13 +344,14 @@ fn requests<'a>(all: &'a [(&'static str, Durations)]) -> Subjects<'a, Durations>
 
 #[cfg(test)]
 mod tests {
-    use super::{ACTOR, HEAP, MASTER, NODE, Sort};
+    use super::{ACTOR, HEAP, MASTER, NODE, SSD, Sort};
     use std::collections::BTreeSet;
 
     #[test]
     fn names_are_unique_and_say_what_they_count() {
         let heap = HEAP.iter().map(|m| (m.name, m.sort, m.help));
         let node = heap.chain(NODE.iter().map(|m| (m.name, m.sort, m.help)));
+        let node = node.chain(SSD.iter().map(|m| (m.name, m.sort, m.help)));
         let master = MASTER.iter().map(|m| (m.name, m.sort, m.help));
         let actor = ACTOR.iter().map(|m| (m.name, m.sort, m.help));
         let mut seen = BTreeSet::new();

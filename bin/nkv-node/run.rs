@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long leaving the cluster may take after the drain.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// The SSD tier may take five seconds of it.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before a fresh start, doubled with each further one in a row, up to [`REJOIN_PAUSE_MAX`].
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause before a fresh start.

@@ -83,6 +83,28 @@ pub struct SettingFlags {
     /// [default: 95/85]
     #[arg(long, value_name = "HI/LO", allow_hyphen_values = true)]
     pub watermarks: Option<String>,
+    /// Directory on an SSD for objects that leave memory, or for all; a rank uses rank-N below it
+    /// [default: none]
+    #[arg(long, value_name = "DIR|none", allow_hyphen_values = true)]
+    pub ssd_dir: Option<String>,
+    /// Bytes that objects take there, allocated at the first start [range: 64MiB to 1024TiB]
+    /// [default: 32GiB]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub ssd_bytes: Option<String>,
+    /// Which objects are saved there: those that are evicted from memory, or all soon after they
+    /// were put [default: evict_only]
+    #[arg(long, value_name = "evict_only|write_through", allow_hyphen_values = true)]
+    pub ssd_policy: Option<String>,
+    /// What a save there survives: this process, or power loss [default: best_effort]
+    #[arg(long, value_name = "best_effort|persistent", allow_hyphen_values = true)]
+    pub ssd_durability: Option<String>,
+    /// Objects there that nobody used for so many days are removed [range: 1 to 3650] [default: 7]
+    #[arg(long, value_name = "DAYS", allow_hyphen_values = true)]
+    pub ssd_ttl_days: Option<String>,
+    /// How objects lie there: in a few large files, or each in a safetensors file of its own
+    /// [default: slab]
+    #[arg(long, value_name = "slab|files", allow_hyphen_values = true)]
+    pub ssd_engine: Option<String>,
     /// How long retired memory is held before it is used again [range: 1 to 60000] [default: 10]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub quarantine_ms: Option<String>,

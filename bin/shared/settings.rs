@@ -12,6 +12,10 @@ use crate::logging::LogFormat;
 use crate::sizes::{parse_bytes, show_bytes};
 use crate::variables;
 use nkv::{MemoryChoice, NodeConfig, Secret};
+use nkv_actors::tier::{
+    DAY_S, DEFAULT_TTL_DAYS, Durability, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine,
+    SsdPolicy,
+};
 use nkv_store::evict::Watermarks;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
@@ -37,6 +41,8 @@ const DEFAULT_DRAIN_MS: u64 = 5_000;
 const DEFAULT_REJOINS: u32 = 8;
 /// What is logged.
 const DEFAULT_LOG: &str = "info";
+/// Bytes of the SSD tier.
+const DEFAULT_SSD_BYTES: u64 = 32 << 30;
 /// Value of `secret_file` for no file.
 const NO_SECRET_FILE: &str = "none";
 /// The default job.
@@ -120,6 +126,7 @@ pub fn resolve(given: &Given, env: &Env, machine: Machine) -> Result<Settings, S
     let http = r.take_unless("http", "off", http_address, Some(http))?;
     node.heap_bytes = heap_bytes(&mut r, &node, launcher, machine)?;
     heap_use(&mut r, &mut node, launcher)?;
+    node.ssd = ssd(&mut r)?;
     limits(&mut r, &mut node)?;
     node.secret = secret(&mut r, env)?;
     if node.listen.is_loopback() && launcher.is_some_and(|l| !l.one_host) {
@@ -274,6 +281,42 @@ fn heap_use(
     node.atomic_domain = r.take("atomic_domain", str::parse, node.atomic_domain)?;
     node.device_alloc = r.take("device_alloc", boolean, node.device_alloc)?;
     Ok(())
+}
+
+/// The SSD tier. Without a directory the other settings of it mean nothing.
+fn ssd(r: &mut Resolver) -> Result<Option<SsdConfig>, String> {
+    let path = |text: &str| match text {
+        "" => Err("a directory is expected, or none".to_string()),
+        _ => Ok(text.to_string()),
+    };
+    let dir = r.take_unless("ssd_dir", "none", path, None)?;
+    let given = SsdConfig::new(dir.clone().unwrap_or_default(), DEFAULT_SSD_BYTES);
+    let bytes = |text: &str| match parse_bytes(text)? {
+        bytes @ MIN_BYTES..=MAX_BYTES => Ok(bytes),
+        _ => Err(format!("{} to {}", show_bytes(MIN_BYTES), show_bytes(MAX_BYTES))),
+    };
+    let bytes = r.take("ssd_bytes", bytes, given.bytes)?;
+    let policy =
+        match r.take("ssd_policy", one_of(["evict_only", "write_through"]), "evict_only")? {
+            "write_through" => SsdPolicy::WriteThrough,
+            _ => SsdPolicy::EvictOnly,
+        };
+    let durabilities = one_of(["best_effort", "persistent"]);
+    let durability = match r.take("ssd_durability", durabilities, "best_effort")? {
+        "persistent" => Durability::Persistent,
+        _ => Durability::BestEffort,
+    };
+    let days = |text: &str| match number(text)? {
+        days @ 1..=MAX_TTL_DAYS => Ok(days),
+        days => Err(format!("{days} is not between 1 and {MAX_TTL_DAYS}")),
+    };
+    let ttl_days: u64 = r.take("ssd_ttl_days", days, DEFAULT_TTL_DAYS)?;
+    let engine = match r.take("ssd_engine", one_of(["slab", "files"]), "slab")? {
+        "files" => SsdEngine::Files,
+        _ => SsdEngine::Slab,
+    };
+    let ttl_s = ttl_days * DAY_S;
+    Ok(dir.map(|_| SsdConfig { bytes, policy, durability, ttl_s, engine, ..given }))
 }
 
 fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {

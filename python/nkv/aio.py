@@ -85,14 +85,20 @@ class AsyncCalls:
         found = await _finished(lambda done: self._c.start_get_when_ready(key, timeout, done))
         return arrays.restored(found, readonly=False, library=library)
 
-    async def aexists(self, key: Key) -> bool:
+    async def aexists(
+        self, key: Key, prefetch: bool = False, prefetch_wait: bool = False
+    ) -> bool:
         """As ``exists``."""
-        (found,) = await _finished(lambda done: self._c.start_exists([key], done))
+        (found,) = await self.aexists_many([key], prefetch, prefetch_wait)
         return bool(found)
 
-    async def aexists_many(self, keys: Sequence[Key]) -> list[bool]:
+    async def aexists_many(
+        self, keys: Sequence[Key], prefetch: bool = False, prefetch_wait: bool = False
+    ) -> list[bool]:
         """As ``exists_many``."""
-        found: list[bool] = await _finished(lambda done: self._c.start_exists(keys, done))
+        found: list[bool] = await _finished(
+            lambda done: self._c.start_exists(keys, done, prefetch, prefetch_wait)
+        )
         return found
 
     async def amatch_prefix(self, keys: Sequence[Key]) -> list[ObjMeta]:

@@ -288,13 +288,20 @@ class NanoKVCache(AsyncCalls):
         found = self._c.get_when_ready(key, timeout)
         return arrays.restored(found, readonly=False, library=library)
 
-    def exists(self, key: Key) -> bool:
-        """Whether the key can be read."""
-        return self._c.exists([key])[0]
+    def exists(self, key: Key, prefetch: bool = False, prefetch_wait: bool = False) -> bool:
+        """Whether the key can be read, from memory or from disk.
 
-    def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Whether each key can be read."""
-        return self._c.exists(listed(keys))
+        With ``prefetch``, what only a disk has is brought back into memory, preferably on this
+        host, while the caller goes on: a ``get`` soon after finds it there. With ``prefetch_wait``
+        too, the call returns when that is done. What cannot be brought back exists all the same.
+        """
+        return self._c.exists([key], prefetch, prefetch_wait)[0]
+
+    def exists_many(
+        self, keys: Iterable[Key], prefetch: bool = False, prefetch_wait: bool = False
+    ) -> list[bool]:
+        """As ``exists``, for each key."""
+        return self._c.exists(listed(keys), prefetch, prefetch_wait)
 
     def match_prefix(self, keys: Iterable[Key]) -> list[ObjMeta]:
         """Locations of the longest run of keys, from the first one on, that can all be read."""

@@ -19,7 +19,11 @@ DEFAULT_PAGE_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class ObjMeta:
-    """Where a readable object lies. Offsets are bytes from the start of its owner's segment."""
+    """Where a readable object lies. Offsets are bytes from the start of its owner's segment.
+
+    ``tier`` is "memory", or "disk" for what only the SSD of that rank has: then offsets, page size,
+    pages and epoch are 0, and a read brings the object back into memory first.
+    """
 
     key_hash: int
     owner_rank: int
@@ -29,6 +33,7 @@ class ObjMeta:
     page_bytes: int
     n_pages: int
     epoch: int
+    tier: str = "memory"
 
 
 @dataclass(frozen=True)

@@ -186,11 +186,22 @@ impl Cache {
         results(py, done, Bytes::new)
     }
 
-    /// Whether each key can be read.
-    fn exists(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<bool>> {
+    /// Whether each key can be read. With `prefetch`, what only a disk has is brought into memory;
+    /// with `wait` too, before the answer.
+    #[pyo3(signature = (keys, prefetch = false, wait = false))]
+    fn exists(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, PyAny>>,
+        prefetch: bool,
+        wait: bool,
+    ) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(&keys)?;
-        let found = self.handles.with(py, |handle| handle.exists(&keys))?;
-        Ok(readable(&found))
+        let found = self.handles.with(py, |handle| match prefetch {
+            true => handle.prefetch(&keys, wait),
+            false => handle.exists(&keys),
+        });
+        Ok(readable(&found?))
     }
 
     /// Locations of the longest run of keys from the first one that can all be read.

@@ -305,7 +305,7 @@ impl Cache {
 
     fn location(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Location> {
         let key = arguments::key(key)?;
-        self.handles.with(py, |handle| handle.get_location(key)).map(|meta| location(&meta))
+        self.handles.with(py, |handle| handle.get_location(key)).map(|at| location(&at))
     }
 
     fn open(

@@ -4,7 +4,7 @@ use crate::devices::Part;
 use crate::errors::exception_of;
 use crate::handles::Handles;
 use crate::kernel_access::KernelAccesses;
-use crate::reports::{Location, location};
+use crate::reports::{Location, in_memory};
 use crate::tasks;
 use nkv::{Client, ErrorKind, WritePlan};
 use nkv_store::op::Source;
@@ -44,7 +44,7 @@ impl Plan {
             held: AtomicBool::new(false),
             handles,
             accesses,
-            location: self::location(&location),
+            location: in_memory(&location),
             beside,
         })
     }

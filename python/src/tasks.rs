@@ -176,9 +176,21 @@ impl Cache {
         spawn(done, None, work, |py, found| Bytes::new(found).into_py_any(py))
     }
 
-    fn start_exists(&self, keys: Vec<Bound<'_, PyAny>>, done: &Done<'_>) -> PyResult<Task> {
+    #[pyo3(signature = (keys, done, prefetch = false, wait = false))]
+    fn start_exists(
+        &self,
+        keys: Vec<Bound<'_, PyAny>>,
+        done: &Done<'_>,
+        prefetch: bool,
+        wait: bool,
+    ) -> PyResult<Task> {
         let (keys, client) = (owned(&keys)?, self.beside().clone());
-        let work = async move { client.exists(&borrowed(&keys)).await };
+        let work = async move {
+            match prefetch {
+                true => client.prefetch(&borrowed(&keys), wait).await,
+                false => client.exists(&borrowed(&keys)).await,
+            }
+        };
         spawn(done, None, work, |py, found| readable(&found).into_py_any(py))
     }
 

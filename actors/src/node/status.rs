@@ -11,6 +11,7 @@ use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
 use crate::slow_path::{ClientSlowPathCounters, MasterSlowPathCounters, OwnerSlowPathCounters};
+use crate::tier::TierFigures;
 use nkv_store::shm;
 use serde::Serialize;
 
@@ -65,6 +66,8 @@ pub struct NodeStatus {
     pub auth_refused: u64,
     /// Figures of the first segment's tcp agent.
     pub agent: AgentStatus,
+    /// The SSD tier; absent without one.
+    pub ssd: Option<TierFigures>,
     /// The mounted segments, with the same fields that are above for the first one.
     pub segments: Vec<SegmentStatus>,
     /// How long calls through this node's own handle took; not part of `/status`.
@@ -186,6 +189,7 @@ impl Node {
             owner_slow_path: self.first.segment_handle.tables.slow_path.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
+            ssd: self.tier().map(|tier| tier.figures()),
             segments: self.segments.each(SegmentHost::status),
             call_times: self.client.call_times(),
             master_requests: self.master.as_ref().map_or_else(Vec::new, |(_, m)| m.request_times()),

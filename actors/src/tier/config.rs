@@ -3,14 +3,21 @@
 use nkv_ssd::files::FilesOptions;
 use nkv_ssd::slab::SlabOptions;
 use nkv_ssd::{Disk, Durability, Engine, FilesEngine, SlabEngine, SsdError, Storage, WallClock};
+use nkv_store::layout::PAYLOAD_ALIGN;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Longest time to live: ten years.
-const MAX_TTL_S: u64 = 10 * 365 * 86_400;
-/// Least capacity.
-const MIN_BYTES: u64 = 64 << 20;
+/// Seconds of a day.
+pub const DAY_S: u64 = 86_400;
+/// Longest time to live, and the default.
+pub const MAX_TTL_DAYS: u64 = 3650;
+/// See [`MAX_TTL_DAYS`].
+pub const DEFAULT_TTL_DAYS: u64 = 7;
+/// Least and greatest capacity in bytes.
+pub const MIN_BYTES: u64 = 64 << 20;
+/// See [`MIN_BYTES`].
+pub const MAX_BYTES: u64 = 1 << 50;
 /// Longest slab, and how many slabs there are at least.
 const MAX_SLAB_BYTES: u64 = 1 << 30;
 const LEAST_SLABS: u64 = 4;
@@ -68,18 +75,21 @@ impl SsdConfig {
             bytes,
             policy: SsdPolicy::default(),
             durability: Durability::default(),
-            ttl_s: 7 * 86_400,
+            ttl_s: DEFAULT_TTL_DAYS * DAY_S,
             engine: SsdEngine::default(),
         }
     }
 
     /// The first setting that cannot work, with its allowed values.
     pub(crate) fn fault(&self) -> Option<String> {
-        if self.bytes < MIN_BYTES {
-            return Some(format!("ssd_bytes is at least {MIN_BYTES}, not {}", self.bytes));
+        if !(MIN_BYTES..=MAX_BYTES).contains(&self.bytes) {
+            let text =
+                format!("the SSD tier has {MIN_BYTES} to {MAX_BYTES} bytes, not {}", self.bytes);
+            return Some(text);
         }
-        if !(1..=MAX_TTL_S).contains(&self.ttl_s) {
-            return Some(format!("ssd_ttl is 1 to {MAX_TTL_S} seconds, not {}", self.ttl_s));
+        let most = MAX_TTL_DAYS * DAY_S;
+        if !(1..=most).contains(&self.ttl_s) {
+            return Some(format!("ttl_s of the SSD tier is 1 to {most}, not {}", self.ttl_s));
         }
         None
     }
@@ -95,7 +105,9 @@ pub(super) fn open_engine(config: &SsdConfig) -> Result<Arc<dyn Engine>, SsdErro
     let (capacity_bytes, durability, ttl_s) = (config.bytes, config.durability, config.ttl_s);
     Ok(match config.engine {
         SsdEngine::Slab => {
-            let slab_bytes = (capacity_bytes / LEAST_SLABS).min(MAX_SLAB_BYTES);
+            let whole = |bytes: u64| bytes - bytes % PAYLOAD_ALIGN;
+            let slab_bytes = whole((capacity_bytes / LEAST_SLABS).min(MAX_SLAB_BYTES));
+            let capacity_bytes = whole(capacity_bytes);
             let options = SlabOptions { capacity_bytes, slab_bytes, durability, ttl_s, clock };
             Arc::new(SlabEngine::open(storage, options)?)
         }

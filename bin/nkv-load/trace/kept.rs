@@ -2,7 +2,9 @@
 //! how far the hit ratio is from that of a cache with room for everything. It only prints.
 
 use super::file::Request;
+use comfy_table::{Table, presets};
 use nkv::Blocking;
+use nkv::Cluster;
 use nkv::message::{ClusterStats, OwnerGauges, RankStats};
 use nkv_programs::sizes::show_bytes;
 use std::collections::HashSet;
@@ -37,6 +39,39 @@ pub(super) fn print_calls(handle: &Blocking) {
         reads.changed,
         reads.lost,
     );
+}
+
+/// What the ranks' disks hold and did, one row for each; nothing without an SSD tier.
+pub(super) fn print_tiers(cluster: &Cluster) {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header([
+        "rank",
+        "on disk",
+        "bytes",
+        "saved",
+        "there already",
+        "lost",
+        "brought back",
+        "failed",
+        "queue full",
+    ]);
+    for (rank, node) in cluster.nodes().iter().enumerate() {
+        let Some(f) = node.tier().map(|tier| tier.figures()) else { return };
+        let lost = f.writer_save_fail + f.kv_demote_unnamed + f.kv_demote_dropped;
+        let figures = [f.ssd_objects.to_string(), show_bytes(f.ssd_used_bytes)].into_iter();
+        let counts = [
+            f.ssd_save_success,
+            f.ssd_save_dedup_skip,
+            lost,
+            f.kv_promote_hits,
+            f.kv_promote_fail,
+            f.writer_queue_full_sync_fallback,
+        ];
+        let counts = counts.map(|n| n.to_string());
+        table.add_row([rank.to_string()].into_iter().chain(figures).chain(counts));
+    }
+    eprintln!("{table}");
 }
 
 /// One line per rank: what it holds, and what it did since the run began; one more for its log,

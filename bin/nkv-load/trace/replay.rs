@@ -64,8 +64,7 @@ enum Fate {
 }
 
 /// A replay in progress.
-pub(super) struct Replay<'a, B> {
-    blocks: &'a B,
+pub(super) struct Replay {
     block_bytes: usize,
     /// Blocks in one call.
     per_call: usize,
@@ -82,13 +81,12 @@ pub(super) struct Replay<'a, B> {
     report: Report,
 }
 
-impl<'a, B: Blocks> Replay<'a, B> {
+impl Replay {
     /// A replay that has not begun; `block_bytes` is at least 1.
-    pub(super) fn new(blocks: &'a B, block_bytes: usize) -> Self {
+    pub(super) fn new(block_bytes: usize) -> Self {
         let bytes = block_bytes as u64;
         let ring = (YARDSTICK_BYTES / block_bytes).clamp(2, YARDSTICK_BUFFERS);
         Self {
-            blocks,
             block_bytes,
             per_call: (CALL_BYTES / block_bytes).max(1),
             buffer: faulted(0),
@@ -104,7 +102,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
     }
 
     /// Replays one request, given the ids of its blocks, first to last.
-    pub(super) fn request(&mut self, ids: &[u64]) {
+    pub(super) fn request<B: Blocks>(&mut self, blocks: &B, ids: &[u64]) {
         let keys: Vec<Vec<u8>> = ids.iter().map(|id| block_key(self.block_bytes, *id)).collect();
         let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         self.requests += 1;
@@ -112,8 +110,8 @@ impl<'a, B: Blocks> Replay<'a, B> {
         if names.is_empty() {
             return;
         }
-        let found = self.matched(&names);
-        let fates = self.read_prefix(&names[..found.len()], &found);
+        let found = self.matched(blocks, &names);
+        let fates = self.read_prefix(blocks, &names[..found.len()], &found);
         let run = fates.iter().take_while(|fate| **fate == Fate::Read).count();
         self.report.hit_blocks += run as u64;
 
@@ -122,7 +120,12 @@ impl<'a, B: Blocks> Replay<'a, B> {
         let mut seen = HashSet::new();
         let missing: Vec<&[u8]> =
             missing.map(|at| names[at]).filter(|name| seen.insert(*name)).collect();
-        self.put_missing(&missing);
+        self.put_missing(blocks, &missing);
+    }
+
+    /// Blocks hit and asked for until now.
+    pub(super) fn so_far(&self) -> (u64, u64) {
+        (self.report.hit_blocks, self.report.blocks)
     }
 
     /// Ends the replay and returns its report.
@@ -132,8 +135,8 @@ impl<'a, B: Blocks> Replay<'a, B> {
         Report { requests: self.requests, disk_blocks: self.on_disk, ..self.report }
     }
 
-    fn matched(&mut self, names: &[&[u8]]) -> Vec<Location> {
-        let (outcome, ns) = timed(|| self.blocks.longest_prefix(names));
+    fn matched<B: Blocks>(&mut self, blocks: &B, names: &[&[u8]]) -> Vec<Location> {
+        let (outcome, ns) = timed(|| blocks.longest_prefix(names));
         match outcome {
             Ok(mut found) => {
                 self.matches.record(ns);
@@ -150,21 +153,32 @@ impl<'a, B: Blocks> Replay<'a, B> {
 
     /// Reads and compares the matched blocks. Calls go from the end of the prefix to its start, as
     /// the touches within a call do: the head must end up the most recently used.
-    fn read_prefix(&mut self, names: &[&[u8]], found: &[Location]) -> Vec<Fate> {
+    fn read_prefix<B: Blocks>(
+        &mut self,
+        blocks: &B,
+        names: &[&[u8]],
+        found: &[Location],
+    ) -> Vec<Fate> {
         let mut fates = vec![Fate::Failed; found.len()];
         self.grow_buffer(found.len());
         let calls = names.chunks(self.per_call).zip(found.chunks(self.per_call));
         for ((names, found), fates) in calls.zip(fates.chunks_mut(self.per_call)).rev() {
-            self.read_call(names, found, fates);
+            self.read_call(blocks, names, found, fates);
         }
         fates
     }
 
-    fn read_call(&mut self, names: &[&[u8]], found: &[Location], fates: &mut [Fate]) {
+    fn read_call<B: Blocks>(
+        &mut self,
+        blocks: &B,
+        names: &[&[u8]],
+        found: &[Location],
+        fates: &mut [Fate],
+    ) {
         let places = self.buffer.chunks_mut(self.block_bytes);
         let items: Vec<_> =
             names.iter().zip(found).zip(places).map(|((n, f), p)| (*n, f, p)).collect();
-        let (outcomes, ns) = timed(|| read_or_follow(self.blocks, items));
+        let (outcomes, ns) = timed(|| read_or_follow(blocks, items));
         let mut read = 0;
         for (at, outcome) in outcomes.iter().enumerate().take(names.len()) {
             fates[at] = match outcome {
@@ -192,18 +206,18 @@ impl<'a, B: Blocks> Replay<'a, B> {
     }
 
     /// Puts blocks; `AlreadyExists` is no failure, since another client may have put them.
-    fn put_missing(&mut self, names: &[&[u8]]) {
+    fn put_missing<B: Blocks>(&mut self, blocks: &B, names: &[&[u8]]) {
         self.grow_buffer(names.len());
-        names.chunks(self.per_call).rev().for_each(|names| self.put_call(names));
+        names.chunks(self.per_call).rev().for_each(|names| self.put_call(blocks, names));
     }
 
-    fn put_call(&mut self, names: &[&[u8]]) {
+    fn put_call<B: Blocks>(&mut self, blocks: &B, names: &[&[u8]]) {
         for (name, block) in names.iter().zip(self.buffer.chunks_mut(self.block_bytes)) {
             Stream::of(name, VERSION).fill(block);
         }
-        let blocks = self.buffer.chunks(self.block_bytes);
-        let items: Vec<(&[u8], &[u8])> = names.iter().copied().zip(blocks).collect();
-        let (outcomes, ns) = timed(|| self.blocks.put(&items));
+        let contents = self.buffer.chunks(self.block_bytes);
+        let items: Vec<(&[u8], &[u8])> = names.iter().copied().zip(contents).collect();
+        let (outcomes, ns) = timed(|| blocks.put(&items));
         let mut put = 0;
         for (name, outcome) in names.iter().zip(&outcomes) {
             match outcome {

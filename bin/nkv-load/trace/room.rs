@@ -12,6 +12,8 @@ const UNIT: u64 = 4096;
 /// Percent of all blocks that one of several ranks may have to hold when blocks are spread by hash,
 /// including rounding to the allocator's bins and the watermark.
 const SHARE_PERCENT: u64 = 55;
+/// Least bytes on its disk.
+const LEAST_ON_DISK: u64 = 256 << 20;
 /// Least payload bytes of a rank.
 const LEAST: u64 = 16 << 20;
 
@@ -42,6 +44,13 @@ pub(super) fn part(requests: &[Request], block_bytes: u64, ranks: u32, percent: 
     let all = unique(requests).saturating_mul(block_bytes.next_multiple_of(UNIT));
     let bytes = (all as f64 * percent / 100.0 / f64::from(ranks)) as u64;
     (bytes - bytes % UNIT).max(UNIT)
+}
+
+/// Bytes on the disk of each of `ranks` ranks with room for every block, also where one rank has
+/// more than its share.
+pub(super) fn on_disk(requests: &[Request], block_bytes: u64, ranks: u32) -> u64 {
+    let all = unique(requests).saturating_mul(block_bytes.next_multiple_of(UNIT) + UNIT);
+    (all / u64::from(ranks) * 2).max(LEAST_ON_DISK)
 }
 
 /// Blocks that differ.

@@ -3,6 +3,7 @@
 use super::{Given, Machine, Settings, resolve};
 use crate::launcher::Env;
 use crate::node_settings::{KEYS, SWITCHES, flag};
+use nkv_actors::tier::{Durability, SsdConfig, SsdEngine, SsdPolicy};
 use nkv_transport::fabric::FabricConfig;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -213,7 +214,8 @@ fn every_value_reaches_what_it_sets() {
                 --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 --heartbeat-ms 80 \
                 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 --rdma-devices b,a \
                 --rdma-gid-index 3 --rdma-pairs 8 --data-connections 12 --drain-ms 13 --rejoins 14 \
-                --threads 15 --log debug";
+                --threads 15 --log debug --ssd-dir /d --ssd-bytes 1GiB --ssd-policy write_through \
+                --ssd-durability persistent --ssd-ttl-days 3 --ssd-engine files";
     let s = settings(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
@@ -228,6 +230,11 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));
     assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));
     assert_eq!((s.http, s.log.as_str()), (None, "debug"));
+    let (policy, engine) = (SsdPolicy::WriteThrough, SsdEngine::Files);
+    let durability = Durability::Persistent;
+    let ssd = SsdConfig { policy, engine, durability, ..SsdConfig::new("/d", 1 << 30) };
+    assert_eq!(n.ssd, Some(SsdConfig { ttl_s: 3 * 86_400, ..ssd }));
+    assert_eq!(settings(&["--ssd-bytes", "1GiB"], &[]).unwrap().node.ssd, None);
 }
 
 #[test]

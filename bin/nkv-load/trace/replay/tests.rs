@@ -106,9 +106,9 @@ fn id_of(block: u64) -> KeyId {
 }
 
 fn replay(blocks: &Pretended, requests: &[&[u64]]) -> Report {
-    let mut replay = Replay::new(blocks, BLOCK);
+    let mut replay = Replay::new(BLOCK);
     for ids in requests {
-        replay.request(ids);
+        replay.request(blocks, ids);
     }
     replay.into_report()
 }
@@ -225,11 +225,11 @@ fn a_block_named_twice_in_one_request_is_put_once() {
 #[test]
 fn a_request_larger_than_one_call_reads_and_puts_every_block_once() {
     let cache = Pretended::default();
-    let mut replay = Replay::new(&cache, BLOCK);
+    let mut replay = Replay::new(BLOCK);
     replay.per_call = 3;
     let ids: Vec<u64> = (0..10).collect();
-    replay.request(&ids);
-    replay.request(&ids);
+    replay.request(&cache, &ids);
+    replay.request(&cache, &ids);
     assert_eq!(replay.gets.count(), 10);
     let report = replay.into_report();
     assert_eq!((report.hit_blocks, cache.put_keys.borrow().len()), (10, 10));
