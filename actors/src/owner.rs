@@ -246,7 +246,8 @@ impl Owner {
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
         }
-        if !self.name_questions.is_empty() {
+        let names = self.durable.demotion.as_ref().is_some_and(|demotion| demotion.wants_names());
+        if !self.name_questions.is_empty() || names {
             due = due.min(now + NAMES_TICK_MS * 1_000_000);
         }
         let log_due = self.log.as_ref().and_then(|log| log.log.next_due_ns());

@@ -72,6 +72,28 @@ impl Blocking {
         }
     }
 
+    /// Puts into a log, without waiting for room elsewhere. None: no log takes it now.
+    pub(crate) fn put_by_log(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        opts: &PutOptions,
+    ) -> Option<Result<()>> {
+        let put = || self.client.try_put(key, Value::Whole(value), opts);
+        let done = match put() {
+            TryPut::NotAttached => {
+                let hash = nkv_store::key::key_hash(key);
+                self.runtime.block_on(self.client.attach_log_owners(&[hash], opts));
+                put()
+            }
+            done => done,
+        };
+        match done {
+            TryPut::Done(done) => Some(done),
+            TryPut::NeedsPlan | TryPut::NotAttached => None,
+        }
+    }
+
     /// See [`Client::device_log`].
     pub fn device_log(&self, rank: u32) -> Result<DeviceLog> {
         self.wait(self.client.device_log(rank))

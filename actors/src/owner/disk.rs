@@ -17,7 +17,21 @@ impl Owner {
             return;
         };
         let unnamed = self.hand_over(demotion, evicted);
-        if demotion.await_names(unnamed, self.durable.clock.now_ns()) {
+        demotion.await_names(unnamed);
+    }
+
+    /// Objects were accepted in the log, whose key strings come later.
+    pub(super) fn accepted_for_disk(&self, n: u64) {
+        let through = self.durable.demotion.as_ref().filter(|d| d.writes_through());
+        if let Some(demotion) = through.filter(|_| n > 0) {
+            demotion.want_names();
+        }
+    }
+
+    /// Asks producers for the key strings that the disk needs, if it is time to.
+    pub(super) fn ask_names_for_disk(&self) {
+        let now_ns = self.durable.clock.now_ns();
+        if self.durable.demotion.as_ref().is_some_and(|demotion| demotion.asks_now(now_ns)) {
             self.ask_for_names();
         }
     }
@@ -69,8 +83,8 @@ impl Owner {
 
     /// A question of the master for the disk of this node.
     pub(super) fn asked_about_disk(&mut self, number: u64, question: DiskQuestion) {
-        if self.durable.demotion.as_ref().is_some_and(|demotion| demotion.awaits_any()) {
-            self.ask_for_names();
+        if let Some(demotion) = self.durable.demotion.as_ref().filter(|d| d.awaits_any()) {
+            demotion.ask_at_once();
             self.process_log();
         }
         let uplink = self.durable.uplink.clone();

@@ -235,6 +235,7 @@ impl Owner {
             // A device may be lost: the next pass tries again.
             tracing::error!(%error, "the device log cannot be processed");
         }
+        self.ask_names_for_disk();
         self.take_names(&mut log);
         self.report_keys(&mut log);
         self.durable.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);
@@ -253,12 +254,14 @@ impl Owner {
         let awaited = (!log.awaited.is_empty()).then_some(&log.awaited);
         let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
         let accepted = log.log.accept(now, &mut segment);
+        let count = accepted.as_ref().map_or(0, |n| *n);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
         // Also for objects that changed before an error.
         let changes = segment.1;
         self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
         self.forget_evicted(&changes.ended);
+        self.accepted_for_disk(count);
         self.report_awaited(log, &changes.awaited);
         done?;
         self.copy_survivors(&mut log.log)?;

@@ -24,6 +24,8 @@ const WAIT_LIMIT: Duration = Duration::from_secs(5);
 const NAME_LIMIT: Duration = Duration::from_secs(1);
 /// How often producers are asked for key strings.
 const ASK_EVERY_NS: u64 = 2_000_000;
+/// How often after the last object whose key string is missing.
+const ASKS: u64 = 8;
 
 /// An object of a segment, as its owner hands it over.
 #[derive(Debug, Clone)]
@@ -43,12 +45,18 @@ pub(crate) struct Demotion {
     /// Objects that are held until their key string is known, and since when.
     unnamed: Mutex<HashMap<(u32, u32), Instant>>,
     asked_ns: AtomicU64,
+    /// How often producers are still to be asked.
+    asks_left: AtomicU64,
+    /// Of `unnamed`, as last counted.
+    counted: AtomicU64,
 }
 
 impl Demotion {
     pub fn new(tier: Arc<DiskTier>, heap: Heap) -> Self {
         let (held, unnamed) = (Arc::default(), Mutex::default());
-        Self { tier, heap, held, unnamed, asked_ns: AtomicU64::new(0) }
+        let none = || AtomicU64::new(0);
+        let (asked_ns, asks_left, counted) = (none(), none(), none());
+        Self { tier, heap, held, unnamed, asked_ns, asks_left, counted }
     }
 
     /// Whether objects are saved while they are live.
@@ -85,18 +93,53 @@ impl Demotion {
         }
     }
 
-    /// Holds objects until their key strings are known, a second at most. True if the producers
-    /// are to be asked for them.
-    pub fn await_names(&self, objects: Vec<(u32, u32)>, now_ns: u64) -> bool {
-        let now = Instant::now();
-        let mut unnamed = lock(&self.unnamed);
-        unnamed.extend(objects.into_iter().map(|at| (at, now)));
+    /// Holds objects until their key strings are known, a second at most.
+    pub fn await_names(&self, objects: Vec<(u32, u32)>) {
+        if !objects.is_empty() {
+            let now = Instant::now();
+            let mut unnamed = lock(&self.unnamed);
+            unnamed.extend(objects.into_iter().map(|at| (at, now)));
+            self.count_unnamed(&unnamed);
+            drop(unnamed);
+            self.want_names();
+        }
+    }
+
+    /// Key strings are missing: the producers are to be asked for them soon. Their puts may note
+    /// them a moment after the object is READY, so not once only.
+    pub fn want_names(&self) {
+        self.asks_left.store(ASKS, Ordering::Relaxed);
+    }
+
+    /// Somebody waits for them.
+    pub fn ask_at_once(&self) {
+        self.asked_ns.store(0, Ordering::Relaxed);
+        self.want_names();
+    }
+
+    /// Whether producers are still to be asked.
+    pub fn wants_names(&self) -> bool {
+        self.asks_left.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether they are to be asked now.
+    pub fn asks_now(&self, now_ns: u64) -> bool {
         let asked_ns = self.asked_ns.load(Ordering::Relaxed);
-        let ask = !unnamed.is_empty() && now_ns >= asked_ns.saturating_add(ASK_EVERY_NS);
+        let ask = self.wants_names() && now_ns >= asked_ns.saturating_add(ASK_EVERY_NS);
         if ask {
             self.asked_ns.store(now_ns, Ordering::Relaxed);
+            // The owner alone counts it down.
+            self.asks_left.fetch_sub(1, Ordering::Relaxed);
         }
         ask
+    }
+
+    /// `unnamed` as it is now; for the gauge of what is pending.
+    fn count_unnamed(&self, unnamed: &HashMap<(u32, u32), Instant>) {
+        let n = unnamed.len() as u64;
+        let before = self.counted.swap(n, Ordering::Relaxed);
+        let all = &self.tier.feed.unnamed;
+        all.fetch_add(n.wrapping_sub(before), Ordering::Relaxed);
     }
 
     pub fn awaits(&self, at: (u32, u32)) -> bool {
@@ -112,6 +155,7 @@ impl Demotion {
         for at in objects {
             unnamed.remove(at);
         }
+        self.count_unnamed(&unnamed);
     }
 }
 
@@ -123,6 +167,7 @@ impl Holders for Demotion {
         let before = unnamed.len();
         unnamed.retain(|_, since| since.elapsed() < NAME_LIMIT);
         self.tier.counters.demote_unnamed.add(before - unnamed.len());
+        self.count_unnamed(&unnamed);
         objects.extend(unnamed.keys().copied());
         Ok(())
     }
@@ -189,6 +234,8 @@ pub(super) struct Feed {
     queue: Mutex<Queue>,
     changed: Condvar,
     pending: Arc<Pending>,
+    /// Objects whose key string is not known yet.
+    unnamed: AtomicU64,
 }
 
 #[derive(Default)]
@@ -220,7 +267,8 @@ impl Feed {
     }
 
     pub fn pending(&self) -> u64 {
-        lock(&self.pending.by_key).values().map(|(count, _)| *count as u64).sum()
+        let named: usize = lock(&self.pending.by_key).values().map(|(count, _)| count).sum();
+        named as u64 + self.unnamed.load(Ordering::Relaxed)
     }
 
     /// Waits until none of these keys is on its way to disk; false after the limit.

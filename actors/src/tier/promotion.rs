@@ -3,12 +3,13 @@
 //! requests for one key are one promotion.
 
 use super::{DiskTier, Promoted, lock};
-use crate::client::{Client, PutOptions};
-use crate::error::{Error, Result};
+use crate::client::{Blocking, Client, PutOptions};
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::KeyBytes;
 use hashbrown::HashMap;
 use nkv_ssd::{LoadError, Payload};
 use nkv_store::{AnonMemory, Key};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -157,6 +158,31 @@ impl Buffer {
     }
 }
 
+/// Puts what was read: where it is wanted, else on the disk's own rank, else on any. No rank's log
+/// is waited for while another has room.
+fn put(
+    client: &Blocking,
+    key: &Key,
+    bytes: &[u8],
+    (rank, layout): (Option<u32>, u64),
+) -> Result<()> {
+    let opts = PutOptions::default().page_bytes(u32::try_from(layout).unwrap_or_default());
+    let (key, home) = (key.as_bytes(), client.client().home());
+    let mut ranks: SmallVec<[Option<u32>; 3]> =
+        [rank, home].into_iter().filter(Option::is_some).collect();
+    ranks.dedup();
+    for rank in &ranks {
+        if let Some(done) = client.put_by_log(key, bytes, &opts.clone().preferred_rank(*rank)) {
+            return done;
+        }
+    }
+    let first = ranks.first().copied().flatten();
+    match client.put(key, bytes, &opts.clone().preferred_rank(first)) {
+        Err(e) if e.kind() == ErrorKind::OutOfMemory => client.put(key, bytes, &opts),
+        done => done,
+    }
+}
+
 impl DiskTier {
     /// One of the threads.
     pub(super) fn promote_all(&self, client: &Client) {
@@ -191,7 +217,7 @@ impl DiskTier {
         &self,
         key: &Key,
         rank: Option<u32>,
-        client: &crate::client::Blocking,
+        client: &Blocking,
         buffer: &mut Buffer,
     ) -> Result<u64> {
         let none = || Error::not_found(format!("key {key} is not on disk any more"));
@@ -211,9 +237,7 @@ impl DiskTier {
             }
             other => Error::not_ready(format!("key {key} cannot be read from disk: {other}")),
         })?;
-        let opts = PutOptions::default().preferred_rank(rank.or_else(|| client.client().home()));
-        let opts = opts.page_bytes(u32::try_from(loaded.layout).unwrap_or_default());
-        client.put(key.as_bytes(), memory.bytes(found.len as usize), &opts)?;
-        Ok(found.len)
+        let bytes = memory.bytes(found.len as usize);
+        put(client, key, bytes, (rank, loaded.layout)).map(|()| found.len)
     }
 }
