@@ -9,6 +9,7 @@ mod disk;
 mod entry;
 mod finish;
 mod index;
+mod known;
 mod log;
 mod lookup;
 mod matching;
@@ -289,7 +290,7 @@ impl Master {
             false => Some(self.early(what)),
             // Checked before any log is asked, since asking a log removes the key there: a refused
             // remove must not have removed anything.
-            true if log::removes(request) => {
+            true if known::removes(request) => {
                 self.check_quorum().and_then(|()| self.check_all_reported()).err()
             }
             true => self.check_quorum().err(),
@@ -321,7 +322,7 @@ impl Master {
                 reply.send(Response::Done(Vec::new()));
             }
             Request::GetLocation { .. } | Request::MatchPrefix(_) | Request::Exists { .. } => {
-                self.answer_lookup(ask, reply, log::Known::default());
+                self.answer_lookup(ask, reply, known::Known::default());
             }
             Request::AwaitReady(asked) => self.await_ready(asked, reply),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),

@@ -58,7 +58,7 @@ pub fn of_start(error: &StartError) -> u8 {
         StartError::NoMaster(_) => UNREACHED,
         StartError::WorldSize(_) | StartError::Refused(_) => REFUSED,
         StartError::HeapTooLarge(_) => NO_ROOM,
-        StartError::PortInUse(_) => LOCAL,
+        StartError::PortInUse(_) | StartError::Disk(_) => LOCAL,
         StartError::Internal(_) => BROKEN,
     }
 }

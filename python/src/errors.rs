@@ -31,9 +31,10 @@ fn made(
 /// The exception of a rank that could not start.
 pub(crate) fn not_started(py: Python<'_>, error: &StartError) -> PyErr {
     let kind = match error {
-        StartError::Config(_) | StartError::WorldSize(_) | StartError::Refused(_) => {
-            ErrorKind::InvalidArgument
-        }
+        StartError::Config(_)
+        | StartError::Disk(_)
+        | StartError::WorldSize(_)
+        | StartError::Refused(_) => ErrorKind::InvalidArgument,
         StartError::HeapTooLarge(_) => ErrorKind::OutOfMemory,
         StartError::RankAlive(_) | StartError::PortInUse(_) => ErrorKind::AlreadyExists,
         StartError::NoMaster(_) => ErrorKind::Disconnected,

@@ -2,16 +2,16 @@
 //! memory, and keeps them over restarts. It asks the nodes that have one: about keys that are not in
 //! memory, to bring objects back, and before anything is removed [I6].
 
-use super::log::{Known, gone_slots, looked_up, removes};
+use super::known::{Known, OnDisk, gone_slots, looked_up, removes};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, KeyBytes, Location, MAX_BATCH,
-    MasterToOwner, Promote, Request, Response, SegmentId,
+    DiskAnswer, DiskQuestion, DiskSelection, KeyBytes, Location, MAX_BATCH, MasterToOwner, Promote,
+    Request, Response, SegmentId,
 };
-use hashbrown::{HashMap, HashSet};
-use nkv_store::{Key, KeyId};
+use hashbrown::HashSet;
+use nkv_store::Key;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -28,16 +28,6 @@ const MAX_ASKED: usize = 4096;
 /// Keys whose removal is remembered for the disks of ranks that are not members now. Beyond that,
 /// such a disk begins empty.
 const MOST_REMEMBERED: usize = MAX_BATCH;
-
-/// What disks have of what is not in memory.
-#[derive(Debug, Default)]
-pub(super) struct OnDisk {
-    found: HashMap<KeyId, (SegmentId, u64)>,
-    // What was to be brought back, once that was asked for.
-    asked: Option<HashSet<KeyId>>,
-    // Why they failed.
-    failed: HashMap<KeyId, Error>,
-}
 
 /// A request that waits for nodes with disks.
 pub(super) struct Asked {
@@ -97,14 +87,6 @@ fn promotion_of(request: &Request) -> Promote {
     match request {
         Request::GetLocation { promote, .. } | Request::Exists { promote, .. } => *promote,
         _ => Promote::No,
-    }
-}
-
-impl Known {
-    /// Where a key is on disk.
-    pub(super) fn disk_meta(&self, id: &KeyId) -> Option<DiskMeta> {
-        let (at, bytes_total) = *self.on_disk.as_ref()?.found.get(id)?;
-        Some(DiskMeta { key: *id, rank: at.rank, bytes_total })
     }
 }
 

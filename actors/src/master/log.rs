@@ -6,8 +6,8 @@
 
 use super::allocator::SegmentAllocator;
 use super::awaiting::AWAITED;
-use super::disk::OnDisk;
 use super::entry::{Entry, Replica, State};
+use super::known::{Known, gone_slots, looked_up, removes};
 use super::matching::Round;
 use super::{Ask, Master};
 use crate::actor::Reply;
@@ -41,44 +41,6 @@ pub(super) struct Asked {
     removed: HashSet<KeyId>,
     // Number of objects that logs retired for a removal of all keys.
     taken: u64,
-}
-
-/// What owners have answered about a request so far.
-#[derive(Debug, Default)]
-pub(super) struct Known {
-    /// The limit of the answers from logs.
-    pub until_ms: u64,
-    /// Keys that the owners were asked to find.
-    pub about: Vec<KeyId>,
-    /// Objects that a log serves beside the listed one. They are the answer if that one cannot be
-    /// read: it is being written or removed, its rank's link is down, the reader found it gone, or
-    /// it was retired since.
-    pub besides: HashMap<KeyId, ObjMeta>,
-    /// What disks have of what is not in memory; None before they were asked.
-    pub on_disk: Option<OnDisk>,
-}
-
-/// The keys of a lookup; none for other requests.
-pub(super) fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
-    match request {
-        Request::GetLocation { keys, .. }
-        | Request::Exists { keys, .. }
-        | Request::MatchPrefix(keys) => Some(keys),
-        _ => None,
-    }
-}
-
-/// Whether it must not be confirmed while a rank may still serve one of its keys.
-pub(super) fn removes(request: &Request) -> bool {
-    matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
-}
-
-/// Locations that the reader was sent to and where it found no valid object.
-pub(super) fn gone_slots(request: &Request) -> HashSet<SlotRef> {
-    match request {
-        Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
-        _ => HashSet::new(),
-    }
 }
 
 /// Locations in memory, as an answer.

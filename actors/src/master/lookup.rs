@@ -4,7 +4,7 @@
 use super::Master;
 use super::allocator::SegmentAllocator;
 use super::entry::{Entry, State};
-use super::log::Known;
+use super::known::Known;
 use crate::error::{Error, Result};
 use crate::message::{
     Existence, KeyBytes, Location, ObjMeta, RankState, Response, SegmentId, SlotRef,

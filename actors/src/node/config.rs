@@ -330,6 +330,8 @@ pub enum StartError {
     RankAlive(String),
     /// Nobody answered at the master's address in time.
     NoMaster(String),
+    /// The directory of the SSD tier cannot be used.
+    Disk(String),
     /// The control port is taken.
     PortInUse(String),
     /// The master refused for another reason.

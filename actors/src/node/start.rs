@@ -276,7 +276,7 @@ async fn open_tier(config: &NodeConfig) -> Result<Option<Arc<DiskTier>>, StartEr
     // Not on the caller's event loop: it reads a journal, and may make large files.
     let opened = tokio::task::spawn_blocking(move || DiskTier::open(&ssd)).await;
     let opened = opened.map_err(|e| StartError::Internal(format!("SSD task: {e}")))?;
-    opened.map(Some).map_err(StartError::Config)
+    opened.map(Some).map_err(StartError::Disk)
 }
 
 /// Credentials from the job's secret, else from its cookie.

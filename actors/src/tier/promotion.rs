@@ -235,6 +235,11 @@ impl DiskTier {
                 tracing::warn!(%key, %what, "an object is damaged on disk; it was removed");
                 Error::not_found(format!("key {key} was damaged on disk, and removed: {what}"))
             }
+            // The disk did not give it, and it was dropped: a miss.
+            other if self.engine.find(key).is_none() => {
+                tracing::warn!(%key, error = %other, "an object cannot be read from disk");
+                Error::not_found(format!("key {key} could not be read from disk: {other}"))
+            }
             other => Error::not_ready(format!("key {key} cannot be read from disk: {other}")),
         })?;
         let bytes = memory.bytes(found.len as usize);

@@ -19,6 +19,7 @@ mod rdma;
 mod reference;
 mod ring;
 mod silent;
+mod ssd;
 mod top;
 mod trace;
 mod truncated;

@@ -184,6 +184,49 @@ fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
 }
 
 #[test]
+fn with_an_ssd_the_replay_hits_all_that_can_be_hit_though_memory_has_little_room() {
+    let dir = TempDir::new().unwrap();
+    let (path, requests) = trace(dir.path());
+    let expected = arithmetic(&requests);
+    for policy in ["write_through", "evict_only"] {
+        let ssd = dir.path().join(policy);
+        let flags = ["--heap-percent", "10", "--ssd-policy", policy];
+        let (output, json) =
+            replay(&path, &[&flags[..], &["--ssd-dir", ssd.to_str().unwrap()]].concat());
+        assert_agrees(&output, &json, &expected);
+        assert!(json["disk_blocks"].as_u64() > Some(0), "{policy}");
+    }
+}
+
+/// What was put in the last milliseconds before the kill may be lost; nothing else is.
+#[test]
+fn ranks_that_are_killed_in_the_middle_go_on_with_what_is_on_disk() {
+    let dir = TempDir::new().unwrap();
+    let (path, requests) = trace(dir.path());
+    let expected = arithmetic(&requests);
+    let (half, ssd) = ((REQUESTS / 2).to_string(), dir.path().join("ssd"));
+    let flags = [
+        "--heap-percent",
+        "20",
+        "--ssd-policy",
+        "write_through",
+        "--ssd-durability",
+        "persistent",
+        "--restart-at",
+        &half,
+        "--ssd-dir",
+        ssd.to_str().unwrap(),
+    ];
+    let (output, json) = replay(&path, &flags);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("killed and started again"), "{stderr}");
+    assert_eq!((json["wrong_bytes"].as_u64(), json["failed"].as_u64()), (Some(0), Some(0)));
+    let hits = json["hit_blocks"].as_u64().unwrap();
+    assert!(hits <= expected.hit_blocks && hits >= expected.hit_blocks / 10 * 9, "{hits} {stderr}");
+}
+
+#[test]
 fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_agree() {
     replayed_over_running_ranks("auto");
 }

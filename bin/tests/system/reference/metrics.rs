@@ -16,7 +16,11 @@ struct Metric {
 
 #[test]
 fn metrics_is_what_a_rank_serves() {
-    let cluster = ProcessCluster::start(1, |_| {});
+    let dir = tempfile::tempdir().expect("a directory");
+    let ssd = dir.path().to_path_buf();
+    let cluster = ProcessCluster::start(1, move |command| {
+        command.arg("--ssd-dir").arg(&ssd).args(["--ssd-bytes", "64MiB"]);
+    });
     let handle = cluster.connect(0);
     handle.put(b"k", b"value", &PutOptions::default()).expect("a put");
     handle.get(b"k").expect("a get");
@@ -38,7 +42,8 @@ fn metrics_is_what_a_rank_serves() {
          | `request` | a kind of request to the master; a metric with it has no line, and no \
          labels below, before the first request |\n\
          | `le` | upper bound of a histogram's bucket, 1 µs to 10 s |\n\n\
-         Metrics `nkv_master_*` are served by rank 0 alone. Gets and puts that mapped memory alone \
+         Metrics `nkv_master_*` are served by rank 0 alone, and `nkv_ssd_*`, `nkv_writer_*`, \
+         `nkv_kv_*` and `nkv_shutdown_*` by ranks with an SSD tier. Gets and puts that mapped memory alone \
          answers are in no histogram: reading a clock twice would be a good part of them.",
     );
     let rows = metrics.into_iter().map(|m| {

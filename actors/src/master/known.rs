@@ -1,0 +1,62 @@
+//! What a lookup knows while it is answered, and what of a request owners are asked.
+
+use crate::error::Error;
+use crate::message::{DiskMeta, KeyBytes, ObjMeta, Request, SegmentId, SlotRef};
+use hashbrown::{HashMap, HashSet};
+use nkv_store::KeyId;
+
+/// What owners have answered about a request so far.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The limit of the answers from logs.
+    pub until_ms: u64,
+    /// Keys that the owners were asked to find.
+    pub about: Vec<KeyId>,
+    /// Objects that a log serves beside the listed one. They are the answer if that one cannot be
+    /// read: it is being written or removed, its rank's link is down, the reader found it gone, or
+    /// it was retired since.
+    pub besides: HashMap<KeyId, ObjMeta>,
+    /// What disks have of what is not in memory; None before they were asked.
+    pub on_disk: Option<OnDisk>,
+}
+
+/// What disks have of what is not in memory.
+#[derive(Debug, Default)]
+pub(super) struct OnDisk {
+    pub found: HashMap<KeyId, (SegmentId, u64)>,
+    /// What was to be brought back, once that was asked for.
+    pub asked: Option<HashSet<KeyId>>,
+    /// Why that failed.
+    pub failed: HashMap<KeyId, Error>,
+}
+
+impl Known {
+    /// Where a key is on disk.
+    pub(super) fn disk_meta(&self, id: &KeyId) -> Option<DiskMeta> {
+        let (at, bytes_total) = *self.on_disk.as_ref()?.found.get(id)?;
+        Some(DiskMeta { key: *id, rank: at.rank, bytes_total })
+    }
+}
+
+/// The keys of a lookup; none for other requests.
+pub(super) fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
+    match request {
+        Request::GetLocation { keys, .. }
+        | Request::Exists { keys, .. }
+        | Request::MatchPrefix(keys) => Some(keys),
+        _ => None,
+    }
+}
+
+/// Whether it must not be confirmed while a rank may still serve one of its keys.
+pub(super) fn removes(request: &Request) -> bool {
+    matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
+}
+
+/// Locations that the reader was sent to and where it found no valid object.
+pub(super) fn gone_slots(request: &Request) -> HashSet<SlotRef> {
+    match request {
+        Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
+        _ => HashSet::new(),
+    }
+}

@@ -1,0 +1,197 @@
+//! Ranks with an SSD tier as processes: what they saved outlives them, what was removed does not
+//! come back, and a directory that cannot be used is a clear error.
+
+use crate::cluster_process::{EXIT_LIMIT, ProcessCluster, node_command, run_to_end, until};
+use nkv::message::{Existence, Tier};
+use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
+use nkv_pace::HANGS;
+use std::fs::OpenOptions;
+use std::path::Path;
+
+const BLOCK: usize = 32 << 10;
+/// All is saved, for good: what a test sees saved must be there after a kill.
+const PERSISTENT: [&str; 4] = ["--ssd-policy", "write_through", "--ssd-durability", "persistent"];
+
+fn start(ranks: u32, dir: &Path, flags: &[&'static str]) -> ProcessCluster {
+    let (dir, flags) = (dir.to_path_buf(), flags.to_vec());
+    ProcessCluster::start(ranks, move |command| {
+        command.arg("--ssd-dir").arg(&dir).args(["--ssd-bytes", "256MiB"]).args(&flags);
+    })
+}
+
+fn content(key: &str) -> Vec<u8> {
+    let seed = nkv_store::key::key_hash(key.as_bytes());
+    (0..BLOCK as u64 / 8).flat_map(|i| seed.wrapping_mul(2 * i + 1).to_le_bytes()).collect()
+}
+
+fn put(handle: &Blocking, key: &str, opts: &PutOptions) {
+    handle.put(key.as_bytes(), &content(key), opts).expect("a put");
+}
+
+/// A figure of a rank's SSD tier.
+fn figure(cluster: &ProcessCluster, rank: u32, name: &str) -> u64 {
+    let (code, body) = cluster.get(rank, "/status");
+    assert_eq!(code, 200, "{body}");
+    let status: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    status["ssd"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {body}"))
+}
+
+fn on_disk(cluster: &ProcessCluster, ranks: u32) -> u64 {
+    (0..ranks).map(|rank| figure(cluster, rank, "ssd_objects")).sum()
+}
+
+fn is_whole(handle: &Blocking, key: &str) -> bool {
+    match handle.get(key.as_bytes()) {
+        Ok(bytes) => {
+            assert!(bytes == content(key), "{key} has other bytes");
+            true
+        }
+        Err(e) => {
+            assert_eq!(e.kind(), ErrorKind::NotFound, "{key}: {e}");
+            false
+        }
+    }
+}
+
+#[test]
+fn i22_ranks_that_were_all_killed_serve_what_they_had_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = start(3, dir.path(), &PERSISTENT);
+    let keys: Vec<String> = (0..90).map(|i| format!("k/{i}")).collect();
+    let handles = [cluster.connect(0), cluster.connect_by(1, TransportChoice::Tcp)];
+    for (key, handle) in keys.iter().zip(handles.iter().cycle()) {
+        put(handle, key, &PutOptions::default());
+    }
+    until(HANGS, "all are on disk", || on_disk(&cluster, 3) == 90);
+    drop(handles);
+    (0..3).for_each(|rank| cluster.kill9(rank));
+    (0..3).for_each(|rank| cluster.restart(rank));
+    cluster.wait_ready(EXIT_LIMIT);
+    let (_, health) = cluster.get(1, "/healthz");
+    assert_eq!(health, "ok\nshutdown_clean false shutdown_partial_flush false\n");
+    let handle = cluster.connect(2);
+    let names: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
+    let run = handle.match_prefix(&names).unwrap();
+    assert_eq!(run.len(), 90, "prefix hits go on");
+    assert!(run.iter().all(|at| at.tier() == Tier::Disk));
+    for by in [TransportChoice::Auto, TransportChoice::Tcp] {
+        let handle = cluster.connect_by(0, by);
+        assert!(keys.iter().all(|key| is_whole(&handle, key)));
+    }
+}
+
+#[test]
+fn a_rank_that_ends_in_order_says_so_at_its_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = start(1, dir.path(), &["--ssd-policy", "write_through"]);
+    assert!(cluster.get(0, "/healthz").1.contains("shutdown_clean true"), "a new directory");
+    let handle = cluster.connect(0);
+    put(&handle, "k", &PutOptions::default());
+    handle.close();
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
+    cluster.restart(0);
+    let (_, health) = cluster.get(0, "/healthz");
+    assert_eq!(health, "ok\nshutdown_clean true shutdown_partial_flush false\n");
+    assert!(is_whole(&cluster.connect(0), "k"), "it was saved before the end");
+    let metrics = cluster.get(0, "/metrics").1;
+    assert!(metrics.contains("\nnkv_ssd_load_success_total{rank=\"0\"} 1\n"), "{metrics}");
+}
+
+#[test]
+fn i6_a_removal_reaches_the_disk_of_a_rank_that_was_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = &[&PERSISTENT[..], &["--ttl-ms", "1500"]].concat();
+    let mut cluster = start(2, dir.path(), flags);
+    let (handle, there) = (cluster.connect(0), PutOptions::default().preferred_rank(1));
+    let keys = ["removed", "in a pattern/1", "in a pattern/2", "kept"];
+    keys.iter().for_each(|key| put(&handle, key, &there));
+    until(HANGS, "all are on disk", || figure(&cluster, 1, "ssd_objects") == 4);
+    cluster.kill9(1);
+    until(HANGS, "it is gone", || handle.stats().is_ok_and(|stats| stats.ranks.len() == 1));
+    assert_eq!(handle.remove(b"removed").unwrap_err().kind(), ErrorKind::NotFound);
+    handle.remove_matching("^in a pattern/").unwrap();
+    cluster.restart(1);
+    cluster.wait_ready(EXIT_LIMIT);
+    let names: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
+    let found = handle.exists(&names).unwrap();
+    assert_eq!(found[..3], [Existence::Absent; 3]);
+    assert_eq!(found[3], Existence::OnDisk);
+    assert!(is_whole(&handle, "kept"));
+    // It may be put, and saved, again.
+    put(&handle, "removed", &there);
+    until(HANGS, "it is on disk again", || figure(&cluster, 1, "ssd_objects") == 2);
+}
+
+#[test]
+fn i23_killed_again_and_again_under_load_it_has_no_wrong_byte_and_loses_nothing_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = [&PERSISTENT[..], &["--heap-bytes", "8MiB"]].concat();
+    let mut cluster = start(1, dir.path(), &flags);
+    let (mut next, mut before) = (0, 0);
+    for round in 0..8 {
+        let handle = cluster.connect(0);
+        let first = next;
+        // The kill meets saves at any point: the load does not wait for them.
+        while next < first + 40 + 13 * round {
+            put(&handle, &format!("k/{next}"), &PutOptions::default());
+            next += 1;
+        }
+        // Counted once it is on disk for good.
+        let saved = before + figure(&cluster, 0, "ssd_save_success");
+        cluster.kill9(0);
+        cluster.restart(0);
+        cluster.wait_ready(EXIT_LIMIT);
+        let found = figure(&cluster, 0, "ssd_objects");
+        assert!(found >= saved, "round {round}: {saved} were saved, {found} are there");
+        let handle = cluster.connect(0);
+        let whole = (0..next).filter(|n| is_whole(&handle, &format!("k/{n}"))).count();
+        assert_eq!(whole as u64, found, "round {round}");
+        before = found;
+    }
+}
+
+#[test]
+fn a_disk_that_lost_its_bytes_is_a_miss_and_memory_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = start(1, dir.path(), &PERSISTENT);
+    let handle = cluster.connect(0);
+    (0..20).for_each(|i| put(&handle, &format!("k/{i}"), &PutOptions::default()));
+    until(HANGS, "all are on disk", || figure(&cluster, 0, "ssd_objects") == 20);
+    cluster.kill9(0);
+    cluster.restart(0);
+    for entry in std::fs::read_dir(dir.path().join("rank-0")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|name| name == "dat") {
+            OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
+        }
+    }
+    let handle = cluster.connect(0);
+    assert!((0..20).all(|i| !is_whole(&handle, &format!("k/{i}"))));
+    let lost = figure(&cluster, 0, "ssd_load_fail") + figure(&cluster, 0, "ssd_load_corrupt");
+    assert!(lost >= 20, "{lost}");
+    put(&handle, "after", &PutOptions::default());
+    assert!(is_whole(&handle, "after"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = start(1, dir.path(), &[]);
+    let blocked = dir.path().join("a file");
+    std::fs::write(&blocked, "x").unwrap();
+    for (path, expected) in [
+        (dir.path(), "another process uses"),
+        (Path::new("/proc/nkv"), "--ssd-dir /proc/nkv/rank-0: "),
+        (&blocked, "a file/rank-0: "),
+    ] {
+        let mut command = node_command(&crate::cluster_process::new_job());
+        command.args(["--port", "0", "--heap-bytes", "4MiB", "--ssd-bytes", "64MiB"]);
+        command.arg("--ssd-dir").arg(path);
+        let ended = run_to_end(command, HANGS);
+        assert_eq!(ended.code, i32::from(nkv_programs::exit::LOCAL), "{}", ended.stderr);
+        let last = ended.stderr.trim_end().lines().last().unwrap_or_default();
+        assert!(last.contains(expected), "{}", ended.stderr);
+    }
+    drop(cluster);
+}
