@@ -344,7 +344,8 @@ impl Engine for FilesEngine {
 
     fn remove_all(&self) -> Result<u64, SsdError> {
         let mut removed = 0;
-        for _ in 0..lock(&self.index).len() {
+        let most = lock(&self.index).len();
+        for _ in 0..most {
             let mut index = lock(&self.index);
             index.cancel_all();
             let Some(entry) = index.oldest(None) else { break };

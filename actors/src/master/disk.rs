@@ -1,6 +1,6 @@
-//! Objects on the disks of nodes. The master lists none of them: a disk may have many more than
-//! memory, and keeps them over restarts. It asks the nodes that have one: about keys that are not in
-//! memory, to bring objects back, and before anything is removed [I6].
+//! Objects on the disks of nodes. The master lists none of them: a disk may have many more
+//! than memory, and keeps them over restarts. It asks the nodes that have one: about keys that are
+//! not in memory, to bring objects back, and before anything is removed [I6].
 
 use super::known::{Known, OnDisk, gone_slots, looked_up, removes};
 use super::{Ask, Master};
@@ -177,7 +177,7 @@ impl Master {
     }
 
     /// A rank has joined: its disk learns what was removed while it was away.
-    pub(super) fn tell_of_removals(&mut self, segment_id: SegmentId) {
+    pub(super) fn send_missed_removals(&mut self, segment_id: SegmentId) {
         let unheard = std::mem::take(&mut self.durable.members.lock().unheard);
         if self.allocators.get(&segment_id).is_some_and(|a| a.info.disk) {
             for which in &unheard.0 {

@@ -272,7 +272,7 @@ impl Feed {
     }
 
     /// Waits until none of these keys is on its way to disk; false after the limit.
-    pub fn settle(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
+    pub fn wait_for(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
         let by_key = lock(&self.pending.by_key);
         let busy = |by_key: &mut HashMap<Key, (usize, u64)>| by_key.keys().any(&which);
         let waited = self.pending.settled.wait_timeout_while(by_key, limit, busy);

@@ -115,7 +115,7 @@ impl Promotions {
     }
 
     /// Waits until none of these keys is being promoted; false after the limit.
-    pub fn settle(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
+    pub fn wait_for(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
         let busy = |queue: &mut Queue| queue.in_flight.keys().any(&which);
         let waited = self.changed.wait_timeout_while(lock(&self.queue), limit, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
@@ -222,7 +222,7 @@ impl DiskTier {
     ) -> Result<u64> {
         let none = || Error::not_found(format!("key {key} is not on disk any more"));
         // On its way to disk.
-        if !self.feed.settle(|pending| pending == key, SETTLE_LIMIT) {
+        if !self.feed.wait_for(|pending| pending == key, SETTLE_LIMIT) {
             return Err(Error::not_ready(format!("key {key} is still being written to disk")));
         }
         let found = self.engine.find(key).filter(|_| !self.removals.covers(key));

@@ -18,7 +18,7 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a rank needs to know, as text on its command line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Served {
+struct RankArguments {
     job: String,
     rank: u32,
     world_size: u32,
@@ -34,7 +34,7 @@ struct Served {
     persistent: bool,
 }
 
-impl Served {
+impl RankArguments {
     fn of(config: &NodeConfig, rank: u32, world_size: u32, port: u16) -> Self {
         let ssd = config.ssd.as_ref();
         Self {
@@ -89,8 +89,8 @@ impl Served {
 /// # Errors
 /// If it cannot start.
 pub(crate) fn serve(text: &str, rt: &Runtime) -> anyhow::Result<()> {
-    let served: Served = serde_json::from_str(text).context("--serve")?;
-    let node = rt.block_on(Node::start(served.config()?))?;
+    let arguments: RankArguments = serde_json::from_str(text).context("--serve")?;
+    let node = rt.block_on(Node::start(arguments.config()?))?;
     println!("ready {}", node.info().control);
     std::io::stdout().flush()?;
     // Nothing is ever sent: it ends with the generator, or when that wants this rank to end.
@@ -120,9 +120,9 @@ impl Drop for RankProcess {
 
 impl RankProcess {
     /// Starts one; returns it with its address once it has joined.
-    fn start(served: &Served) -> anyhow::Result<(Self, Address)> {
+    fn start(arguments: &RankArguments) -> anyhow::Result<(Self, Address)> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--serve").arg(serde_json::to_string(served)?);
+        command.arg("--serve").arg(serde_json::to_string(arguments)?);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take();
         let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
@@ -130,7 +130,7 @@ impl RankProcess {
         let mut line = String::new();
         stdout.read_line(&mut line)?;
         let Some(address) = line.trim().strip_prefix("ready tcp://") else {
-            bail!("rank {} printed {line:?} instead of its address", served.rank);
+            bail!("rank {} printed {line:?} instead of its address", arguments.rank);
         };
         Ok((process, Address::Tcp(address.to_string())))
     }
@@ -149,8 +149,8 @@ impl Ranks {
     pub(super) fn start(config: &NodeConfig, ranks: u32) -> anyhow::Result<Self> {
         let (mut processes, mut first, mut port) = (Vec::new(), None, 0);
         for rank in 0..ranks {
-            let served = Served::of(config, rank, ranks, port);
-            let (process, address) = RankProcess::start(&served)?;
+            let arguments = RankArguments::of(config, rank, ranks, port);
+            let (process, address) = RankProcess::start(&arguments)?;
             processes.push(process);
             if first.is_none() {
                 let text = address.to_string();

@@ -251,7 +251,11 @@ fn requests() -> Vec<Request> {
         Request::Commit(vec![PLAN_REF]),
         Request::Abort(vec![PLAN_REF]),
         Request::Withdraw { request: 1 },
-        Request::GetLocation { keys: vec![key(), key()], gone: Vec::new(), promote: Default::default() },
+        Request::GetLocation {
+            keys: vec![key(), key()],
+            gone: Vec::new(),
+            promote: Default::default(),
+        },
         Request::MatchPrefix(vec![key()]),
         Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),

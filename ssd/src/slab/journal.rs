@@ -144,7 +144,8 @@ impl Journal {
         let unfinished = format!("{finished}{UNFINISHED}");
         let file = storage.open(&unfinished, true)?;
         file.allocate(0)?;
-        let snapshot_pages = objects.len().div_ceil(RECORDS) as u64;
+        // One at least, so that an empty journal differs from a damaged one.
+        let snapshot_pages = objects.len().div_ceil(RECORDS).max(1) as u64;
         let buffer = Buffer::new(BATCH as usize * BLOCK).map_err(io::Error::other)?;
         let mut journal = Self {
             file,
@@ -160,7 +161,10 @@ impl Journal {
         };
         // Whole until the first page after it says otherwise: a journal is renamed when it is.
         journal.synced = snapshot_pages;
-        journal.append(objects)?;
+        match objects {
+            [] => journal.append_empty_page()?,
+            _ => journal.append(objects)?,
+        }
         journal.fill()?;
         journal.file.sync_data()?;
         journal.synced = journal.next;
@@ -232,6 +236,20 @@ impl Journal {
             self.file.write(self.next * BLOCK as u64, &[Piece::of_buffer(part)])?;
             self.next += pages as u64;
         }
+        Ok(())
+    }
+
+    fn append_empty_page(&mut self) -> io::Result<()> {
+        let Self { generation, next: page, synced, snapshot_pages, .. } = *self;
+        let part = &mut self.buffer[..BLOCK];
+        page::encode(
+            part,
+            self.directory,
+            PageInfo { generation, page, synced, snapshot_pages },
+            &[],
+        );
+        self.file.write(page * BLOCK as u64, &[Piece::of_buffer(part)])?;
+        self.next += 1;
         Ok(())
     }
 

@@ -106,6 +106,26 @@ fn i6_what_was_removed_does_not_come_back_with_a_start() {
 }
 
 #[test]
+fn i6_all_can_be_removed_at_once_and_none_of_it_comes_back() {
+    for kind in KINDS {
+        let (dir, clock) = (tempfile::tempdir().unwrap(), Clock::new());
+        let (segment, engine) = (Segment::new(1 << 20), open(kind, dir.path(), &clock));
+        let keys: Vec<_> = (0..50).map(|i| key(&format!("k/{i}"))).collect();
+        for name in &keys {
+            assert!(is_saved(&segment.save(&*engine, name, &content(name, 1, 5000))));
+        }
+        assert_eq!(engine.remove_all().unwrap(), 50);
+        assert_eq!((engine.stats().objects, engine.remove_all().unwrap()), (0, 0));
+        assert!(is_saved(&segment.save(&*engine, &keys[0], &content(&keys[0], 2, 6000))));
+        engine.maintain().unwrap();
+        drop(engine);
+        let engine = open(kind, dir.path(), &clock);
+        assert!(keys[1..].iter().all(|name| engine.find(name).is_none()));
+        assert_eq!(engine.find(&keys[0]).map(|found| found.len), Some(6000));
+    }
+}
+
+#[test]
 fn what_nobody_used_for_the_time_to_live_is_removed_and_what_was_used_stays() {
     for kind in KINDS {
         let (dir, clock) = (tempfile::tempdir().unwrap(), Clock::new());

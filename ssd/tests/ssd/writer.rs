@@ -190,3 +190,21 @@ fn a_save_that_fails_is_tried_again_under_persistent_alone_and_three_times_at_mo
         assert_eq!(stats.retry_final_fail.load(Relaxed), given_up);
     }
 }
+
+#[test]
+fn i6_what_is_forgotten_is_not_saved_and_what_is_being_saved_is_waited_for() {
+    let b = Bench::new(512, BestEffort);
+    b.holds_one();
+    for name in ["out/1", "in", "out/2"] {
+        assert!(matches!(b.enqueue(name), Enqueued::Queued));
+    }
+    let out = |key: &Key| key.as_bytes().starts_with(b"out/");
+    assert!(b.writer.forget(out, LONG));
+    let first = |key: &Key| key.as_bytes() == b"first";
+    assert!(!b.writer.forget(first, Duration::from_millis(20)), "it is being saved");
+    b.engine.stop(false);
+    assert!(b.writer.forget(first, LONG));
+    assert!(b.writer.stop(LONG));
+    let saved = b.engine.saved.lock().unwrap().clone();
+    assert_eq!(saved, [key("first"), key("in")]);
+}

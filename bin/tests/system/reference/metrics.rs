@@ -43,8 +43,9 @@ fn metrics_is_what_a_rank_serves() {
          labels below, before the first request |\n\
          | `le` | upper bound of a histogram's bucket, 1 µs to 10 s |\n\n\
          Metrics `nkv_master_*` are served by rank 0 alone, and `nkv_ssd_*`, `nkv_writer_*`, \
-         `nkv_kv_*` and `nkv_shutdown_*` by ranks with an SSD tier. Gets and puts that mapped memory alone \
-         answers are in no histogram: reading a clock twice would be a good part of them.",
+         `nkv_kv_*` and `nkv_shutdown_*` by ranks with an SSD tier. Gets and puts that mapped \
+         memory alone answers are in no histogram: reading a clock twice would be a good part of \
+         them.",
     );
     let rows = metrics.into_iter().map(|m| {
         let labels: Vec<String> = m.labels.iter().map(|l| format!("`{l}`")).collect();
