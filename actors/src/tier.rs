@@ -24,6 +24,7 @@ pub use nkv_ssd::Durability;
 use nkv_ssd::writer::{Writer, WriterOptions};
 use nkv_ssd::{Engine, SsdError};
 use nkv_store::Key;
+use nkv_store::clock::Clock;
 use nkv_store::threads::spawn_named;
 use promotion::Promotions;
 use removal::Removals;
@@ -32,16 +33,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often the engine writes down what a save left for later.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(100);
 /// How long a stop waits for what was handed over.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// How long a start waits for a directory that another process is about to leave.
-const FREE_LIMIT: Duration = Duration::from_secs(3);
+const FREE_LIMIT_MS: u64 = 3_000;
 /// A fault that lasts is logged this often.
-const LOGGED_EVERY: Duration = Duration::from_secs(60);
+const LOGGED_EVERY_MS: u64 = 60_000;
 
 /// What is called with the result of each key, in order.
 pub(crate) type Promoted = Box<dyn FnOnce(Vec<Result<()>>) + Send>;
@@ -62,6 +63,7 @@ pub struct DiskTier {
     before: Shutdown,
     shutdown: Mutex<Option<Shutdown>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    clock: Arc<dyn Clock>,
 }
 
 /// How the tier was stopped.
@@ -111,12 +113,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Opens the directory; waits a little for a process that is about to end to let go of it.
-fn open_when_free(config: &SsdConfig) -> std::result::Result<Arc<dyn Engine>, SsdError> {
-    let until = Instant::now() + FREE_LIMIT;
+fn open_when_free(
+    config: &SsdConfig,
+    clock: &dyn Clock,
+) -> std::result::Result<Arc<dyn Engine>, SsdError> {
+    let until_ms = clock.now_ms() + FREE_LIMIT_MS;
     loop {
         match open_engine(config) {
             Err(SsdError::Io(e))
-                if e.kind() == ErrorKind::ResourceBusy && Instant::now() < until =>
+                if e.kind() == ErrorKind::ResourceBusy && clock.now_ms() < until_ms =>
             {
                 std::thread::sleep(MAINTAIN_EVERY);
             }
@@ -127,17 +132,20 @@ fn open_when_free(config: &SsdConfig) -> std::result::Result<Arc<dyn Engine>, Ss
 
 impl DiskTier {
     /// Opens the directory and starts the threads. Waits for the disk.
-    pub(crate) fn open(config: &SsdConfig) -> std::result::Result<Arc<Self>, String> {
-        let began = Instant::now();
+    pub(crate) fn open(
+        config: &SsdConfig,
+        clock: Arc<dyn Clock>,
+    ) -> std::result::Result<Arc<Self>, String> {
+        let began_ms = clock.now_ms();
         let shown = |e: &dyn std::fmt::Display| format!("--ssd-dir {}: {e}", config.dir.display());
-        let engine = open_when_free(config).map_err(|e| shown(&e))?;
+        let engine = open_when_free(config, &*clock).map_err(|e| shown(&e))?;
         let before = Shutdown::of_the_last(&config.dir, engine.stats().objects);
         let options = WriterOptions { durability: config.durability, ..WriterOptions::default() };
         let writer = Writer::start(engine.clone(), options).map_err(|e| shown(&e))?;
         let stats = engine.stats();
         tracing::info!(
             dir = %config.dir.display(), objects = stats.objects, bytes = stats.used_bytes,
-            capacity = stats.capacity_bytes, took_ms = began.elapsed().as_millis() as u64,
+            capacity = stats.capacity_bytes, took_ms = clock.now_ms() - began_ms,
             "the SSD tier is open"
         );
         let tier = Arc::new(Self {
@@ -152,6 +160,7 @@ impl DiskTier {
             before,
             shutdown: Mutex::new(None),
             threads: Mutex::default(),
+            clock,
         });
         tier.run("nkv-ssd-feed", Self::feed_writer).map_err(|e| shown(&e))?;
         tier.run("nkv-ssd-clock", Self::maintain).map_err(|e| shown(&e))?;
@@ -198,14 +207,14 @@ impl DiskTier {
     /// of each.
     pub(crate) fn promote(&self, keys: &[KeyBytes], rank: Option<u32>, done: Promoted) {
         self.counters.promote_requested.add(keys.len());
-        let coalesced = self.promotions.add(keys, rank, done);
+        let coalesced = self.promotions.add(keys, rank, self.clock.now_ns(), done);
         self.counters.promote_coalesced.add(coalesced);
     }
 
     /// Removes from disk, and saves and promotes nothing of it until [`Self::removal_over`]. Calls
     /// `done` once that is on disk.
     pub(crate) fn remove(&self, which: DiskSelection, done: Removed) {
-        self.removals.add(which, done);
+        self.removals.add(which, self.clock.now_ns(), done);
     }
 
     /// What was removed here is removed everywhere.
@@ -214,18 +223,19 @@ impl DiskTier {
     }
 
     fn maintain(&self) {
-        let mut logged: Option<Instant> = None;
+        let mut logged_ms: Option<u64> = None;
         while !self.closing.load(Ordering::Acquire) {
             std::thread::sleep(MAINTAIN_EVERY);
+            let now_ms = self.clock.now_ms();
             match self.engine.maintain() {
-                Ok(()) => logged = None,
-                Err(error) if logged.is_none_or(|at| at.elapsed() > LOGGED_EVERY) => {
-                    logged = Some(Instant::now());
+                Ok(()) => logged_ms = None,
+                Err(error) if logged_ms.is_none_or(|at| now_ms >= at + LOGGED_EVERY_MS) => {
+                    logged_ms = Some(now_ms);
                     tracing::error!(%error, "the SSD tier cannot write its journal");
                 }
                 Err(_) => {}
             }
-            self.removals.expire();
+            self.removals.expire(self.clock.now_ns());
         }
     }
 
@@ -246,9 +256,10 @@ impl DiskTier {
         self.closing.store(true, Ordering::Release);
         self.promotions.close();
         self.removals.close();
-        let until = Instant::now() + DRAIN_LIMIT;
+        let since_ms = self.clock.now_ms();
         let fed = self.feed.close(DRAIN_LIMIT);
-        let saved = self.writer.stop(until.saturating_duration_since(Instant::now()));
+        let took = Duration::from_millis(self.clock.now_ms() - since_ms);
+        let saved = self.writer.stop(DRAIN_LIMIT.saturating_sub(took));
         let flushed = self.engine.maintain().and_then(|()| self.engine.sync());
         if let Err(error) = &flushed {
             tracing::error!(%error, "the SSD tier could not write its journal at the end");

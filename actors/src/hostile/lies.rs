@@ -179,6 +179,12 @@ fn ups(all: &mut Vec<Lie>) {
     all.push(("too many taken".into(), answer(Vec::new(), Vec::new(), most + 1)));
     let many = vec![seeds::KEY; MAX_BATCH + 1];
     all.push(("too many removed".into(), answer(Vec::new(), many, 0)));
+    let on_disk = |found| {
+        let answer = DiskAnswer { found, ..DiskAnswer::default() };
+        HostileInput::OwnerToMaster(OwnerToMaster::DiskAnswer { number: 1, answer })
+    };
+    all.push(("too many on disk".into(), on_disk(vec![(0, 1); MAX_BATCH + 1])));
+    all.push(("too large on disk".into(), on_disk(vec![(0, u64::MAX)])));
 }
 
 fn downs(all: &mut Vec<Lie>) {
@@ -195,6 +201,7 @@ fn downs(all: &mut Vec<Lie>) {
     let view =
         SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
     let asked = |question| MasterToOwner::AskLog { number: 1, question };
+    let on_disk = |question| MasterToOwner::AskDisk { number: 1, question };
     let lists = [
         MasterToOwner::Committed(vec![plan; many]),
         MasterToOwner::Retire(vec![at; many]),
@@ -204,6 +211,10 @@ fn downs(all: &mut Vec<Lie>) {
         asked(LogQuestion::Remove(vec![seeds::KEY; many])),
         asked(LogQuestion::Await { keys: vec![seeds::KEY; many], wait_ms: 1 }),
         asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
+        on_disk(DiskQuestion::Find(vec![seeds::key(); many])),
+        on_disk(DiskQuestion::Promote { keys: vec![long_key()], rank: None }),
+        on_disk(DiskQuestion::Remove(DiskSelection::Matching("x".repeat(MAX_PATTERN_BYTES + 1)))),
+        MasterToOwner::RemovalOver(DiskSelection::Keys(vec![seeds::key(); many])),
         MasterToOwner::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
     ];
     for (n, down) in lists.into_iter().enumerate() {

@@ -4,10 +4,11 @@ use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
 use crate::error::Error;
 use crate::message::{
-    Abandoned, AwaitReady, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry,
-    LogQuestion, MasterToOwner, MovedObject, ObjMeta, ObjectDesc, OpenItem, OwnerGauges,
-    OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, ReadCounts, Readiness, Request,
-    Response, SeenView, Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
+    KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta,
+    ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
+    Purpose, ReadCounts, Readiness, Request, Response, SeenView, Selection, SlotContent, SlotEntry,
+    SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -96,6 +97,14 @@ fn ups() -> Vec<OwnerToMaster> {
             removed: vec![KEY],
             taken: 1,
         },
+        OwnerToMaster::DiskAnswer {
+            number: 1,
+            answer: DiskAnswer {
+                found: vec![(0, 4096)],
+                not_promoted: vec![(0, Error::not_found("not on disk"))],
+                failed: Some(Error::not_ready("the disk is busy")),
+            },
+        },
         OwnerToMaster::ViewSeen { number: 1 },
         OwnerToMaster::Draining,
         OwnerToMaster::Leave,
@@ -157,6 +166,17 @@ fn downs() -> Vec<MasterToOwner> {
             number: u64::MAX,
             question: LogQuestion::Await { keys: vec![KEY], wait_ms: 10 },
         },
+        MasterToOwner::AskDisk { number: 6, question: DiskQuestion::Find(vec![key()]) },
+        MasterToOwner::AskDisk {
+            number: 7,
+            question: DiskQuestion::Promote { keys: vec![key()], rank: Some(1) },
+        },
+        MasterToOwner::AskDisk { number: 8, question: DiskQuestion::Remove(DiskSelection::All) },
+        MasterToOwner::AskDisk {
+            number: 9,
+            question: DiskQuestion::Remove(DiskSelection::Matching("layer".to_string())),
+        },
+        MasterToOwner::RemovalOver(DiskSelection::Keys(vec![key()])),
         MasterToOwner::RequestReport { number: 4 },
         MasterToOwner::NoMorePlans,
     ]

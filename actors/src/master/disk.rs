@@ -277,7 +277,7 @@ impl Master {
         for key in missing {
             let id = self.id_of(&key);
             let Some((segment_id, of_this)) = on_disk.found.get(&id) else { continue };
-            bytes += of_this;
+            bytes = u64::saturating_add(bytes, *of_this);
             if !asked.is_empty() && (asked.len() >= MOST_PROMOTED || bytes > MOST_PROMOTED_BYTES) {
                 break;
             }

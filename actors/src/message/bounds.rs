@@ -17,6 +17,7 @@ use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::layout::PAYLOAD_ALIGN;
+use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::wire::Address;
 
 /// Longest address, file name or device list in a rank's description of itself, in bytes.
@@ -285,8 +286,11 @@ impl DiskQuestion {
 
 impl DiskAnswer {
     fn check(&self) -> Result<()> {
+        list("objects", self.not_promoted.len(), MAX_BATCH)?;
         list("objects", self.found.len(), MAX_BATCH)?;
-        list("objects", self.not_promoted.len(), MAX_BATCH)
+        self.found
+            .iter()
+            .try_for_each(|(_, bytes)| size("an object on disk", *bytes, "bytes", MAX_ARENA_BYTES))
     }
 }
 

@@ -92,7 +92,7 @@ impl Building {
         let guard = make_guard(&env, &config).await?;
         let hasher = guard.credentials().key_hasher();
         let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
-        let tier = open_tier(&config).await?;
+        let tier = open_tier(&env, &config).await?;
         let common = Common {
             tier,
             hasher: hasher.ok_or_else(unknown)?,
@@ -270,11 +270,15 @@ impl Building {
 }
 
 /// Opens the SSD tier, if there is one.
-async fn open_tier(config: &NodeConfig) -> Result<Option<Arc<DiskTier>>, StartError> {
+async fn open_tier(
+    env: &Environment,
+    config: &NodeConfig,
+) -> Result<Option<Arc<DiskTier>>, StartError> {
     let Some(mut ssd) = config.ssd.clone() else { return Ok(None) };
     ssd.dir.push(format!("rank-{}", config.rank));
     // Not on the caller's event loop: it reads a journal, and may make large files.
-    let opened = tokio::task::spawn_blocking(move || DiskTier::open(&ssd)).await;
+    let clock = env.clock.clone();
+    let opened = tokio::task::spawn_blocking(move || DiskTier::open(&ssd, clock)).await;
     let opened = opened.map_err(|e| StartError::Internal(format!("SSD task: {e}")))?;
     opened.map(Some).map_err(StartError::Disk)
 }

@@ -14,14 +14,14 @@ use nkv_store::{Key, StoreError};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An object that waits longer for the writer is dropped: a disk that hangs must not keep memory
 /// from puts for good.
-const WAIT_LIMIT: Duration = Duration::from_secs(5);
+const WAIT_LIMIT_NS: u64 = 5_000_000_000;
 
 /// How long an object is held until its key string is known: its producer may be dead.
-const NAME_LIMIT: Duration = Duration::from_secs(1);
+const NAME_LIMIT_NS: u64 = 1_000_000_000;
 /// How often producers are asked for key strings.
 const ASK_EVERY_NS: u64 = 2_000_000;
 /// How often after the last object whose key string is missing.
@@ -43,7 +43,7 @@ pub(crate) struct Demotion {
     heap: Heap,
     held: Arc<Mutex<HashSet<(u32, u32)>>>,
     /// Objects that are held until their key string is known, and since when.
-    unnamed: Mutex<HashMap<(u32, u32), Instant>>,
+    unnamed: Mutex<HashMap<(u32, u32), u64>>,
     asked_ns: AtomicU64,
     /// How often producers are still to be asked.
     asks_left: AtomicU64,
@@ -96,9 +96,9 @@ impl Demotion {
     /// Holds objects until their key strings are known, a second at most.
     pub fn await_names(&self, objects: Vec<(u32, u32)>) {
         if !objects.is_empty() {
-            let now = Instant::now();
+            let now_ns = self.tier.clock.now_ns();
             let mut unnamed = lock(&self.unnamed);
-            unnamed.extend(objects.into_iter().map(|at| (at, now)));
+            unnamed.extend(objects.into_iter().map(|at| (at, now_ns)));
             self.count_unnamed(&unnamed);
             drop(unnamed);
             self.want_names();
@@ -135,7 +135,7 @@ impl Demotion {
     }
 
     /// `unnamed` as it is now; for the gauge of what is pending.
-    fn count_unnamed(&self, unnamed: &HashMap<(u32, u32), Instant>) {
+    fn count_unnamed(&self, unnamed: &HashMap<(u32, u32), u64>) {
         let n = unnamed.len() as u64;
         let before = self.counted.swap(n, Ordering::Relaxed);
         let all = &self.tier.feed.unnamed;
@@ -165,7 +165,8 @@ impl Holders for Demotion {
         objects.extend(lock(&self.held).iter().copied());
         let mut unnamed = lock(&self.unnamed);
         let before = unnamed.len();
-        unnamed.retain(|_, since| since.elapsed() < NAME_LIMIT);
+        let now_ns = self.tier.clock.now_ns();
+        unnamed.retain(|_, since_ns| now_ns < *since_ns + NAME_LIMIT_NS);
         self.tier.counters.demote_unnamed.add(before - unnamed.len());
         self.count_unnamed(&unnamed);
         objects.extend(unnamed.keys().copied());
@@ -240,7 +241,8 @@ pub(super) struct Feed {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<(Instant, Handed)>,
+    /// With the time since when.
+    waiting: VecDeque<(u64, Handed)>,
     /// The thread hands one to the writer.
     busy: bool,
     closing: bool,
@@ -256,7 +258,7 @@ impl Feed {
         }
         lock(&self.pending.by_key).entry(key).or_insert((0, bytes)).0 += 1;
         let handed = Handed { of_segment, pending: self.pending.clone() };
-        queue.waiting.push_back((Instant::now(), handed));
+        queue.waiting.push_back((tier.clock.now_ns(), handed));
         drop(queue);
         self.changed.notify_all();
     }
@@ -280,7 +282,7 @@ impl Feed {
     }
 
     /// Takes out what waits and is to be dropped. The caller drops it without a lock.
-    fn take_out(&self, which: impl Fn(&(Instant, Handed)) -> bool) -> VecDeque<(Instant, Handed)> {
+    fn take_out(&self, which: impl Fn(&(u64, Handed)) -> bool) -> VecDeque<(u64, Handed)> {
         let mut queue = lock(&self.queue);
         let waiting = std::mem::take(&mut queue.waiting);
         let (out, kept): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(which);
@@ -326,11 +328,13 @@ impl DiskTier {
     }
 
     fn drop_late(&self) {
-        let first = lock(&self.feed.queue).waiting.front().map(|(since, _)| *since);
-        if first.is_none_or(|since| since.elapsed() < WAIT_LIMIT) {
+        let now_ns = self.clock.now_ns();
+        let is_late = |since_ns: u64| now_ns >= since_ns + WAIT_LIMIT_NS;
+        let first = lock(&self.feed.queue).waiting.front().map(|(since_ns, _)| *since_ns);
+        if !first.is_some_and(is_late) {
             return;
         }
-        let late = self.feed.take_out(|(since, _)| since.elapsed() >= WAIT_LIMIT);
+        let late = self.feed.take_out(|(since_ns, _)| is_late(*since_ns));
         self.counters.demote_dropped.add(late.len());
         tracing::warn!(objects = late.len(), "the disk is too slow: objects were not saved");
     }

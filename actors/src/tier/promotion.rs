@@ -12,7 +12,7 @@ use nkv_store::{AnonMemory, Key};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Promotions that are in progress at a time.
 pub(super) const THREADS: usize = 4;
@@ -58,7 +58,7 @@ struct Queue {
 struct Wanted {
     key: Key,
     rank: Option<u32>,
-    since: Instant,
+    since_ns: u64,
 }
 
 /// The promotions of a node.
@@ -70,7 +70,13 @@ pub(super) struct Promotions {
 
 impl Promotions {
     /// Returns how many of the keys are being promoted already.
-    pub fn add(&self, keys: &[KeyBytes], rank: Option<u32>, done: Promoted) -> usize {
+    pub fn add(
+        &self,
+        keys: &[KeyBytes],
+        rank: Option<u32>,
+        since_ns: u64,
+        done: Promoted,
+    ) -> usize {
         if keys.is_empty() {
             done(Vec::new());
             return 0;
@@ -101,7 +107,7 @@ impl Promotions {
                     refused.push((at, Error::not_ready(text)));
                 } else {
                     queue.in_flight.insert(key.clone(), vec![(batch.clone(), at)]);
-                    queue.waiting.push_back(Wanted { key, rank, since: Instant::now() });
+                    queue.waiting.push_back(Wanted { key, rank, since_ns });
                 }
             }
         }
@@ -194,14 +200,15 @@ impl DiskTier {
             }
         };
         let mut buffer = Buffer::default();
-        while let Some(Wanted { key, rank, since }) = self.promotions.next() {
+        while let Some(Wanted { key, rank, since_ns }) = self.promotions.next() {
             let done = self.promote_one(&key, rank, &blocking, &mut buffer);
             buffer.let_go();
             match &done {
                 Ok(bytes) => {
                     self.counters.promote_hits.one();
                     self.counters.promoted_bytes.add(*bytes as usize);
-                    self.counters.promote_times.record(since.elapsed().as_nanos() as u64);
+                    let took_ns = self.clock.now_ns().saturating_sub(since_ns);
+                    self.counters.promote_times.record(took_ns);
                 }
                 Err(error) => {
                     self.counters.promote_fail.one();

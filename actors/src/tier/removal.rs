@@ -12,10 +12,10 @@ use nkv_store::Key;
 use regex::bytes::Regex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a mark stays if nobody says that the removal is over.
-const MARK_LIMIT: Duration = Duration::from_secs(60);
+const MARK_LIMIT_NS: u64 = 60_000_000_000;
 /// How long a removal waits for saves and promotions that are in progress.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 /// Keys read from disk at a time when a pattern is looked for.
@@ -61,7 +61,7 @@ struct Mark {
     which: DiskSelection,
     matcher: Arc<Matcher>,
     state: State,
-    until: Instant,
+    until_ns: u64,
     /// Removed everywhere, before it was carried out here.
     over: bool,
 }
@@ -82,7 +82,7 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    pub fn add(&self, which: DiskSelection, done: Removed) {
+    pub fn add(&self, which: DiskSelection, now_ns: u64, done: Removed) {
         let matcher = match Matcher::of(&which) {
             Ok(matcher) => Arc::new(matcher),
             Err(error) => return done(Err(error)),
@@ -92,9 +92,9 @@ impl Removals {
             drop(marks);
             return done(Err(Error::disconnected("this node is shutting down")));
         }
-        let until = Instant::now() + MARK_LIMIT;
+        let until_ns = now_ns + MARK_LIMIT_NS;
         if let Some(mark) = marks.all.iter_mut().find(|mark| mark.which == which) {
-            (mark.until, mark.over) = (until, false);
+            (mark.until_ns, mark.over) = (until_ns, false);
             match &mut mark.state {
                 State::Asked(waiting) => waiting.push(done),
                 // Nothing of it was saved since.
@@ -106,7 +106,7 @@ impl Removals {
             return;
         }
         let state = State::Asked(vec![done]);
-        marks.all.push(Mark { which, matcher, state, until, over: false });
+        marks.all.push(Mark { which, matcher, state, until_ns, over: false });
         self.count.store(marks.all.len(), Ordering::SeqCst);
         drop(marks);
         self.asked.notify_all();
@@ -124,9 +124,8 @@ impl Removals {
         self.let_go(|mark| mark.over && matches!(mark.state, State::Done));
     }
 
-    pub fn expire(&self) {
-        let now = Instant::now();
-        self.let_go(|mark| mark.until <= now && matches!(mark.state, State::Done));
+    pub fn expire(&self, now_ns: u64) {
+        self.let_go(|mark| mark.until_ns <= now_ns && matches!(mark.state, State::Done));
     }
 
     fn let_go(&self, which: impl Fn(&Mark) -> bool) {

@@ -2,6 +2,7 @@
 //! A rank ends when its standard input does, so none outlives the generator.
 
 use crate::status::ended;
+use crate::stopwatch::Deadline;
 use anyhow::{Context, bail};
 use nkv::{Address, Blocking, ClientConfig, MemoryChoice, Node, NodeConfig};
 use nkv_actors::tier::{Durability, SsdConfig, SsdPolicy};
@@ -162,9 +163,9 @@ impl Ranks {
         let first = first.context("no rank")?;
         let client = ClientConfig { job: config.job.clone(), ..ClientConfig::default() };
         let handle = Blocking::connect(&first, client)?;
-        let until = std::time::Instant::now() + READY_LIMIT;
+        let deadline = Deadline::after(READY_LIMIT);
         while handle.membership()?.ranks.len() < ranks as usize {
-            if std::time::Instant::now() >= until {
+            if deadline.passed() {
                 let why = format!("not all of {ranks} ranks joined within {READY_LIMIT:?}");
                 return Err(ended(exit::UNREACHED, why));
             }

@@ -6,12 +6,12 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey,
-    Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner,
-    ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request, Response,
-    SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch,
-    TouchBatch, View, Welcome,
+    Abandoned, AttachBy, ClientToOwner, ClusterStats, DiskAnswer, DiskQuestion, DiskSelection,
+    EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport, LogObjectEntry,
+    LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToClient,
+    OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo, RankState, RankStats,
+    ReadCounts, Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Settings,
+    SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
@@ -273,8 +273,8 @@ fn responses() -> Vec<Response> {
     vec![
         Response::Plans(vec![Ok(plan), Err(error.clone())]),
         Response::Done(vec![Ok(()), Err(error.clone())]),
-        Response::Locations(vec![Ok(vec![meta(), meta()]), Err(error.clone())]),
-        Response::Prefix(vec![meta()]),
+        Response::Locations(vec![Ok(vec![meta().into(), meta().into()]), Err(error.clone())]),
+        Response::Prefix(vec![meta().into()]),
         Response::Existence {
             list: vec![
                 Existence::Absent,
@@ -332,6 +332,10 @@ fn link(seeds: &mut Seeds) {
                 removed: vec![logged().id],
                 taken: 1,
             },
+            OwnerToMaster::DiskAnswer {
+                number: 1,
+                answer: DiskAnswer { found: vec![(0, 4096)], ..DiskAnswer::default() },
+            },
             OwnerToMaster::ViewSeen { number: 4 },
             OwnerToMaster::Draining,
             OwnerToMaster::Leave,
@@ -353,6 +357,12 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
             MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
             MasterToOwner::AskLog { number: 4, question: LogQuestion::AnnounceAll },
+            MasterToOwner::AskDisk { number: 5, question: DiskQuestion::Find(vec![key()]) },
+            MasterToOwner::AskDisk {
+                number: 6,
+                question: DiskQuestion::Remove(DiskSelection::Matching("layer".to_string())),
+            },
+            MasterToOwner::RemovalOver(DiskSelection::All),
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),
