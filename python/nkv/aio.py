@@ -85,9 +85,7 @@ class AsyncCalls:
         found = await _finished(lambda done: self._c.start_get_when_ready(key, timeout, done))
         return arrays.restored(found, readonly=False, library=library)
 
-    async def aexists(
-        self, key: Key, prefetch: bool = False, prefetch_wait: bool = False
-    ) -> bool:
+    async def aexists(self, key: Key, prefetch: bool = False, prefetch_wait: bool = False) -> bool:
         """As ``exists``."""
         (found,) = await self.aexists_many([key], prefetch, prefetch_wait)
         return bool(found)

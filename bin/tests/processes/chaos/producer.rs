@@ -209,7 +209,8 @@ impl Producer {
         self.client.put(&key, &value, &opts)?;
         let took = watch.took().to_line();
         match self.client.get_location(&key) {
-            Ok(meta) => {
+            Ok(at) => {
+                let meta = at.into_memory().expect("no node has a disk");
                 let meta =
                     serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
                 print_line(&format!("put {number} {took} {meta}"));

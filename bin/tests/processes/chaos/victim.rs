@@ -179,7 +179,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
     let took = |i: usize| fields.get(i).and_then(|f| f.parse::<Took>().ok());
     match (fields[0], field(1), field(2), took(2)) {
         ("open", Some(number), Some(len), _) => {
-            let meta = fields.get(4).and_then(|text| serde_json::from_str(text).ok());
+            let meta = fields.get(4).map(|text| serde_json::from_str(text).expect("an ObjMeta"));
             let (len, phase) = (len as usize, Phase::Open);
             journal.objects.push(Written { number, len, meta, phase });
             board.calls.ended("open", "Ok", line, took(3).unwrap_or(NEVER));
@@ -204,7 +204,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
             board.calls.ended("put into a log", "Ok", line, took);
             set(&mut journal, Phase::Committed);
             if let Some(w) = journal.objects.last_mut() {
-                w.meta = fields.get(3).and_then(|text| serde_json::from_str(text).ok());
+                w.meta = fields.get(3).map(|text| serde_json::from_str(text).expect("an ObjMeta"));
                 board.add(stored(name, w, board));
             }
         }

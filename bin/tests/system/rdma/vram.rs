@@ -45,7 +45,7 @@ fn put_get_remove(handles: &[(&str, Blocking)], device_alloc: bool) {
                 let (key, value) = (format!("{name}/{rank}/{size}"), bytes(seed as u32, size));
                 let how = on(rank).device_alloc(device_alloc);
                 writer.put(key.as_bytes(), &value, &how).unwrap();
-                assert_eq!(writer.get_location(key.as_bytes()).unwrap().rank, rank);
+                assert_eq!(writer.get_location(key.as_bytes()).unwrap().rank(), rank);
                 for (reader, handle) in handles {
                     assert!(handle.get(key.as_bytes()).unwrap() == value, "{key} by {reader}");
                 }
