@@ -101,7 +101,7 @@ class Sealed:
         """As the cache's; likewise."""
         return self.get_many_into(keys, list(_pairs(addresses, sizes)))
 
-    def location(self, key: str) -> tuple[int, ...]:
+    def location(self, key: str) -> tuple[Any, ...]:
         """As the cache's, with the bytes of the value alone."""
         found = self._c.location(key)
         return (*found[:4], max(0, found[4] - SEAL_BYTES), *found[5:])
