@@ -5,7 +5,7 @@
 use crate::content;
 use crate::past_the_handle::own_verbs;
 use crate::random::Random;
-use nkv::message::PlanDesc;
+use nkv::message::{ObjMeta, PlanDesc};
 use nkv::{Address, Blocking, ClientConfig, Error, PutOptions, Result, TransportChoice};
 use nkv_pace::Stopwatch;
 use nkv_store::layout::PUBLISH_OFF;
@@ -107,6 +107,11 @@ fn print_line(line: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
+/// A location as a field of a line, which the parent parses.
+fn shown_meta(meta: &ObjMeta) -> Result<String> {
+    serde_json::to_string(meta).map_err(|e| Error::internal(e.to_string()))
+}
+
 fn work(task: &Task) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopper = stop.clone();
@@ -166,7 +171,7 @@ impl Producer {
         let plan = self.client.open_for_write(&key, len, &opts)?;
         let took = watch.took().to_line();
         let desc = plan.desc().ok_or_else(|| Error::internal("a plan that is over at once"))?;
-        let meta = serde_json::to_string(&desc.meta).map_err(|e| Error::internal(e.to_string()))?;
+        let meta = shown_meta(&desc.meta)?;
         print_line(&format!("open {number} {len} {took} {meta}"));
 
         let mut pages: Vec<(u32, &[u8])> = (0..).zip(value.chunks(page_bytes as usize)).collect();
@@ -210,9 +215,7 @@ impl Producer {
         let took = watch.took().to_line();
         match self.client.get_location(&key) {
             Ok(at) => {
-                let meta = at.into_memory().expect("no node has a disk");
-                let meta =
-                    serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
+                let meta = shown_meta(&at.into_memory().expect("no node has a disk"))?;
                 print_line(&format!("put {number} {took} {meta}"));
             }
             Err(e) => print_line(&format!("unlocated {number} {took} {}", e.kind())),

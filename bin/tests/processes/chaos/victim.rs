@@ -177,11 +177,11 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
     let fields: Vec<&str> = line.split(' ').collect();
     let field = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
     let took = |i: usize| fields.get(i).and_then(|f| f.parse::<Took>().ok());
+    let meta = |i: usize| fields.get(i).map(|f| serde_json::from_str(f).expect("an ObjMeta"));
     match (fields[0], field(1), field(2), took(2)) {
         ("open", Some(number), Some(len), _) => {
-            let meta = fields.get(4).map(|text| serde_json::from_str(text).expect("an ObjMeta"));
             let (len, phase) = (len as usize, Phase::Open);
-            journal.objects.push(Written { number, len, meta, phase });
+            journal.objects.push(Written { number, len, meta: meta(4), phase });
             board.calls.ended("open", "Ok", line, took(3).unwrap_or(NEVER));
         }
         ("publishing", Some(_), None, None) => set(&mut journal, Phase::Publishing),
@@ -204,7 +204,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
             board.calls.ended("put into a log", "Ok", line, took);
             set(&mut journal, Phase::Committed);
             if let Some(w) = journal.objects.last_mut() {
-                w.meta = fields.get(3).map(|text| serde_json::from_str(text).expect("an ObjMeta"));
+                w.meta = meta(3);
                 board.add(stored(name, w, board));
             }
         }
