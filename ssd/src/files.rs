@@ -12,6 +12,7 @@ use crate::record::{Header, header_bytes};
 use crate::record_io::{self, Unread, record_bytes};
 use crate::storage::{BlockFile, Storage};
 use crate::sync::lock;
+use hashbrown::HashMap;
 use nkv_store::Key;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -40,6 +41,9 @@ pub struct FilesEngine {
     directory: Directory,
     options: FilesOptions,
     index: Mutex<Index<()>>,
+    /// Files that could not be removed, of objects that are not listed any more, with their bytes.
+    /// Locked after the index.
+    left: Mutex<HashMap<KeyDigest, u64>>,
     next_seq: Mutex<u64>,
     buffers: Buffers,
     stats: Mutex<Stats>,
@@ -83,6 +87,7 @@ impl FilesEngine {
             directory,
             options,
             index: Mutex::new(Index::new(MOST)),
+            left: Mutex::default(),
             next_seq: Mutex::new(1),
             buffers: Buffers::default(),
             stats: Mutex::new(Stats::default()),
@@ -97,6 +102,32 @@ impl FilesEngine {
             Durability::Persistent => Ok(self.storage.sync_names()?),
             Durability::BestEffort => Ok(()),
         }
+    }
+
+    /// Removes the file of an object that the index, which is locked, does not list any more. One
+    /// that stays is tried again, until its key is saved again.
+    fn unlink(&self, digest: &KeyDigest, bytes: u64) -> io::Result<()> {
+        let removed = match self.storage.remove(&name(digest)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+        let mut left = lock(&self.left);
+        match &removed {
+            Ok(()) => left.remove(digest),
+            Err(_) => left.insert(*digest, bytes),
+        };
+        removed
+    }
+
+    fn unlink_left(&self) -> io::Result<()> {
+        let most = lock(&self.left).len();
+        for _ in 0..most {
+            let _index = lock(&self.index);
+            let next = lock(&self.left).iter().next().map(|(digest, bytes)| (*digest, *bytes));
+            let Some((digest, bytes)) = next else { break };
+            self.unlink(&digest, bytes)?;
+        }
+        Ok(())
     }
 
     fn read_all(&self) -> Result<(), SsdError> {
@@ -175,20 +206,21 @@ impl FilesEngine {
             Begun::Write => {}
             Begun::Settled(saved) => return Err(saved),
             Begun::Collided(old) => {
-                let removed = self.storage.remove(&name(&old.digest));
+                let removed = self.unlink(&old.digest, old.bytes);
                 return Err(removed.map_or_else(|e| Saved::Error(e.into()), |()| Saved::Collision));
             }
         }
         let seq = *next_seq;
         *next_seq += 1;
-        while index.used_bytes() + index.saving_bytes() > self.options.capacity_bytes {
+        let left: u64 = lock(&self.left).values().sum();
+        while index.used_bytes() + index.saving_bytes() + left > self.options.capacity_bytes {
             let Some(old) = index.oldest(None) else {
                 index.abandon(&digest, seq);
                 let (used, capacity) = (index.used_bytes(), self.options.capacity_bytes);
                 return Err(Saved::Error(SsdError::NoRoom { asked: bytes, used, capacity }));
             };
             lock(&self.stats).evicted += 1;
-            if let Err(error) = self.storage.remove(&name(&old.digest)) {
+            if let Err(error) = self.unlink(&old.digest, old.bytes) {
                 index.abandon(&digest, seq);
                 return Err(Saved::Error(error.into()));
             }
@@ -232,18 +264,17 @@ impl FilesEngine {
             let _ = self.storage.remove(&unfinished);
             return Err(error.into());
         }
+        lock(&self.left).remove(&entry.digest);
         Ok(())
     }
 
     /// Drops an object that cannot be read; its file goes while no other can take its name.
     fn drop_stale(&self, digest: &KeyDigest, seq: u64) -> bool {
         let mut index = lock(&self.index);
-        let dropped = index.remove_if(digest, seq).is_some();
-        if dropped {
-            let _ = self.storage.remove(&name(digest));
-            lock(&self.stats).stale_index_cleaned += 1;
-        }
-        dropped
+        let Some(entry) = index.remove_if(digest, seq) else { return false };
+        let _ = self.unlink(digest, entry.bytes);
+        lock(&self.stats).stale_index_cleaned += 1;
+        true
     }
 
     fn save_one(&self, object: &Object<'_>) -> Saved {
@@ -333,8 +364,10 @@ impl Engine for FilesEngine {
             let digest = self.directory.digest(key.as_bytes());
             let mut index = lock(&self.index);
             index.cancel(&digest);
-            if index.remove(&digest).is_some() {
-                self.storage.remove(&name(&digest))?;
+            let listed = index.remove(&digest).map(|entry| entry.bytes);
+            let left = lock(&self.left).get(&digest).copied();
+            if let Some(bytes) = listed.or(left) {
+                self.unlink(&digest, bytes)?;
                 removed += 1;
             }
         }
@@ -349,9 +382,10 @@ impl Engine for FilesEngine {
             let mut index = lock(&self.index);
             index.cancel_all();
             let Some(entry) = index.oldest(None) else { break };
-            self.storage.remove(&name(&entry.digest))?;
+            self.unlink(&entry.digest, entry.bytes)?;
             removed += 1;
         }
+        self.unlink_left()?;
         self.names_removed()?;
         Ok(removed)
     }
@@ -360,10 +394,11 @@ impl Engine for FilesEngine {
         let before_s = (self.options.clock)().saturating_sub(self.options.ttl_s);
         loop {
             let mut index = lock(&self.index);
-            let Some(old) = index.oldest(Some(before_s)) else { return Ok(()) };
+            let Some(old) = index.oldest(Some(before_s)) else { break };
             lock(&self.stats).expired += 1;
-            self.storage.remove(&name(&old.digest))?;
+            self.unlink(&old.digest, old.bytes)?;
         }
+        Ok(self.unlink_left()?)
     }
 
     fn validate(&self) -> Result<Validated, SsdError> {

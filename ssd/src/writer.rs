@@ -3,16 +3,18 @@
 //! A caller that finds the queue full waits 50 ms for room, and then saves its object itself: so
 //! memory never grows, and whoever produces faster than the disk writes is slowed to its rate.
 
-use crate::engine::{Durability, Engine, Object, Saved};
+use crate::engine::{Durability, Engine, Found, Object, Saved};
 use crate::sync::lock;
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 use nkv_store::threads::spawn_named;
 use nkv_store::{Key, StoreError};
 use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An object whose bytes stay where they are as long as it is held.
 pub trait Held: Send {
@@ -27,10 +29,12 @@ pub trait Held: Send {
 pub enum Enqueued {
     /// It will be saved.
     Queued,
-    /// An object of its key waits already, or is being saved.
+    /// The same object waits already, or is being saved.
     Dedup,
     /// The queue was full: this is what saving it at once came to.
     Waited(Saved),
+    /// It will not be saved: its bytes are gone, or another object of its key is in the way.
+    Dropped,
     /// The writer is being stopped: it will not be saved.
     Closed,
 }
@@ -66,6 +70,8 @@ impl Default for WriterOptions {
     }
 }
 
+/// How long a caller waits for another object of its key to be saved.
+const WAIT_FOR_ANOTHER: Duration = Duration::from_secs(1);
 /// How long a caller waits for room in the queue.
 const WAIT_FOR_ROOM: Duration = Duration::from_millis(50);
 /// Pause before a save that failed is tried again; twice as long each time.
@@ -90,11 +96,18 @@ pub struct WriterStats {
     pub retry_final_fail: AtomicU64,
 }
 
+/// An object that no thread has taken yet.
+struct Waiting {
+    held: Box<dyn Held>,
+    bytes: u64,
+    since: Instant,
+}
+
 struct Queue {
-    waiting: VecDeque<(Box<dyn Held>, u64)>,
+    waiting: VecDeque<Waiting>,
     waiting_bytes: u64,
-    /// Keys that wait or are being saved.
-    pending: HashSet<Key>,
+    /// What waits or is being saved under each key.
+    pending: HashMap<Key, Found>,
     /// Calls of `enqueue`, and groups of the threads, that are in progress.
     in_flight: usize,
     closing: bool,
@@ -132,7 +145,7 @@ impl Writer {
         let queue = Queue {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
-            pending: HashSet::new(),
+            pending: HashMap::new(),
             in_flight: 0,
             closing: false,
         };
@@ -153,28 +166,42 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Hands an object over. Waits for at most 50 ms, and then for the disk.
+    /// Hands an object over. Waits for at most 50 ms, and then for the disk. One that differs from
+    /// another of its key that is not saved yet waits for that, a second at most: saved after it,
+    /// the two collide.
     pub fn enqueue(&self, held: Box<dyn Held>) -> Enqueued {
         let (shared, stats) = (&*self.shared, &self.shared.stats);
-        let Some(bytes) = held.object().map(|object| object.payload.len) else {
+        let found = held.object().map(|o| Found { len: o.payload.len, layout: o.layout });
+        let Some(found) = found else {
             stats.save_fail.fetch_add(1, Ordering::Relaxed);
-            return Enqueued::Queued;
+            return Enqueued::Dropped;
         };
-        let mut queue = lock(&shared.queue);
+        let bytes = found.len;
+        let differs = |queue: &mut Queue| {
+            !queue.closing && queue.pending.get(held.key()).is_some_and(|there| *there != found)
+        };
+        let waited =
+            shared.taken.wait_timeout_while(lock(&shared.queue), WAIT_FOR_ANOTHER, differs);
+        let (mut queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if queue.closing {
             return Enqueued::Closed;
         }
-        if !queue.pending.insert(held.key().clone()) {
+        if timeout.timed_out() {
+            stats.save_fail.fetch_add(1, Ordering::Relaxed);
+            return Enqueued::Dropped;
+        }
+        if queue.pending.contains_key(held.key()) {
             stats.enqueue_dedup_skip.fetch_add(1, Ordering::Relaxed);
             return Enqueued::Dedup;
         }
+        queue.pending.insert(held.key().clone(), found);
         stats.enqueue_total.fetch_add(1, Ordering::Relaxed);
         queue.in_flight += 1;
         let full = |queue: &mut Queue| !queue.has_space(bytes, &shared.options);
         let waited = shared.taken.wait_timeout_while(queue, WAIT_FOR_ROOM, full);
         let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if queue.has_space(bytes, &shared.options) {
-            queue.waiting.push_back((held, bytes));
+            queue.waiting.push_back(Waiting { held, bytes, since: Instant::now() });
             queue.waiting_bytes += bytes;
             queue.in_flight -= 1;
             // All, if the writer is closing: each thread looks whether it may end.
@@ -188,7 +215,7 @@ impl Writer {
         shared.ended(&group);
         match saved.pop() {
             Some(saved) => Enqueued::Waited(saved),
-            None => Enqueued::Queued,
+            None => Enqueued::Dropped,
         }
     }
 
@@ -196,23 +223,22 @@ impl Writer {
     /// the limit.
     pub fn forget(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
         let shared = &*self.shared;
-        let mut queue = lock(&shared.queue);
-        let waiting = std::mem::take(&mut queue.waiting);
-        let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
-            waiting.into_iter().partition(|(held, _)| which(held.key()));
-        queue.waiting = kept;
-        for (held, bytes) in &dropped {
-            queue.waiting_bytes -= bytes;
-            queue.pending.remove(held.key());
+        shared.drop_waiting(|waiting| which(waiting.held.key()));
+        let busy = |queue: &mut Queue| queue.pending.keys().any(&which);
+        let waited = shared.taken.wait_timeout_while(lock(&shared.queue), limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Drops what no thread has taken for this long: the disk hangs. Returns how many.
+    pub fn drop_late(&self, limit: Duration) -> usize {
+        let now = Instant::now();
+        let is_late = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= limit;
+        if lock(&self.shared.queue).waiting.front().is_none_or(|first| !is_late(first)) {
+            return 0;
         }
-        shared.taken.notify_all();
-        let busy = |queue: &mut Queue| queue.pending.iter().any(&which);
-        let waited = shared.taken.wait_timeout_while(queue, limit, busy);
-        let (queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        drop(queue);
-        // Outside the lock: who holds them may look at the queue.
-        drop(dropped);
-        !timeout.timed_out()
+        let late = self.shared.drop_waiting(is_late);
+        self.shared.stats.save_fail.fetch_add(late as u64, Ordering::Relaxed);
+        late
     }
 
     /// Takes no more objects, and waits until all that were handed over are saved. False if that
@@ -276,14 +302,30 @@ impl Shared {
             let share = queue.waiting.len().div_ceil(self.options.threads.max(1));
             let some = share.min(self.options.group.max(1));
             let group: Vec<_> = queue.waiting.drain(..some).collect();
-            queue.waiting_bytes -= group.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            queue.waiting_bytes -= group.iter().map(|waiting| waiting.bytes).sum::<u64>();
             queue.in_flight += 1;
             drop(queue);
             self.taken.notify_all();
-            let group: Vec<_> = group.into_iter().map(|(held, _)| held).collect();
+            let group: Vec<_> = group.into_iter().map(|waiting| waiting.held).collect();
             self.save(&group);
             self.ended(&group);
         }
+    }
+
+    /// Drops what waits; returns how many.
+    fn drop_waiting(&self, which: impl Fn(&Waiting) -> bool) -> usize {
+        let mut queue = lock(&self.queue);
+        let waiting = std::mem::take(&mut queue.waiting);
+        let (dropped, kept): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(which);
+        queue.waiting = kept;
+        for waiting in &dropped {
+            queue.waiting_bytes -= waiting.bytes;
+            queue.pending.remove(waiting.held.key());
+        }
+        drop(queue);
+        self.taken.notify_all();
+        // Outside the lock: who holds them may look at the queue.
+        dropped.len()
     }
 
     /// Ends a group that was counted as in flight.
@@ -299,6 +341,15 @@ impl Shared {
         }
     }
 
+    /// A panic of the engine fails the objects; the thread goes on.
+    fn save_once(&self, objects: &[Object<'_>]) -> Vec<Saved> {
+        let saved = catch_unwind(AssertUnwindSafe(|| self.engine.save(objects)));
+        saved.unwrap_or_else(|_| {
+            let panicked = || Saved::Error(io::Error::other("a panic while saving").into());
+            objects.iter().map(|_| panicked()).collect()
+        })
+    }
+
     /// Saves a group; what fails is tried again under `Persistent`.
     fn save(&self, group: &[Box<dyn Held>]) -> Vec<Saved> {
         let objects: Vec<Object<'_>> = group.iter().filter_map(|held| held.object()).collect();
@@ -306,7 +357,7 @@ impl Shared {
             counter.fetch_add(count as u64, Ordering::Relaxed);
         };
         add(&self.stats.save_fail, group.len() - objects.len());
-        let mut results = self.engine.save(&objects);
+        let mut results = self.save_once(&objects);
         let failed = |results: &[Saved]| {
             let failed = results.iter().enumerate().filter(|(_, saved)| is_error(saved));
             failed.map(|(at, _)| at).collect::<Vec<_>>()
@@ -325,7 +376,7 @@ impl Shared {
             pause *= 2;
             add(&self.stats.retry_attempts, again.len());
             let objects: Vec<Object<'_>> = again.iter().map(|at| objects[*at]).collect();
-            for (at, saved) in again.into_iter().zip(self.engine.save(&objects)) {
+            for (at, saved) in again.into_iter().zip(self.save_once(&objects)) {
                 results[at] = saved;
             }
         }

@@ -72,6 +72,7 @@ pub struct Failing {
     pub writes: Option<ErrorKind>,
     pub syncs: bool,
     pub names: bool,
+    pub removals: bool,
 }
 
 /// See the module. Clones are one disk.
@@ -230,6 +231,9 @@ impl Storage for Ram {
         let mut world = self.0.lock().unwrap();
         if !world.names.contains_key(name) {
             return Err(ErrorKind::NotFound.into());
+        }
+        if world.failing.removals {
+            return Err(Error::other("the disk does not remove files"));
         }
         world.change(NameChange::Removed(name.to_owned()))
     }

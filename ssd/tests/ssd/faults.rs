@@ -232,3 +232,43 @@ fn options_that_make_no_sense_are_refused_before_anything_is_written() {
         assert_eq!(ram.list().unwrap(), Vec::<String>::new());
     }
 }
+
+/// A file that could not be removed must not be found at the next start, once a repeated removal
+/// has succeeded.
+#[test]
+fn i6_a_removal_that_is_repeated_after_an_error_removes_the_file() {
+    for all in [false, true] {
+        let (ram, segment, name) = (Ram::new(), Segment::new(1 << 20), key("k"));
+        let engine = open(&ram, Kind::Files);
+        fill(&*engine, &segment, std::slice::from_ref(&name));
+        let remove = || match all {
+            true => engine.remove_all(),
+            false => engine.remove(&[&name]),
+        };
+        ram.fails(Failing { removals: true, ..Failing::default() });
+        remove().unwrap_err();
+        assert_eq!(engine.find(&name), None);
+        ram.fails(Failing::default());
+        remove().unwrap();
+        drop(engine);
+        assert_eq!(open(&ram, Kind::Files).find(&name), None);
+    }
+}
+
+#[test]
+fn files_that_could_not_be_removed_count_until_they_are() {
+    let (ram, segment, names) = (Ram::new(), Segment::new(1 << 20), names(3));
+    let engine = open(&ram, Kind::Files);
+    fill(&*engine, &segment, &names);
+    ram.fails(Failing { removals: true, ..Failing::default() });
+    engine.remove(&[&names[0]]).unwrap_err();
+    // Saved again under the name of the file that stayed: that one is not removed later.
+    fill(&*engine, &segment, &names[..1]);
+    engine.remove(&[&names[1]]).unwrap_err();
+    ram.fails(Failing::default());
+    engine.maintain().unwrap();
+    drop(engine);
+    let engine = open(&ram, Kind::Files);
+    let found: Vec<bool> = names.iter().map(|name| engine.find(name).is_some()).collect();
+    assert_eq!(found, [true, false, true]);
+}

@@ -15,6 +15,7 @@ struct Slow {
     stopped: Mutex<bool>,
     goes_on: Condvar,
     fails: AtomicU64,
+    panics: AtomicU64,
     saved: Mutex<Vec<Key>>,
 }
 
@@ -29,8 +30,9 @@ impl Engine for Slow {
     fn save(&self, objects: &[Object<'_>]) -> Vec<Saved> {
         let stopped = self.stopped.lock().unwrap();
         drop(self.goes_on.wait_while(stopped, |stopped| *stopped).unwrap());
+        let fails = |left: u64| left.checked_sub(1);
+        assert!(self.panics.fetch_update(Relaxed, Relaxed, fails).is_err(), "told to panic");
         let one = |object: &Object<'_>| {
-            let fails = |left: u64| left.checked_sub(1);
             if self.fails.fetch_update(Relaxed, Relaxed, fails).is_ok() {
                 return Saved::Error(std::io::Error::other("told to fail").into());
             }
@@ -68,14 +70,14 @@ impl Engine for Slow {
     }
 }
 
-struct Block(Key, Arc<AnonMemory>);
+struct Block(Key, Arc<AnonMemory>, u64);
 
 impl Held for Block {
     fn key(&self) -> &Key {
         &self.0
     }
     fn object(&self) -> Option<Object<'_>> {
-        let payload = Payload { memory: &*self.1, offset: 0, len: 4096 };
+        let payload = Payload { memory: &*self.1, offset: 0, len: self.2 };
         Some(Object { key: &self.0, layout: 0, payload })
     }
 }
@@ -96,7 +98,11 @@ impl Bench {
     }
 
     fn enqueue(&self, name: &str) -> Enqueued {
-        self.writer.enqueue(Box::new(Block(key(name), self.memory.clone())))
+        self.enqueue_of(name, 4096)
+    }
+
+    fn enqueue_of(&self, name: &str, bytes: u64) -> Enqueued {
+        self.writer.enqueue(Box::new(Block(key(name), self.memory.clone(), bytes)))
     }
 
     /// The only thread has taken this one, and waits in the engine.
@@ -207,4 +213,47 @@ fn i6_what_is_forgotten_is_not_saved_and_what_is_being_saved_is_waited_for() {
     assert!(b.writer.stop(LONG));
     let saved = b.engine.saved.lock().unwrap().clone();
     assert_eq!(saved, [key("first"), key("in")]);
+}
+
+/// The engine sees both, and can tell that they collide.
+#[test]
+fn another_object_of_a_key_that_is_being_saved_is_saved_after_it() {
+    let b = Bench::new(512, BestEffort);
+    b.holds_one();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| b.enqueue_of("first", 1000));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_finished());
+        b.engine.stop(false);
+        assert!(matches!(waits.join().unwrap(), Enqueued::Queued));
+    });
+    assert!(b.writer.stop(LONG));
+    assert_eq!(b.engine.saved.lock().unwrap()[..], [key("first"), key("first")]);
+}
+
+#[test]
+fn a_panic_while_saving_fails_the_objects_and_the_next_ones_are_saved() {
+    let b = Bench::new(512, BestEffort);
+    b.engine.panics.store(1, Relaxed);
+    assert!(matches!(b.enqueue("k"), Enqueued::Queued));
+    while b.writer.stats().save_fail.load(Relaxed) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(b.writer.forget(|_| true, LONG));
+    assert!(matches!(b.enqueue("k"), Enqueued::Queued));
+    assert!(b.writer.stop(LONG));
+    assert_eq!(b.saved(), 1);
+}
+
+#[test]
+fn what_waits_for_a_disk_that_hangs_is_dropped_after_a_time() {
+    let b = Bench::new(512, BestEffort);
+    b.holds_one();
+    assert!(matches!(b.enqueue("second"), Enqueued::Queued));
+    assert_eq!(b.writer.drop_late(LONG), 0);
+    assert_eq!(b.writer.drop_late(Duration::ZERO), 1);
+    assert_eq!(b.writer.waiting(), 0);
+    b.engine.stop(false);
+    assert!(b.writer.stop(LONG));
+    assert_eq!(b.saved(), 1);
 }
