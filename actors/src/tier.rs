@@ -29,6 +29,7 @@ use nkv_store::threads::spawn_named;
 use promotion::Promotions;
 use removal::Removals;
 use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -112,6 +113,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A panic in the work of a thread is an error of that piece of work: the thread goes on.
+fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    done.map_err(|_| Error::internal("a panic in the SSD tier: its text is in the log"))
+}
+
 /// Opens the directory; waits a little for a process that is about to end to let go of it.
 fn open_when_free(
     config: &SsdConfig,
@@ -178,7 +185,7 @@ impl DiskTier {
     /// Promotions need a handle of the node, which there is only later.
     pub(crate) fn start_promotions(self: &Arc<Self>, client: &Client) -> Result<()> {
         for number in 0..promotion::THREADS {
-            let (tier, client) = (self.clone(), client.clone());
+            let (tier, client) = (self.clone(), client.blocking()?);
             let name = format!("nkv-promote-{number}");
             let thread = spawn_named(&name, move || tier.promote_all(&client))?;
             lock(&self.threads).push(thread);
@@ -227,7 +234,8 @@ impl DiskTier {
         while !self.closing.load(Ordering::Acquire) {
             std::thread::sleep(MAINTAIN_EVERY);
             let now_ms = self.clock.now_ms();
-            match self.engine.maintain() {
+            let maintained = caught(|| self.engine.maintain().map_err(|e| e.to_string()));
+            match maintained.map_err(|e| e.to_string()).and_then(|done| done) {
                 Ok(()) => logged_ms = None,
                 Err(error) if logged_ms.is_none_or(|at| now_ms >= at + LOGGED_EVERY_MS) => {
                     logged_ms = Some(now_ms);

@@ -23,17 +23,27 @@ pub(super) struct Known {
 /// What disks have of what is not in memory.
 #[derive(Debug, Default)]
 pub(super) struct OnDisk {
-    pub found: HashMap<KeyId, (SegmentId, u64)>,
+    /// Segments whose owners answer for the disks that have it, with its bytes.
+    pub found: HashMap<KeyId, Vec<(SegmentId, u64)>>,
     /// What was to be brought back, once that was asked for.
     pub asked: Option<HashSet<KeyId>>,
     /// Why that failed.
     pub failed: HashMap<KeyId, Error>,
 }
 
+impl OnDisk {
+    /// This disk does not have it after all.
+    pub(super) fn is_not_at(&mut self, id: &KeyId, segment_id: SegmentId) {
+        if let Some(disks) = self.found.get_mut(id) {
+            disks.retain(|(at, _)| *at != segment_id);
+        }
+    }
+}
+
 impl Known {
     /// Where a key is on disk.
     pub(super) fn disk_meta(&self, id: &KeyId) -> Option<DiskMeta> {
-        let (at, bytes_total) = *self.on_disk.as_ref()?.found.get(id)?;
+        let (at, bytes_total) = *self.on_disk.as_ref()?.found.get(id)?.first()?;
         Some(DiskMeta { key: *id, rank: at.rank, bytes_total })
     }
 }

@@ -107,20 +107,11 @@ impl Master {
         let (left, unreported): (BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>) = asked
             .map(|(segment_id, allocator)| (*segment_id, allocator.info.incarnation))
             .partition(|(segment_id, _)| self.reachable(*segment_id));
-        // An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key
-        // that only its log holds is not found, but a removal of it must not be confirmed [I6].
+        // Checked before disks were asked, and its link broke since.
         if let (Some((segment_id, _)), true) = (unreported.first_key_value(), removes(&ask.request))
         {
-            let at = self
-                .allocators
-                .get(segment_id)
-                .map_or_else(String::new, |b| format!(" ({})", b.info.control));
-            let text = format!(
-                "the link of {segment_id} is down{at}, and its device log may hold {}: nothing \
-                 was removed; remove again once that rank is back, or gone after its TTL",
-                any_of(&question)
-            );
-            reply.send(Response::Failed(Error::disconnected(text)));
+            let error = self.cannot_be_asked(*segment_id, &question, "the removal is not complete");
+            reply.send(Response::Failed(error));
             return None;
         }
         if left.is_empty() {
@@ -152,6 +143,29 @@ impl Master {
         let asked = Asked { ask, reply, question, left, known, removed, taken };
         self.log_questions.insert(number, asked);
         None
+    }
+
+    /// An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key that
+    /// only its log holds is not found, but a removal of it must not be confirmed [I6].
+    pub(super) fn check_logs_of(&self, removal: &Request) -> crate::error::Result<()> {
+        let with_log = self.allocators.iter().filter(|(_, b)| b.info.layout.log_slots > 0);
+        let down = with_log.map(|(id, _)| *id).find(|id| !self.reachable(*id));
+        match (down, self.question_of(removal, &[])) {
+            (Some(down), Some(question)) => {
+                Err(self.cannot_be_asked(down, &question, "nothing was removed"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cannot_be_asked(&self, segment_id: SegmentId, about: &LogQuestion, so: &str) -> Error {
+        let at = self.allocators.get(&segment_id);
+        let at = at.map_or_else(String::new, |b| format!(" ({})", b.info.control));
+        Error::disconnected(format!(
+            "the link of {segment_id} is down{at}, and its device log may hold {}: {so}; remove \
+             again once that rank is back, or gone after its TTL",
+            any_of(about)
+        ))
     }
 
     fn announcing(&self) -> usize {

@@ -94,8 +94,8 @@ pub(super) struct Inner {
     // Keys put while a rank with objects of an earlier term had not reported. Kept here, so that a
     // panic of the actor does not lose them.
     pub superseded: HashSet<KeyId>,
-    // Removals of which the disks of ranks that are not members do not know.
-    pub unheard: super::disk::Unheard,
+    // Removals of which the disks of ranks that were away do not know.
+    pub missed: super::disk::Missed,
     // Ordered, so that lost producers are handled in a fixed order.
     producers: BTreeMap<u64, Producer>,
     pub number: u64,
@@ -132,6 +132,10 @@ impl Members {
         let (later, slow_path) = (inner.later.clone(), MasterSlowPath::default());
         let requests = Default::default();
         Self { inner: Mutex::new(inner), world_size, later, slow_path, requests }
+    }
+
+    pub(super) fn world_size(&self) -> u32 {
+        self.world_size
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -4,6 +4,7 @@
 mod awaiting;
 pub(super) mod bench;
 mod commit;
+mod disk;
 mod late;
 mod lies;
 mod listing;

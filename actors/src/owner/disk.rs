@@ -55,7 +55,7 @@ impl Owner {
             return;
         };
         let at: Vec<_> = objects.iter().map(|(at, _)| *at).collect();
-        demotion.take(objects.into_iter().filter_map(|(at, key)| self.candidate(at, key)));
+        demotion.take_named(objects.into_iter().filter_map(|(at, key)| self.candidate(at, key)));
         demotion.await_no_longer(&at);
     }
 

@@ -3,7 +3,7 @@
 //! writer, and waits where that is full: so space for puts comes back at the disk's pace, and no
 //! memory is taken beside the segment's own.
 
-use super::{DiskTier, SsdPolicy, lock};
+use super::{DiskTier, SsdPolicy, caught, lock};
 use hashbrown::HashMap;
 use hashbrown::HashSet;
 use nkv_ssd::writer::Held;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// An object that waits longer for the writer is dropped: a disk that hangs must not keep memory
+/// An object that waits longer for the writer, or there, is dropped: a disk that hangs must not keep memory
 /// from puts for good.
 const WAIT_LIMIT_NS: u64 = 5_000_000_000;
 
@@ -36,14 +36,22 @@ pub(crate) struct Candidate {
     pub object: ObjectDesc,
 }
 
+/// An object whose key string is not known yet.
+#[derive(Debug, Clone, Copy)]
+struct Unnamed {
+    since_ns: u64,
+    /// Removals that had begun by then. One that began later may have removed the object [I6].
+    removals: u64,
+}
+
 /// The objects of one segment that the disk needs.
 #[derive(Debug)]
 pub(crate) struct Demotion {
     pub tier: Arc<DiskTier>,
     heap: Heap,
     held: Arc<Mutex<HashSet<(u32, u32)>>>,
-    /// Objects that are held until their key string is known, and since when.
-    unnamed: Mutex<HashMap<(u32, u32), u64>>,
+    /// Objects that are held until their key string is known.
+    unnamed: Mutex<HashMap<(u32, u32), Unnamed>>,
     asked_ns: AtomicU64,
     /// How often producers are still to be asked.
     asks_left: AtomicU64,
@@ -93,16 +101,30 @@ impl Demotion {
         }
     }
 
-    /// Holds objects until their key strings are known, a second at most.
+    /// Holds objects until their key strings are known, a second at most; those that lost LIVE in
+    /// the same step. While anything is being removed they are lost to the disk.
     pub fn await_names(&self, objects: Vec<(u32, u32)>) {
-        if !objects.is_empty() {
-            let now_ns = self.tier.clock.now_ns();
-            let mut unnamed = lock(&self.unnamed);
-            unnamed.extend(objects.into_iter().map(|at| (at, now_ns)));
-            self.count_unnamed(&unnamed);
-            drop(unnamed);
-            self.want_names();
+        if objects.is_empty() {
+            return;
         }
+        // Read first: a removal that begins after it ends the wait, and one that began before it
+        // is seen below, or is over, also for the owner of these objects.
+        let removals = self.tier.removals.begun();
+        if self.tier.removals.any() {
+            return self.tier.counters.demote_unnamed.add(objects.len());
+        }
+        let awaited = Unnamed { since_ns: self.tier.clock.now_ns(), removals };
+        let mut unnamed = lock(&self.unnamed);
+        unnamed.extend(objects.into_iter().map(|at| (at, awaited)));
+        self.count_unnamed(&unnamed);
+        drop(unnamed);
+        self.want_names();
+    }
+
+    /// The key strings of such objects are known now.
+    pub fn take_named(&self, objects: impl IntoIterator<Item = Candidate>) {
+        let still_awaited = |object: &Candidate| self.awaits((object.slot, object.epoch));
+        self.take(objects.into_iter().filter(still_awaited));
     }
 
     /// Key strings are missing: the producers are to be asked for them soon. Their puts may note
@@ -135,7 +157,7 @@ impl Demotion {
     }
 
     /// `unnamed` as it is now; for the gauge of what is pending.
-    fn count_unnamed(&self, unnamed: &HashMap<(u32, u32), u64>) {
+    fn count_unnamed(&self, unnamed: &HashMap<(u32, u32), Unnamed>) {
         let n = unnamed.len() as u64;
         let before = self.counted.swap(n, Ordering::Relaxed);
         let all = &self.tier.feed.unnamed;
@@ -143,7 +165,8 @@ impl Demotion {
     }
 
     pub fn awaits(&self, at: (u32, u32)) -> bool {
-        lock(&self.unnamed).contains_key(&at)
+        let begun = self.tier.removals.begun();
+        lock(&self.unnamed).get(&at).is_some_and(|awaited| awaited.removals == begun)
     }
 
     pub fn awaits_any(&self) -> bool {
@@ -166,7 +189,10 @@ impl Holders for Demotion {
         let mut unnamed = lock(&self.unnamed);
         let before = unnamed.len();
         let now_ns = self.tier.clock.now_ns();
-        unnamed.retain(|_, since_ns| now_ns < *since_ns + NAME_LIMIT_NS);
+        let begun = self.tier.removals.begun();
+        unnamed.retain(|_, awaited| {
+            awaited.removals == begun && now_ns < awaited.since_ns + NAME_LIMIT_NS
+        });
         self.tier.counters.demote_unnamed.add(before - unnamed.len());
         self.count_unnamed(&unnamed);
         objects.extend(unnamed.keys().copied());
@@ -319,23 +345,26 @@ impl DiskTier {
             drop(queue);
             if self.removals.covers(handed.key()) {
                 drop(handed);
-            } else {
-                self.writer.enqueue(Box::new(handed));
+            } else if let Err(error) = caught(|| self.writer.enqueue(Box::new(handed))) {
+                tracing::error!(%error, "an object is not on disk");
             }
             lock(&feed.queue).busy = false;
             feed.changed.notify_all();
         }
     }
 
+    /// What the disk has begun to write stays: its bytes are still being read.
     fn drop_late(&self) {
         let now_ns = self.clock.now_ns();
         let is_late = |since_ns: u64| now_ns >= since_ns + WAIT_LIMIT_NS;
         let first = lock(&self.feed.queue).waiting.front().map(|(since_ns, _)| *since_ns);
-        if !first.is_some_and(is_late) {
-            return;
+        let mut late = self.writer.drop_late(Duration::from_nanos(WAIT_LIMIT_NS));
+        if first.is_some_and(is_late) {
+            late += self.feed.take_out(|(since_ns, _)| is_late(*since_ns)).len();
         }
-        let late = self.feed.take_out(|(since_ns, _)| is_late(*since_ns));
-        self.counters.demote_dropped.add(late.len());
-        tracing::warn!(objects = late.len(), "the disk is too slow: objects were not saved");
+        if late > 0 {
+            self.counters.demote_dropped.add(late);
+            tracing::warn!(objects = late, "the disk is too slow: objects were not saved");
+        }
     }
 }

@@ -2,8 +2,8 @@
 //! log or the heap of its rank, with the usual eviction, and without replacing what is there. Two
 //! requests for one key are one promotion.
 
-use super::{DiskTier, Promoted, lock};
-use crate::client::{Blocking, Client, PutOptions};
+use super::{DiskTier, Promoted, caught, lock};
+use crate::client::{Blocking, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::KeyBytes;
 use hashbrown::HashMap;
@@ -139,7 +139,7 @@ impl Promotions {
         queue.unwrap_or_else(PoisonError::into_inner).waiting.pop_front()
     }
 
-    fn over(&self, key: &Key, result: &Result<()>) {
+    pub(super) fn over(&self, key: &Key, result: &Result<()>) {
         let waiters = lock(&self.queue).in_flight.remove(key).unwrap_or_default();
         self.changed.notify_all();
         waiters.into_iter().for_each(|(batch, at)| batch.one(at, result.clone()));
@@ -191,17 +191,11 @@ fn put(
 
 impl DiskTier {
     /// One of the threads.
-    pub(super) fn promote_all(&self, client: &Client) {
-        let blocking = match client.blocking() {
-            Ok(blocking) => blocking,
-            Err(error) => {
-                tracing::error!(%error, "nothing can be promoted from disk by this thread");
-                return;
-            }
-        };
+    pub(super) fn promote_all(&self, client: &Blocking) {
         let mut buffer = Buffer::default();
         while let Some(Wanted { key, rank, since_ns }) = self.promotions.next() {
-            let done = self.promote_one(&key, rank, &blocking, &mut buffer);
+            let done = caught(|| self.promote_one(&key, rank, client, &mut buffer));
+            let done = done.and_then(|done| done);
             buffer.let_go();
             match &done {
                 Ok(bytes) => {
@@ -249,6 +243,9 @@ impl DiskTier {
             }
             other => Error::not_ready(format!("key {key} cannot be read from disk: {other}")),
         })?;
+        if self.removals.covers(key) {
+            return Err(none());
+        }
         let bytes = memory.bytes(found.len as usize);
         put(client, key, bytes, (rank, loaded.layout)).map(|()| found.len)
     }

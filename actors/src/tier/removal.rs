@@ -3,14 +3,14 @@
 //! first; nothing of it is saved or promoted until the master says that the removal is over
 //! everywhere, or for a minute, if it never says so.
 
-use super::{DiskTier, Removed, lock};
+use super::{DiskTier, Removed, caught, lock};
 use crate::error::{Error, Result};
 use crate::message::DiskSelection;
 use crate::pattern;
 use hashbrown::HashSet;
 use nkv_store::Key;
 use regex::bytes::Regex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use std::time::Duration;
 const MARK_LIMIT_NS: u64 = 60_000_000_000;
 /// How long a removal waits for saves and promotions that are in progress.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+/// Removals that are remembered at a time; further ones fail.
+const MOST_MARKS: usize = 1024;
 /// Keys read from disk at a time when a pattern is looked for.
 const KEYS_AT_ONCE: usize = 1024;
 
@@ -55,6 +57,15 @@ enum State {
     Asked(Vec<Removed>),
     /// Nothing that it covers is on disk.
     Done,
+    /// The disk did not do it. Nothing that it covers is saved or brought back all the same, until
+    /// it is asked for again or its time is over.
+    Failed,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        !matches!(self, Self::Asked(_))
+    }
 }
 
 struct Mark {
@@ -79,6 +90,8 @@ pub(super) struct Removals {
     asked: Condvar,
     /// How many marks there are: most of the time none, and then nobody takes the lock.
     count: AtomicUsize,
+    /// How many removals there were.
+    begun: AtomicU64,
 }
 
 impl Removals {
@@ -92,44 +105,62 @@ impl Removals {
             drop(marks);
             return done(Err(Error::disconnected("this node is shutting down")));
         }
-        let until_ns = now_ns + MARK_LIMIT_NS;
-        if let Some(mark) = marks.all.iter_mut().find(|mark| mark.which == which) {
-            (mark.until_ns, mark.over) = (until_ns, false);
-            match &mut mark.state {
-                State::Asked(waiting) => waiting.push(done),
-                // Nothing of it was saved since.
-                State::Done => {
-                    drop(marks);
-                    done(Ok(()));
-                }
-            }
-            return;
+        let known = marks.all.iter().position(|mark| mark.which == which);
+        if known.is_none() && marks.all.len() >= MOST_MARKS {
+            drop(marks);
+            let text = format!("{MOST_MARKS} removals are in progress at this disk: remove again");
+            return done(Err(Error::not_ready(text)));
         }
-        let state = State::Asked(vec![done]);
-        marks.all.push(Mark { which, matcher, state, until_ns, over: false });
+        let at = known.unwrap_or_else(|| {
+            let (state, until_ns) = (State::Failed, 0);
+            marks.all.push(Mark { which, matcher, state, until_ns, over: false });
+            marks.all.len() - 1
+        });
         self.count.store(marks.all.len(), Ordering::SeqCst);
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let mark = &mut marks.all[at];
+        (mark.until_ns, mark.over) = (now_ns + MARK_LIMIT_NS, false);
+        match &mut mark.state {
+            State::Asked(waiting) => waiting.push(done),
+            // Nothing of it was saved since.
+            State::Done => {
+                drop(marks);
+                return done(Ok(()));
+            }
+            failed @ State::Failed => *failed = State::Asked(vec![done]),
+        }
         drop(marks);
         self.asked.notify_all();
     }
 
+    /// How many removals have begun. What has no name is not saved after the next one: nobody can
+    /// tell whether it was removed.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Whether any key is being removed.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
     /// Whether this key is being removed.
     pub fn covers(&self, key: &Key) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
-            && lock(&self.marks).all.iter().any(|mark| mark.matcher.covers(key))
+        self.any() && lock(&self.marks).all.iter().any(|mark| mark.matcher.covers(key))
     }
 
     pub fn over(&self, which: &DiskSelection) {
         let same = |mark: &&mut Mark| mark.which == *which;
         lock(&self.marks).all.iter_mut().filter(same).for_each(|mark| mark.over = true);
-        self.let_go(|mark| mark.over && matches!(mark.state, State::Done));
+        self.let_go(|mark| mark.over && mark.state.is_over());
     }
 
     pub fn expire(&self, now_ns: u64) {
-        self.let_go(|mark| mark.until_ns <= now_ns && matches!(mark.state, State::Done));
+        self.let_go(|mark| mark.until_ns <= now_ns && mark.state.is_over());
     }
 
     fn let_go(&self, which: impl Fn(&Mark) -> bool) {
-        if self.count.load(Ordering::SeqCst) == 0 {
+        if !self.any() {
             return;
         }
         let mut marks = lock(&self.marks);
@@ -160,8 +191,15 @@ impl Removals {
     fn carried_out(&self, which: &DiskSelection, result: &Result<()>) {
         let mut marks = lock(&self.marks);
         let Some(at) = marks.all.iter().position(|mark| mark.which == *which) else { return };
-        let state = std::mem::replace(&mut marks.all[at].state, State::Done);
-        if result.is_err() || marks.all[at].over {
+        let (mark, now) = (
+            &mut marks.all[at],
+            match result {
+                Ok(()) => State::Done,
+                Err(_) => State::Failed,
+            },
+        );
+        let state = std::mem::replace(&mut mark.state, now);
+        if mark.over {
             marks.all.swap_remove(at);
             self.count.store(marks.all.len(), Ordering::SeqCst);
         }
@@ -175,7 +213,8 @@ impl Removals {
 impl DiskTier {
     pub(super) fn carry_out_removals(&self) {
         while let Some((which, matcher)) = self.removals.next() {
-            let result = self.remove_from_disk(&which, &matcher);
+            let removed = caught(|| self.remove_from_disk(&which, &matcher));
+            let result = removed.and_then(|removed| removed);
             if let Err(error) = &result {
                 tracing::error!(%error, "a removal from disk failed");
             }

@@ -1,1 +1,179 @@
+//! The tier of a node without a node: removals beside what is on its way to disk [I6], and panics.
 
+use super::promotion::Promotions;
+use super::*;
+use nkv_store::AnonMemory;
+use nkv_store::clock::ManualClock;
+use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::object::ObjectDesc;
+use std::sync::mpsc;
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    clock: ManualClock,
+    tier: Arc<DiskTier>,
+    demotion: Demotion,
+    extent: u64,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.tier.close();
+    }
+}
+
+const AT: (u32, u32) = (0, 1);
+
+impl Bench {
+    fn new() -> Self {
+        let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+        let config = SsdConfig::new(dir.path(), MIN_BYTES);
+        let tier = DiskTier::open(&config, Arc::new(clock.clone())).unwrap();
+        let config = HeapConfig { arena_bytes: 8 * 4096, ..HeapConfig::default() };
+        let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+        let heap = Heap::format(memory, &config).unwrap();
+        let extent = heap.layout().payloads().offset;
+        let demotion = Demotion::new(tier.clone(), heap);
+        Self { _dir: dir, clock, tier, demotion, extent }
+    }
+
+    fn object(&self, key: &str) -> Candidate {
+        let object = ObjectDesc::at(self.extent, 4096, 4096);
+        Candidate { slot: AT.0, epoch: AT.1, key: Key::new(key.as_bytes()).unwrap(), object }
+    }
+
+    /// Removes a key, and returns once that is on disk.
+    fn removes(&self, key: &str) -> DiskSelection {
+        let which = DiskSelection::Keys(vec![key.as_bytes().to_vec().into()]);
+        let (told, done) = mpsc::channel();
+        self.tier.remove(which.clone(), Box::new(move |result| told.send(result).unwrap()));
+        done.recv().unwrap().unwrap();
+        which
+    }
+
+    fn settles(&self) {
+        assert!(self.tier.feed.wait_for(|_| true, Duration::from_secs(60)));
+    }
+}
+
+#[test]
+fn an_object_whose_name_comes_late_is_saved() {
+    let b = Bench::new();
+    b.demotion.await_names(vec![AT]);
+    b.demotion.take_named([b.object("k")]);
+    b.settles();
+    assert_eq!(b.tier.find(b"k"), Some(4096));
+}
+
+/// Its key may be the one that was removed. Also once the removal is over.
+#[test]
+fn i6_an_object_without_a_name_is_not_saved_after_a_removal() {
+    for over in [false, true] {
+        let b = Bench::new();
+        b.demotion.await_names(vec![AT]);
+        let which = b.removes("k");
+        if over {
+            b.tier.removal_over(&which);
+        }
+        assert!(!b.demotion.awaits(AT), "its extent is not kept for nothing");
+        b.demotion.take_named([b.object("k")]);
+        b.tier.removal_over(&which);
+        b.settles();
+        assert_eq!(b.tier.find(b"k"), None);
+    }
+}
+
+/// It was evicted after its disk was asked, and before its owner was.
+#[test]
+fn i6_an_object_evicted_without_a_name_during_a_removal_is_not_saved() {
+    let b = Bench::new();
+    let which = b.removes("k");
+    b.demotion.await_names(vec![AT]);
+    b.tier.removal_over(&which);
+    b.demotion.take_named([b.object("k")]);
+    b.settles();
+    assert_eq!(b.tier.find(b"k"), None);
+    assert_eq!(b.tier.figures().kv_demote_unnamed, 1);
+}
+
+#[test]
+fn i6_a_removal_marks_its_keys_until_it_is_over_or_for_a_minute() {
+    let b = Bench::new();
+    for how in ["over", "late"] {
+        let which = b.removes("k");
+        b.demotion.take([b.object("k")]);
+        b.settles();
+        assert_eq!(b.tier.find(b"k"), None, "nothing is saved meanwhile");
+        // Each round of a removal that takes long asks again.
+        b.clock.advance_ms(40_000);
+        b.removes("k");
+        b.clock.advance_ms(40_000);
+        b.tier.removals.expire(b.clock.now_ns());
+        assert!(b.tier.removals.any(), "it goes on");
+        match how {
+            "over" => b.tier.removal_over(&which),
+            _ => {
+                b.clock.advance_ms(60_000);
+                b.tier.removals.expire(b.clock.now_ns());
+            }
+        }
+        assert!(!b.tier.removals.any());
+    }
+    b.demotion.take([b.object("k")]);
+    b.settles();
+    assert_eq!(b.tier.find(b"k"), Some(4096));
+}
+
+/// A disk that did not remove may still have the objects: they are not found there meanwhile.
+#[test]
+fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try() {
+    let b = Bench::new();
+    b.demotion.take([b.object("k")]);
+    b.settles();
+    // A promotion that does not end.
+    let (keys, nobody) = ([b"k".to_vec().into()], Box::new(|_| {}));
+    b.tier.promotions.add(&keys, None, 0, nobody);
+    let removals = &b.tier.removals;
+    let which = DiskSelection::Keys(keys.to_vec());
+    let (told, done) = mpsc::channel();
+    let tell = told.clone();
+    removals.add(which.clone(), 0, Box::new(move |result| tell.send(result).unwrap()));
+    assert_eq!(done.recv().unwrap().unwrap_err().kind(), crate::ErrorKind::NotReady);
+    assert!(removals.any());
+    assert_eq!(b.tier.find(b"k"), None);
+    b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(()));
+    removals.add(which, 0, Box::new(move |result| told.send(result).unwrap()));
+    done.recv().unwrap().unwrap();
+    assert!(b.tier.engine.find(&Key::new(b"k").unwrap()).is_none());
+}
+
+#[test]
+fn removals_that_never_end_take_bounded_memory() {
+    let removals = Removals::default();
+    let (told, done) = mpsc::channel();
+    for n in 0..2000 {
+        let (which, told) =
+            (DiskSelection::Keys(vec![n.to_string().into_bytes().into()]), told.clone());
+        removals.add(which, 0, Box::new(move |result| told.send(result).unwrap()));
+    }
+    let refused: Vec<_> = done.try_iter().collect();
+    assert_eq!(refused.len(), 2000 - 1024);
+    assert!(refused.iter().all(|done| done.as_ref().unwrap_err().message().contains("1024")));
+}
+
+#[test]
+fn a_panic_is_an_error_of_that_piece_of_work() {
+    let error = caught(|| panic!("told to")).map(|()| ()).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::Internal);
+    assert_eq!(caught(|| 1).unwrap(), 1);
+}
+
+/// Promotions end with the node: whoever waits is told.
+#[test]
+fn promotions_of_a_node_that_ends_are_refused() {
+    let promotions = Promotions::default();
+    promotions.close();
+    let (told, done) = mpsc::channel();
+    promotions.add(&[b"k".to_vec().into()], None, 0, Box::new(move |all| told.send(all).unwrap()));
+    assert!(done.recv().unwrap()[0].is_err());
+}

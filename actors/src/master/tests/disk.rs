@@ -1,0 +1,223 @@
+//! Questions to nodes with disks: removals, whoever is away or leaves meanwhile [I6], and lookups.
+
+use super::bench::{Bench, HASHER, LIMIT, Rank, info, key};
+use super::log::with_log;
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{
+    DiskAnswer, DiskQuestion, DiskSelection, Location, MasterToOwner, OwnerToMaster, Promote,
+    RankInfo, Request, Response, SeenView, Term,
+};
+use tokio::task::JoinHandle;
+
+async fn joins(bench: &Bench, rank: u32, incarnation: u64) -> Rank {
+    let info = RankInfo { disk: true, ..info(rank, incarnation, 2) };
+    let joined = bench.joins(info, Term::default(), false, SeenView::default()).await;
+    let mut joined = joined.unwrap();
+    joined.reports(Vec::new()).await;
+    joined
+}
+
+async fn two_disks() -> (Bench, Rank, Rank) {
+    let bench = Bench::new(2).await;
+    let info = |rank| RankInfo { disk: true, ..info(rank, 100 + u64::from(rank), 2) };
+    let join = |rank| bench.joins(info(rank), Term::default(), false, SeenView::default());
+    let (mut first, mut second) = (join(0).await.unwrap(), join(1).await.unwrap());
+    first.reports(Vec::new()).await;
+    second.reports(Vec::new()).await;
+    (bench, first, second)
+}
+
+fn question(down: &MasterToOwner) -> Option<(u64, DiskQuestion)> {
+    match down {
+        MasterToOwner::AskDisk { number, question } => Some((*number, question.clone())),
+        _ => None,
+    }
+}
+
+/// The disk of a rank is asked to remove this key.
+async fn is_asked_to_remove(rank: &mut Rank, k: &str) -> u64 {
+    let (number, asked) = rank.receives(question).await;
+    assert_eq!(asked, DiskQuestion::Remove(DiskSelection::Keys(vec![key(k)])));
+    number
+}
+
+async fn answers(rank: &Rank, number: u64, answer: DiskAnswer) {
+    rank.sends(OwnerToMaster::DiskAnswer { number, answer }).await;
+}
+
+/// The disk of a rank has removed this key, as it was asked.
+async fn removes(rank: &mut Rank, k: &str) {
+    let number = is_asked_to_remove(rank, k).await;
+    answers(rank, number, DiskAnswer::default()).await;
+}
+
+async fn end<T>(asked: JoinHandle<T>) -> T {
+    tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap()
+}
+
+fn removal(response: Response) -> Result<()> {
+    match response {
+        Response::Done(mut list) => list.remove(0),
+        Response::Failed(error) => Err(error),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn lookup(promote: Promote) -> Request {
+    Request::GetLocation { keys: vec![key("k")], gone: Vec::new(), promote }
+}
+
+async fn asked_about(rank: &mut Rank) -> Vec<DiskQuestion> {
+    rank.drain().await.iter().filter_map(question).map(|(_, question)| question).collect()
+}
+
+/// A key is removed while the second rank is away.
+async fn removed_without_the_second() -> (Bench, Rank) {
+    let (bench, mut first, second) = two_disks().await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    first.drain().await;
+    let asked = bench.asks(Request::Remove(vec![key("k")]));
+    removes(&mut first, "k").await;
+    assert_eq!(removal(end(asked).await).map_err(|e| e.kind()), Err(ErrorKind::NotFound));
+    (bench, first)
+}
+
+#[tokio::test]
+async fn i6_a_disk_that_was_away_removes_before_it_is_asked_for_anything() {
+    let (bench, mut first) = removed_without_the_second().await;
+    let mut second = joins(&bench, 1, 201).await;
+    let number = is_asked_to_remove(&mut second, "k").await;
+    // What its disk has is not found before it has confirmed.
+    first.drain().await;
+    let found = bench.asks(lookup(Promote::No));
+    let (find, _) = first.receives(question).await;
+    answers(&first, find, DiskAnswer::default()).await;
+    let Response::Locations(list) = end(found).await else { panic!("no locations") };
+    assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
+    assert_eq!(asked_about(&mut second).await, []);
+    answers(&second, number, DiskAnswer::default()).await;
+    let over = |d: &MasterToOwner| matches!(d, MasterToOwner::RemovalOver(_)).then_some(());
+    second.receives(over).await;
+    let found = bench.asks(lookup(Promote::No));
+    for rank in [&mut first, &mut second] {
+        let (find, asked) = rank.receives(question).await;
+        assert_eq!(asked, DiskQuestion::Find(vec![key("k")]));
+        answers(rank, find, DiskAnswer::default()).await;
+    }
+    end(found).await;
+}
+
+#[tokio::test]
+async fn i6_a_missed_removal_is_sent_until_the_disk_has_done_it() {
+    let (bench, first) = removed_without_the_second().await;
+    let mut second = joins(&bench, 1, 201).await;
+    // Its answer is lost with the link, and with the next process it comes again.
+    is_asked_to_remove(&mut second, "k").await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    let mut second = joins(&bench, 1, 202).await;
+    let number = is_asked_to_remove(&mut second, "k").await;
+    let failed = Some(Error::not_ready("the disk is broken"));
+    answers(&second, number, DiskAnswer { failed, ..DiskAnswer::default() }).await;
+    for _ in 0..4 {
+        bench.clock.advance_ms(300);
+        for rank in [&first, &second] {
+            rank.sends(OwnerToMaster::Retired(Vec::new())).await;
+        }
+        bench.ticks().await;
+    }
+    removes(&mut second, "k").await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    let mut second = joins(&bench, 1, 203).await;
+    bench.ticks().await;
+    assert_eq!(asked_about(&mut second).await, [], "it is known now");
+}
+
+#[tokio::test]
+async fn i6_a_disk_that_left_while_it_was_asked_hears_of_the_removal_when_it_is_back() {
+    let (bench, mut first, mut second) = two_disks().await;
+    first.drain().await;
+    let asked = bench.asks(Request::Remove(vec![key("k")]));
+    is_asked_to_remove(&mut second, "k").await;
+    removes(&mut first, "k").await;
+    second.hangs_up().await;
+    // Its successor is another process: nobody knows what became of the question.
+    let mut second = joins(&bench, 1, 201).await;
+    bench.ticks().await;
+    first.drain().await;
+    second.sends(OwnerToMaster::Retired(Vec::new())).await;
+    let mut told = None;
+    while told.is_none() && !asked.is_finished() {
+        bench.clock.advance_ms(10);
+        for rank in [&mut first, &mut second] {
+            let asked: Vec<_> = rank.drain().await.iter().filter_map(question).collect();
+            told = told.or(asked.into_iter().next());
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(removal(end(asked).await).map_err(|e| e.kind()), Err(ErrorKind::NotFound));
+    let number = match told {
+        Some((number, DiskQuestion::Remove(_))) => number,
+        Some(other) => panic!("{other:?}"),
+        None => is_asked_to_remove(&mut second, "k").await,
+    };
+    answers(&second, number, DiskAnswer::default()).await;
+}
+
+/// Otherwise the disks would have removed what memory keeps, although the caller is told that
+/// nothing was removed.
+#[tokio::test]
+async fn a_removal_that_an_owner_of_a_log_cannot_do_asks_no_disk() {
+    let (bench, first, logs) = with_log().await;
+    first.hangs_up().await;
+    let info = RankInfo { disk: true, ..info(0, 200, 2) };
+    let joined = bench.joins(info, Term::default(), false, SeenView::default()).await;
+    let mut first = joined.unwrap();
+    first.reports(Vec::new()).await;
+    logs.hangs_up().await;
+    let error = removal(bench.ask(Request::Remove(vec![key("k")])).await).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    assert!(error.message().contains("nothing was removed"), "{error}");
+    assert_eq!(asked_about(&mut first).await, []);
+}
+
+#[tokio::test]
+async fn i6_each_round_of_a_removal_by_pattern_asks_the_disks() {
+    let (bench, mut first, mut second) = two_disks().await;
+    let mut from = None;
+    for _ in 0..2 {
+        let of = crate::message::Selection { pattern: Some("^k".into()), from };
+        let asked = bench.asks(Request::RemoveMatching(of));
+        for rank in [&mut first, &mut second] {
+            let (number, asked) = rank.receives(question).await;
+            assert_eq!(asked, DiskQuestion::Remove(DiskSelection::Matching("^k".into())));
+            answers(rank, number, DiskAnswer::default()).await;
+        }
+        let Response::Swept(_) = end(asked).await else { panic!("not swept") };
+        from = Some(HASHER.id(b"a"));
+    }
+}
+
+#[tokio::test]
+async fn of_two_disks_with_a_key_the_second_is_asked_when_the_first_has_lost_it() {
+    let (bench, mut first, mut second) = two_disks().await;
+    let asked = bench.asks(lookup(Promote::Wait { rank: None }));
+    for rank in [&mut first, &mut second] {
+        let (number, _) = rank.receives(question).await;
+        let found = vec![(0, 4096)];
+        answers(rank, number, DiskAnswer { found, ..DiskAnswer::default() }).await;
+    }
+    let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None };
+    let (number, asked_first) = first.receives(question).await;
+    assert_eq!(asked_first, promote);
+    let not_promoted = vec![(0, Error::not_found("damaged"))];
+    answers(&first, number, DiskAnswer { not_promoted, ..DiskAnswer::default() }).await;
+    let (number, asked_second) = second.receives(question).await;
+    assert_eq!(asked_second, promote);
+    answers(&second, number, DiskAnswer::default()).await;
+    let Response::Locations(list) = end(asked).await else { panic!("no locations") };
+    let [Location::Disk(disk)] = &list[0].as_ref().unwrap()[..] else { panic!("{list:?}") };
+    assert_eq!((disk.rank, disk.key), (1, HASHER.id(b"k")));
+}
