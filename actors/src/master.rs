@@ -100,7 +100,7 @@ pub struct Master {
     // Requests that wait for nodes with disks, by the number of their question.
     disk_questions: BTreeMap<u64, disk::Asked>,
     // By rank.
-    telling: BTreeMap<u32, disk::Telling>,
+    resending: BTreeMap<u32, disk::Resending>,
     // Requests that wait for keys to be READY.
     awaiting: Awaiting,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
@@ -216,7 +216,7 @@ impl Role for Master {
             rounds: Rounds::default(),
             log_questions: BTreeMap::new(),
             disk_questions: BTreeMap::new(),
-            telling: BTreeMap::new(),
+            resending: BTreeMap::new(),
             awaiting: Awaiting::default(),
             aside: HashMap::new(),
             found_gone: HashSet::new(),
@@ -443,7 +443,7 @@ impl On<MasterTick> for Master {
         self.expire_commits();
         self.expire_log_questions();
         self.expire_disk_questions();
-        self.tell_again();
+        self.resend_missed();
         self.answer_awaiting();
         self.expire_awaiting();
         self.complete_deferred();

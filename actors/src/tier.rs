@@ -148,7 +148,8 @@ impl DiskTier {
         let engine = open_when_free(config, &*clock).map_err(|e| shown(&e))?;
         let before = Shutdown::of_the_last(&config.dir, engine.stats().objects);
         let options = WriterOptions { durability: config.durability, ..WriterOptions::default() };
-        let writer = Writer::start(engine.clone(), options).map_err(|e| shown(&e))?;
+        let writer =
+            Writer::start(engine.clone(), options, clock.clone()).map_err(|e| shown(&e))?;
         let stats = engine.stats();
         tracing::info!(
             dir = %config.dir.display(), objects = stats.objects, bytes = stats.used_bytes,

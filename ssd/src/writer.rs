@@ -6,6 +6,7 @@
 use crate::engine::{Durability, Engine, Found, Object, Saved};
 use crate::sync::lock;
 use hashbrown::HashMap;
+use nkv_store::clock::Clock;
 use nkv_store::threads::spawn_named;
 use nkv_store::{Key, StoreError};
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An object whose bytes stay where they are as long as it is held.
 pub trait Held: Send {
@@ -100,7 +101,7 @@ pub struct WriterStats {
 struct Waiting {
     held: Box<dyn Held>,
     bytes: u64,
-    since: Instant,
+    since_ms: u64,
 }
 
 struct Queue {
@@ -116,6 +117,7 @@ struct Queue {
 struct Shared {
     engine: Arc<dyn Engine>,
     options: WriterOptions,
+    clock: Arc<dyn Clock>,
     queue: Mutex<Queue>,
     /// Something waits, or the writer is closing.
     filled: Condvar,
@@ -141,7 +143,11 @@ impl Writer {
     ///
     /// # Errors
     /// If the kernel gives no thread.
-    pub fn start(engine: Arc<dyn Engine>, options: WriterOptions) -> Result<Self, StoreError> {
+    pub fn start(
+        engine: Arc<dyn Engine>,
+        options: WriterOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StoreError> {
         let queue = Queue {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -152,6 +158,7 @@ impl Writer {
         let shared = Arc::new(Shared {
             engine,
             options,
+            clock,
             queue: Mutex::new(queue),
             filled: Condvar::new(),
             taken: Condvar::new(),
@@ -201,7 +208,7 @@ impl Writer {
         let waited = shared.taken.wait_timeout_while(queue, WAIT_FOR_ROOM, full);
         let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if queue.has_space(bytes, &shared.options) {
-            queue.waiting.push_back(Waiting { held, bytes, since: Instant::now() });
+            queue.waiting.push_back(Waiting { held, bytes, since_ms: shared.clock.now_ms() });
             queue.waiting_bytes += bytes;
             queue.in_flight -= 1;
             // All, if the writer is closing: each thread looks whether it may end.
@@ -231,8 +238,8 @@ impl Writer {
 
     /// Drops what no thread has taken for this long: the disk hangs. Returns how many.
     pub fn drop_late(&self, limit: Duration) -> usize {
-        let now = Instant::now();
-        let is_late = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= limit;
+        let (now_ms, limit_ms) = (self.shared.clock.now_ms(), limit.as_millis() as u64);
+        let is_late = |waiting: &Waiting| now_ms >= waiting.since_ms.saturating_add(limit_ms);
         if lock(&self.shared.queue).waiting.front().is_none_or(|first| !is_late(first)) {
             return 0;
         }

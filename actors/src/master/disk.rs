@@ -6,7 +6,7 @@ mod lookup;
 mod missed;
 mod removal;
 
-pub(super) use missed::{Missed, Telling};
+pub(super) use missed::{Missed, Resending};
 
 use super::known::{Known, removes};
 use super::{Ask, Master};

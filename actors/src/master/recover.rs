@@ -158,7 +158,7 @@ impl Master {
         self.durable.members.set_reported(segment_id);
         self.durable.members.send(segment_id, MasterToOwner::ReportTaken);
         self.ask_log_again(segment_id);
-        self.tell_missed_removals(segment_id);
+        self.send_missed_removals(segment_id);
         self.ask_disk_again(segment_id);
         self.await_again(segment_id);
         self.recheck_commits(segment_id);

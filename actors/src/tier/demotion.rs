@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// An object that waits longer for the writer, or there, is dropped: a disk that hangs must not keep memory
-/// from puts for good.
+/// An object that waits longer for the writer, or there, is dropped: a disk that hangs must not
+/// keep memory from puts for good.
 const WAIT_LIMIT_NS: u64 = 5_000_000_000;
 
 /// How long an object is held until its key string is known: its producer may be dead.

@@ -45,8 +45,8 @@ impl Bench {
     /// Removes a key, and returns once that is on disk.
     fn removes(&self, key: &str) -> DiskSelection {
         let which = DiskSelection::Keys(vec![key.as_bytes().to_vec().into()]);
-        let (told, done) = mpsc::channel();
-        self.tier.remove(which.clone(), Box::new(move |result| told.send(result).unwrap()));
+        let (sender, done) = mpsc::channel();
+        self.tier.remove(which.clone(), Box::new(move |result| sender.send(result).unwrap()));
         done.recv().unwrap().unwrap();
         which
     }
@@ -135,14 +135,14 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
     b.tier.promotions.add(&keys, None, 0, nobody);
     let removals = &b.tier.removals;
     let which = DiskSelection::Keys(keys.to_vec());
-    let (told, done) = mpsc::channel();
-    let tell = told.clone();
-    removals.add(which.clone(), 0, Box::new(move |result| tell.send(result).unwrap()));
+    let (sender, done) = mpsc::channel();
+    let first = sender.clone();
+    removals.add(which.clone(), 0, Box::new(move |result| first.send(result).unwrap()));
     assert_eq!(done.recv().unwrap().unwrap_err().kind(), crate::ErrorKind::NotReady);
     assert!(removals.any());
     assert_eq!(b.tier.find(b"k"), None);
     b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(()));
-    removals.add(which, 0, Box::new(move |result| told.send(result).unwrap()));
+    removals.add(which, 0, Box::new(move |result| sender.send(result).unwrap()));
     done.recv().unwrap().unwrap();
     assert!(b.tier.engine.find(&Key::new(b"k").unwrap()).is_none());
 }
@@ -150,11 +150,11 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
 #[test]
 fn removals_that_never_end_take_bounded_memory() {
     let removals = Removals::default();
-    let (told, done) = mpsc::channel();
+    let (sender, done) = mpsc::channel();
     for n in 0..2000 {
-        let (which, told) =
-            (DiskSelection::Keys(vec![n.to_string().into_bytes().into()]), told.clone());
-        removals.add(which, 0, Box::new(move |result| told.send(result).unwrap()));
+        let (which, sender) =
+            (DiskSelection::Keys(vec![n.to_string().into_bytes().into()]), sender.clone());
+        removals.add(which, 0, Box::new(move |result| sender.send(result).unwrap()));
     }
     let refused: Vec<_> = done.try_iter().collect();
     assert_eq!(refused.len(), 2000 - 1024);
@@ -163,17 +163,22 @@ fn removals_that_never_end_take_bounded_memory() {
 
 #[test]
 fn a_panic_is_an_error_of_that_piece_of_work() {
-    let error = caught(|| panic!("told to")).map(|()| ()).unwrap_err();
+    let error: Error = caught(|| panic!("on purpose")).unwrap_err();
     assert_eq!(error.kind(), crate::ErrorKind::Internal);
     assert_eq!(caught(|| 1).unwrap(), 1);
 }
 
-/// Promotions end with the node: whoever waits is told.
+/// Promotions end with the node: whoever waits gets an error.
 #[test]
 fn promotions_of_a_node_that_ends_are_refused() {
     let promotions = Promotions::default();
     promotions.close();
-    let (told, done) = mpsc::channel();
-    promotions.add(&[b"k".to_vec().into()], None, 0, Box::new(move |all| told.send(all).unwrap()));
+    let (sender, done) = mpsc::channel();
+    promotions.add(
+        &[b"k".to_vec().into()],
+        None,
+        0,
+        Box::new(move |all| sender.send(all).unwrap()),
+    );
     assert!(done.recv().unwrap()[0].is_err());
 }

@@ -4,6 +4,7 @@ use crate::scene::key;
 use nkv_ssd::Durability::{self, BestEffort, Persistent};
 use nkv_ssd::writer::{Enqueued, Held, Writer, WriterOptions};
 use nkv_ssd::{Engine, Found, LoadError, Object, Payload, Saved, SsdError, Stats, Validated};
+use nkv_store::clock::BootClock;
 use nkv_store::{AnonMemory, Key};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
@@ -93,7 +94,7 @@ impl Bench {
         let engine = Arc::new(Slow::default());
         let options =
             WriterOptions { queue_objects, threads: 1, durability, ..WriterOptions::default() };
-        let writer = Writer::start(engine.clone(), options).unwrap();
+        let writer = Writer::start(engine.clone(), options, Arc::new(BootClock)).unwrap();
         Self { engine, writer, memory: Arc::new(AnonMemory::new(4096).unwrap()) }
     }
 

@@ -113,8 +113,8 @@ impl Missed {
     }
 }
 
-/// What a rank that is back is being told.
-pub(in crate::master) struct Telling {
+/// What a rank that is back is being sent.
+pub(in crate::master) struct Resending {
     /// Of the question that it has not answered.
     number: u64,
     incarnation: u64,
@@ -125,32 +125,32 @@ pub(in crate::master) struct Telling {
 
 impl Master {
     /// A rank has reported, over a new link: its disk learns what it missed.
-    pub(in crate::master) fn tell_missed_removals(&mut self, segment_id: SegmentId) {
+    pub(in crate::master) fn send_missed_removals(&mut self, segment_id: SegmentId) {
         let with_disk = self.allocators.get(&segment_id);
         let with_disk = with_disk.filter(|a| a.info.disk && segment_id.is_first());
         let Some(incarnation) = with_disk.map(|a| a.info.incarnation) else { return };
         let missed = self.durable.members.lock().missed.of(segment_id.rank);
         let Some((left, up_to)) = missed else {
-            self.telling.remove(&segment_id.rank);
+            self.resending.remove(&segment_id.rank);
             return;
         };
-        let telling = Telling { number: 0, incarnation, left, up_to, again_ms: 0 };
-        self.telling.insert(segment_id.rank, telling);
-        self.tell_next(segment_id.rank);
+        let resending = Resending { number: 0, incarnation, left, up_to, again_ms: 0 };
+        self.resending.insert(segment_id.rank, resending);
+        self.send_next_missed(segment_id.rank);
     }
 
-    fn tell_next(&mut self, rank: u32) {
+    fn send_next_missed(&mut self, rank: u32) {
         let (segment_id, now_ms) = (SegmentId::first(rank), self.now_ms());
-        let Some(telling) = self.telling.get_mut(&rank) else { return };
-        let Some(which) = telling.left.front() else {
-            let up_to = telling.up_to;
-            self.telling.remove(&rank);
+        let Some(resending) = self.resending.get_mut(&rank) else { return };
+        let Some(which) = resending.left.front() else {
+            let up_to = resending.up_to;
+            self.resending.remove(&rank);
             self.durable.members.lock().missed.heard(rank, up_to);
             // More, if it was away again.
-            return self.tell_missed_removals(segment_id);
+            return self.send_missed_removals(segment_id);
         };
         let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
-        (telling.number, telling.again_ms) = (number, now_ms + AGAIN_MS);
+        (resending.number, resending.again_ms) = (number, now_ms + AGAIN_MS);
         let question = DiskQuestion::Remove(which.clone());
         self.durable.members.send(segment_id, MasterToOwner::AskDisk { number, question });
     }
@@ -163,34 +163,34 @@ impl Master {
         answer: &DiskAnswer,
     ) -> bool {
         let rank = segment_id.rank;
-        let telling = self.telling.get_mut(&rank).filter(|_| segment_id.is_first());
-        let Some(telling) = telling.filter(|t| t.number == number) else { return false };
+        let resending = self.resending.get_mut(&rank).filter(|_| segment_id.is_first());
+        let Some(resending) = resending.filter(|t| t.number == number) else { return false };
         if let Some(error) = &answer.failed {
             tracing::warn!(%segment_id, %error, "its disk cannot remove what was removed before");
             return true;
         }
-        if let Some(which) = telling.left.pop_front() {
+        if let Some(which) = resending.left.pop_front() {
             self.durable.members.send(segment_id, MasterToOwner::RemovalOver(which));
         }
-        self.tell_next(rank);
+        self.send_next_missed(rank);
         true
     }
 
     /// Tells disks that did not answer, that could not remove, or whose rank joined while something
     /// was being removed.
-    pub(in crate::master) fn tell_again(&mut self) {
+    pub(in crate::master) fn resend_missed(&mut self) {
         let ranks = self.durable.members.lock().missed.ranks();
         let now_ms = self.now_ms();
         for rank in ranks {
             let there = self.allocators.get(&SegmentId::first(rank)).filter(|a| a.reported);
             let incarnation = there.map(|a| a.info.incarnation);
-            match self.telling.get(&rank) {
-                Some(telling) if Some(telling.incarnation) != incarnation => {
-                    self.telling.remove(&rank);
+            match self.resending.get(&rank) {
+                Some(resending) if Some(resending.incarnation) != incarnation => {
+                    self.resending.remove(&rank);
                 }
-                Some(telling) if now_ms < telling.again_ms => {}
-                Some(_) => self.tell_next(rank),
-                None if incarnation.is_some() => self.tell_missed_removals(SegmentId::first(rank)),
+                Some(resending) if now_ms < resending.again_ms => {}
+                Some(_) => self.send_next_missed(rank),
+                None if incarnation.is_some() => self.send_missed_removals(SegmentId::first(rank)),
                 None => {}
             }
         }
@@ -198,7 +198,7 @@ impl Master {
 }
 
 impl Members {
-    /// A removal is confirmed, which only these disks have carried out: the others hear of it later.
+    /// A removal is confirmed that only these disks have carried out: others hear of it later.
     pub(super) fn note_missed(&self, which: &DiskSelection, by: &[(SegmentId, u64)]) {
         let mut inner = self.lock();
         let is_away = |rank: &u32| {
