@@ -246,7 +246,11 @@ impl Owner {
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
         }
-        let names = self.durable.demotion.as_ref().is_some_and(|demotion| demotion.wants_names());
+        let demotion = self.durable.demotion.as_ref();
+        if demotion.is_some_and(|demotion| demotion.awaits_any()) {
+            due = due.min(now + FENCE_TICK_MS * 1_000_000);
+        }
+        let names = demotion.is_some_and(|demotion| demotion.wants_names());
         if !self.name_questions.is_empty() || names {
             due = due.min(now + NAMES_TICK_MS * 1_000_000);
         }

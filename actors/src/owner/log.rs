@@ -230,12 +230,13 @@ impl Owner {
 
     /// Does all work that is due in the log now.
     pub(super) fn process_log(&mut self) {
+        // Before objects are accepted: a key string that is there before its object is lost.
+        self.ask_names_for_disk();
         let Some(mut log) = self.log.take() else { return };
         if let Err(error) = self.process(&mut log) {
             // A device may be lost: the next pass tries again.
             tracing::error!(%error, "the device log cannot be processed");
         }
-        self.ask_names_for_disk();
         self.take_names(&mut log);
         self.report_keys(&mut log);
         self.durable.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);

@@ -13,7 +13,7 @@ use nkv_store::object::{Holders, ObjectDesc};
 use nkv_store::{Key, StoreError};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An object that waits longer for the writer, or there, is dropped: a disk that hangs must not
@@ -24,8 +24,9 @@ const WAIT_LIMIT_NS: u64 = 5_000_000_000;
 const NAME_LIMIT_NS: u64 = 1_000_000_000;
 /// How often producers are asked for key strings.
 const ASK_EVERY_NS: u64 = 2_000_000;
-/// How often after the last object whose key string is missing.
+/// So often after the last object whose key string is missing; then less often, until none is.
 const ASKS: u64 = 8;
+const ASK_LATER_NS: u64 = 50_000_000;
 
 /// An object of a segment, as its owner hands it over.
 #[derive(Debug, Clone)]
@@ -146,14 +147,36 @@ impl Demotion {
 
     /// Whether they are to be asked now.
     pub fn asks_now(&self, now_ns: u64) -> bool {
+        let soon = self.wants_names();
+        if !soon && self.unnamed_now().is_empty() {
+            return false;
+        }
         let asked_ns = self.asked_ns.load(Ordering::Relaxed);
-        let ask = self.wants_names() && now_ns >= asked_ns.saturating_add(ASK_EVERY_NS);
+        let every_ns = if soon { ASK_EVERY_NS } else { ASK_LATER_NS };
+        let ask = now_ns >= asked_ns.saturating_add(every_ns);
         if ask {
             self.asked_ns.store(now_ns, Ordering::Relaxed);
+        }
+        if ask && soon {
             // The owner alone counts it down.
             self.asks_left.fetch_sub(1, Ordering::Relaxed);
         }
         ask
+    }
+
+    /// Those that are waited for. Others are lost to the disk.
+    fn unnamed_now(&self) -> MutexGuard<'_, HashMap<(u32, u32), Unnamed>> {
+        let mut unnamed = lock(&self.unnamed);
+        let (before, begun) = (unnamed.len(), self.tier.removals.begun());
+        if before > 0 {
+            let now_ns = self.tier.clock.now_ns();
+            unnamed.retain(|_, awaited| {
+                awaited.removals == begun && now_ns < awaited.since_ns + NAME_LIMIT_NS
+            });
+            self.tier.counters.demote_unnamed.add(before - unnamed.len());
+            self.count_unnamed(&unnamed);
+        }
+        unnamed
     }
 
     /// `unnamed` as it is now; for the gauge of what is pending.
@@ -170,7 +193,7 @@ impl Demotion {
     }
 
     pub fn awaits_any(&self) -> bool {
-        !lock(&self.unnamed).is_empty()
+        !self.unnamed_now().is_empty()
     }
 
     pub fn await_no_longer(&self, objects: &[(u32, u32)]) {
@@ -186,16 +209,7 @@ impl Holders for Demotion {
     fn held(&self, objects: &mut HashSet<(u32, u32)>) -> Result<(), StoreError> {
         self.tier.drop_late();
         objects.extend(lock(&self.held).iter().copied());
-        let mut unnamed = lock(&self.unnamed);
-        let before = unnamed.len();
-        let now_ns = self.tier.clock.now_ns();
-        let begun = self.tier.removals.begun();
-        unnamed.retain(|_, awaited| {
-            awaited.removals == begun && now_ns < awaited.since_ns + NAME_LIMIT_NS
-        });
-        self.tier.counters.demote_unnamed.add(before - unnamed.len());
-        self.count_unnamed(&unnamed);
-        objects.extend(unnamed.keys().copied());
+        objects.extend(self.unnamed_now().keys().copied());
         Ok(())
     }
 }
