@@ -45,11 +45,10 @@ impl Master {
         with.map(|(id, a)| (*id, a.info.incarnation))
     }
 
-    /// Those that are asked for objects: a disk that has not removed yet what was removed while its
-    /// rank was away is not.
+    /// Those that are asked for objects.
     fn disks_to_ask(&self) -> impl Iterator<Item = (SegmentId, u64)> {
-        let known = |id: &SegmentId| !self.durable.members.lock().missed.has(id.rank);
-        self.disks().filter(move |(id, _)| self.reachable(*id) && known(id))
+        let all = self.disks();
+        all.filter(|(id, of)| self.reachable(*id) && self.knows_removals(*id, *of))
     }
 
     /// Asks; gives the request back if there is nobody to ask.

@@ -129,6 +129,7 @@ impl Master {
             }
         }
         self.not_taken.0.remove(&segment_id.rank);
+        self.forget_resending(segment_id);
         tracing::info!(%segment_id, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.allocators.entry(segment_id).or_insert_with(|| SegmentAllocator::new(info));
         self.ask_for_report(segment_id);

@@ -166,6 +166,7 @@ fn a_disk_that_lost_its_bytes_is_a_miss_and_memory_goes_on() {
             OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
         }
     }
+    cluster.wait_ready(EXIT_LIMIT);
     let handle = cluster.connect(0);
     assert!((0..20).all(|i| !is_whole(&handle, &format!("k/{i}"))));
     let lost = figure(&cluster, 0, "ssd_load_fail") + figure(&cluster, 0, "ssd_load_corrupt");

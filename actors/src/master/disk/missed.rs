@@ -1,6 +1,6 @@
 //! Removals of which the disks of ranks that were away do not know [I6]. They stand in one bounded
-//! list, in their order; each such rank has its place there. Once it is back its disk carries them
-//! out, and is asked nothing else before it has confirmed them.
+//! list, in their order; each such rank has its place there. Once it is back it is sent them before
+//! it is asked for anything, until its disk has confirmed them.
 
 use super::super::{Master, Members};
 use crate::message::{
@@ -113,12 +113,14 @@ impl Missed {
     }
 }
 
-/// What a rank that is back is being sent.
+/// What a rank that is back was sent, ahead of any other question: it marks all of it before it
+/// looks for anything.
 pub(in crate::master) struct Resending {
-    /// Of the question that it has not answered.
-    number: u64,
     incarnation: u64,
-    left: VecDeque<DiskSelection>,
+    /// By the number of the question: what its disk has not confirmed.
+    open: BTreeMap<u64, DiskSelection>,
+    /// Its disk could not remove something, and may have marked nothing.
+    failed: bool,
     up_to: u64,
     again_ms: u64,
 }
@@ -130,32 +132,41 @@ impl Master {
         let with_disk = with_disk.filter(|a| a.info.disk && segment_id.is_first());
         let Some(incarnation) = with_disk.map(|a| a.info.incarnation) else { return };
         let missed = self.durable.members.lock().missed.of(segment_id.rank);
-        let Some((left, up_to)) = missed else {
-            self.resending.remove(&segment_id.rank);
-            return;
-        };
-        let resending = Resending { number: 0, incarnation, left, up_to, again_ms: 0 };
+        let Some((list, up_to)) = missed else { return };
+        let open = (0..).zip(list).collect();
+        let resending = Resending { incarnation, open, failed: false, up_to, again_ms: 0 };
         self.resending.insert(segment_id.rank, resending);
-        self.send_next_missed(segment_id.rank);
+        self.send_open(segment_id.rank);
     }
 
-    fn send_next_missed(&mut self, rank: u32) {
+    fn send_open(&mut self, rank: u32) {
         let (segment_id, now_ms) = (SegmentId::first(rank), self.now_ms());
         let Some(resending) = self.resending.get_mut(&rank) else { return };
-        let Some(which) = resending.left.front() else {
-            let up_to = resending.up_to;
-            self.resending.remove(&rank);
-            self.durable.members.lock().missed.heard(rank, up_to);
-            // More, if it was away again.
-            return self.send_missed_removals(segment_id);
-        };
-        let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
-        (resending.number, resending.again_ms) = (number, now_ms + AGAIN_MS);
-        let question = DiskQuestion::Remove(which.clone());
-        self.durable.members.send(segment_id, MasterToOwner::AskDisk { number, question });
+        resending.again_ms = now_ms + AGAIN_MS;
+        for which in std::mem::take(&mut resending.open).into_values() {
+            let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
+            let question = DiskQuestion::Remove(which.clone());
+            self.durable.members.send(segment_id, MasterToOwner::AskDisk { number, question });
+            resending.open.insert(number, which);
+        }
     }
 
-    /// Whether a disk answered what it was told; its answer is dealt with.
+    /// A rank has a new link: what was sent over the old one may be lost.
+    pub(in crate::master) fn forget_resending(&mut self, segment_id: SegmentId) {
+        if segment_id.is_first() {
+            self.resending.remove(&segment_id.rank);
+        }
+    }
+
+    /// Whether the disk of this rank can be asked for objects: it has marked, at least, all that
+    /// was removed while it was away.
+    pub(super) fn knows_removals(&self, segment_id: SegmentId, incarnation: u64) -> bool {
+        let rank = segment_id.rank;
+        let sent = |r: &Resending| r.incarnation == incarnation && !r.failed;
+        !self.durable.members.lock().missed.has(rank) || self.resending.get(&rank).is_some_and(sent)
+    }
+
+    /// Whether a disk answered what it was sent so; its answer is dealt with.
     pub(super) fn missed_answer(
         &mut self,
         segment_id: SegmentId,
@@ -164,20 +175,29 @@ impl Master {
     ) -> bool {
         let rank = segment_id.rank;
         let resending = self.resending.get_mut(&rank).filter(|_| segment_id.is_first());
-        let Some(resending) = resending.filter(|t| t.number == number) else { return false };
+        let Some(resending) = resending.filter(|r| r.open.contains_key(&number)) else {
+            return false;
+        };
         if let Some(error) = &answer.failed {
+            resending.failed = true;
             tracing::warn!(%segment_id, %error, "its disk cannot remove what was removed before");
             return true;
         }
-        if let Some(which) = resending.left.pop_front() {
+        if let Some(which) = resending.open.remove(&number) {
             self.durable.members.send(segment_id, MasterToOwner::RemovalOver(which));
         }
-        self.send_next_missed(rank);
+        if resending.open.is_empty() {
+            let up_to = resending.up_to;
+            self.resending.remove(&rank);
+            self.durable.members.lock().missed.heard(rank, up_to);
+            // More, if it was away again.
+            self.send_missed_removals(segment_id);
+        }
         true
     }
 
-    /// Tells disks that did not answer, that could not remove, or whose rank joined while something
-    /// was being removed.
+    /// Sends again what a disk did not answer, or could not remove, and what a rank missed that
+    /// joined while something was being removed.
     pub(in crate::master) fn resend_missed(&mut self) {
         let ranks = self.durable.members.lock().missed.ranks();
         let now_ms = self.now_ms();
@@ -189,7 +209,7 @@ impl Master {
                     self.resending.remove(&rank);
                 }
                 Some(resending) if now_ms < resending.again_ms => {}
-                Some(_) => self.send_next_missed(rank),
+                Some(_) => self.send_open(rank),
                 None if incarnation.is_some() => self.send_missed_removals(SegmentId::first(rank)),
                 None => {}
             }

@@ -88,15 +88,8 @@ async fn removed_without_the_second() -> (Bench, Rank) {
 async fn i6_a_disk_that_was_away_removes_before_it_is_asked_for_anything() {
     let (bench, mut first) = removed_without_the_second().await;
     let mut second = joins(&bench, 1, 201).await;
+    // The first question, before anything is asked for.
     let number = is_asked_to_remove(&mut second, "k").await;
-    // What its disk has is not found before it has confirmed.
-    first.drain().await;
-    let found = bench.asks(lookup(Promote::No));
-    let (find, _) = first.receives(question).await;
-    answers(&first, find, DiskAnswer::default()).await;
-    let Response::Locations(list) = end(found).await else { panic!("no locations") };
-    assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
-    assert_eq!(asked_about(&mut second).await, []);
     answers(&second, number, DiskAnswer::default()).await;
     let over = |d: &MasterToOwner| matches!(d, MasterToOwner::RemovalOver(_)).then_some(());
     second.receives(over).await;
@@ -111,7 +104,7 @@ async fn i6_a_disk_that_was_away_removes_before_it_is_asked_for_anything() {
 
 #[tokio::test]
 async fn i6_a_missed_removal_is_sent_until_the_disk_has_done_it() {
-    let (bench, first) = removed_without_the_second().await;
+    let (bench, mut first) = removed_without_the_second().await;
     let mut second = joins(&bench, 1, 201).await;
     // Its answer is lost with the link, and with the next process it comes again.
     is_asked_to_remove(&mut second, "k").await;
@@ -121,6 +114,14 @@ async fn i6_a_missed_removal_is_sent_until_the_disk_has_done_it() {
     let number = is_asked_to_remove(&mut second, "k").await;
     let failed = Some(Error::not_ready("the disk is broken"));
     answers(&second, number, DiskAnswer { failed, ..DiskAnswer::default() }).await;
+    // What this disk has is not found before it has confirmed.
+    first.drain().await;
+    let found = bench.asks(lookup(Promote::No));
+    let (find, _) = first.receives(question).await;
+    answers(&first, find, DiskAnswer::default()).await;
+    let Response::Locations(list) = end(found).await else { panic!("no locations") };
+    assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
+    assert_eq!(asked_about(&mut second).await, []);
     for _ in 0..4 {
         bench.clock.advance_ms(300);
         for rank in [&first, &second] {
