@@ -8,8 +8,9 @@ pub use nkv_actors::{
     AttachedTo, Blocking, BlockingWhenReady, Bytes, Client, ClientConfig, Cluster, Credentials,
     DeviceClaims, DeviceLog, DevicePut, DevicePuts, DeviceView, DrainReport, Ended, Environment,
     Error, ErrorKind, IfExists, KernelAccess, MappedSegment, MemoryChoice, Node, NodeConfig,
-    NodeStatus, ObjectView, PinnedStatus, PlanAddresses, PublishError, PutOptions, Result, Secret,
-    SecretError, SegmentStatus, StartError, TransportChoice, WhenReady, WritePlan, message,
+    NodeStatus, ObjectView, PinnedStatus, PlanAddresses, PoolFigures, PoolInfo, PoolOptions,
+    PublishError, PutOptions, ReadSlot, Result, Secret, SecretError, SegmentStatus, ShmPool,
+    StartError, StoreSlot, TransportChoice, WhenReady, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};
 pub use nkv_transport::wire::Address;

@@ -41,7 +41,8 @@ pub use bytes::Bytes;
 pub use client::{
     Blocking, BlockingWhenReady, Client, ClientConfig, DeviceClaims, DeviceLog, DevicePut,
     DevicePuts, DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PlanAddresses,
-    PublishError, PutOptions, TransportChoice, WhenReady, WritePlan,
+    PoolFigures, PoolInfo, PoolOptions, PublishError, PutOptions, ReadSlot, ShmPool, StoreSlot,
+    TransportChoice, WhenReady, WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

@@ -5,7 +5,7 @@ use super::put_log::TryPut;
 use super::value::Value;
 use super::{
     Client, ClientConfig, DeviceLog, DeviceView, KernelAccess, ObjectView, PlanAddresses,
-    PublishError, WhenReady, WritePlan, one, spread,
+    PoolOptions, PublishError, ReadSlot, ShmPool, StoreSlot, WhenReady, WritePlan, one, spread,
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -292,6 +292,35 @@ impl Blocking {
     /// See [`WritePlan::abort`].
     pub fn abort(&self, plan: WritePlan) -> Result<()> {
         self.wait(plan.abort_with(&self.client))
+    }
+
+    /// See [`Client::attach_pool`].
+    pub fn attach_pool(&self, options: PoolOptions) -> Result<ShmPool> {
+        self.wait(self.client.attach_pool(options))
+    }
+
+    /// See [`ShmPool::prepare_store`].
+    pub fn prepare_store(
+        &self,
+        pool: &ShmPool,
+        keys: &[&[u8]],
+        bytes: u64,
+    ) -> Result<Vec<StoreSlot>> {
+        self.wait(pool.prepare_store_by(&self.client, keys, bytes))
+    }
+
+    /// See [`ShmPool::commit_store`].
+    pub fn commit_store(&self, pool: &ShmPool, keys: &[&[u8]]) -> Vec<Result<()>> {
+        self.wait_all(keys.len(), pool.commit_store_by(&self.client, keys))
+    }
+
+    /// See [`ShmPool::prepare_retrieve`].
+    pub fn prepare_retrieve(
+        &self,
+        pool: &ShmPool,
+        keys: &[&[u8]],
+    ) -> Result<Option<Vec<ReadSlot>>> {
+        self.wait(pool.prepare_retrieve_by(&self.client, keys))
     }
 
     /// See [`Client::commit`].

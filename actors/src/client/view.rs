@@ -1,6 +1,7 @@
 //! Views of objects in place, without a copy: a pin keeps the bytes of an object in place until its
 //! view is dropped [I9]. Only for memory that this process maps, of the host or of a device.
 
+use super::addresses::MappedSegment;
 use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
@@ -24,6 +25,13 @@ impl ObjectView {
     /// The rank in whose memory the bytes lie.
     pub fn rank(&self) -> u32 {
         self.peer.rank
+    }
+
+    /// The owner's incarnation, and the offset of the first byte in its segment.
+    pub(super) fn place(&self) -> (u64, u64) {
+        let base = MappedSegment::of(&self.peer).map_or(0, |segment| segment.payload);
+        let at = self.bytes.as_ptr().expose_provenance() as u64;
+        (self.peer.incarnation, at.wrapping_sub(base))
     }
 }
 

@@ -5,6 +5,7 @@
 mod commit;
 mod for_kernels;
 mod holding;
+mod in_place;
 mod repeated;
 mod sources;
 mod whole_object;
@@ -22,6 +23,7 @@ pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
+pub(in crate::client) use in_place::InPlace;
 use nkv_store::Key;
 use nkv_store::key::key_hash;
 use nkv_store::object::Publication;
