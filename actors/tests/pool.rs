@@ -78,9 +78,9 @@ async fn what_a_worker_wrote_in_place_is_found_once_it_is_committed() {
     slots[0].write(0, b"late").unwrap_err();
     // Stored already.
     assert!(pool.prepare_store(&bytes(&names), CHUNK).await.unwrap().is_empty());
-    assert_eq!(pool.given(), (0, 8));
+    assert_eq!(pool.outstanding(), (0, 8));
     pool.finish_read(&bytes(&names));
-    assert_eq!(pool.given(), (0, 0));
+    assert_eq!(pool.outstanding(), (0, 0));
     let figures = pool.figures();
     assert_eq!((figures.prepared, figures.committed, figures.skipped_exists), (8, 8, 8));
     assert_eq!((figures.retrieved, figures.missed), (8, 1));
@@ -132,14 +132,14 @@ async fn a_retrieve_gives_all_or_nothing() {
     let pool = attach(&cluster).await;
     cluster.client().put(b"there", &[1; 1000], &PutOptions::default()).await.unwrap();
     assert!(pool.prepare_retrieve(&[b"there", b"not there"]).await.unwrap().is_none());
-    assert_eq!((pool.given(), pool.figures().missed), ((0, 0), 1));
+    assert_eq!((pool.outstanding(), pool.figures().missed), ((0, 0), 1));
     // Twice given, twice to be finished.
     let read = pool.prepare_retrieve(&[b"there", b"there"]).await.unwrap().unwrap();
     assert_eq!(read[1].bytes(), [1; 1000]);
     pool.finish_read(&[b"there"]);
-    assert_eq!(pool.given(), (0, 1));
+    assert_eq!(pool.outstanding(), (0, 1));
     pool.finish_read(&[b"there", b"there", b"never given"]);
-    assert_eq!(pool.given(), (0, 0));
+    assert_eq!(pool.outstanding(), (0, 0));
     cluster.stop().await;
 }
 
@@ -156,7 +156,7 @@ async fn i9_i10_a_slot_that_expired_is_not_reused_before_the_worker_lets_it_go()
     let slots = pool.prepare_store(&[b"written"], CHUNK).await.unwrap();
     fill(&slots[0], 9);
     pool.expire();
-    assert_eq!((pool.given(), pool.figures().expired), ((0, 0), 2));
+    assert_eq!((pool.outstanding(), pool.figures().expired), ((0, 0), 2));
     client.remove(b"read").await.unwrap();
     for round in 0..200u32 {
         let key = round.to_le_bytes();

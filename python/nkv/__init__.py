@@ -17,6 +17,7 @@ from .errors import (
     Unsupported,
 )
 from .layouts import DEFAULT_PAGE_BYTES, Key, ListedKey, ObjMeta, WritePlan
+from .pool import PoolInfo, ShmPool, Slot
 
 __version__ = _nkv.__version__
 
@@ -37,7 +38,10 @@ __all__ = [
     "NotReady",
     "ObjMeta",
     "OutOfMemory",
+    "PoolInfo",
     "Reclaimed",
+    "ShmPool",
+    "Slot",
     "Timeout",
     "Unsupported",
     "WritePlan",

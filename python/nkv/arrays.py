@@ -320,7 +320,23 @@ def _dlpack_source(value: Any, dst: bool, typed: bool) -> Source:
     return _array_source(array, array.__array_interface__, dst, typed)
 
 
-def memory(owner: _nkv.Bytes | _nkv.View, *, readonly: bool) -> memoryview:
+def name_of_type(dtype: Any) -> str:
+    """The name of a type that is given as a text, or by torch or NumPy."""
+    named = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    if isinstance(dtype, type):
+        named = dtype.__name__
+    short = _SHORT_NAMES.get(named, named)
+    if short not in _ITEM_BYTES:
+        raise InvalidArgument(f"type {dtype!r}: known are {', '.join(_ITEM_BYTES)}")
+    return short
+
+
+def of_torch(dtype: str, dims: tuple[int, ...]) -> tuple[Shape, int]:
+    """The shape of a tensor, and its bytes."""
+    return Shape(_TORCH, dtype, dims), math.prod(dims) * _ITEM_BYTES[dtype]
+
+
+def memory(owner: _nkv.Bytes | _nkv.View | _nkv.Slot, *, readonly: bool) -> memoryview:
     """A memoryview of memory of nkv, which keeps it alive."""
     if len(owner) == 0:
         return memoryview(b"")
@@ -328,6 +344,13 @@ def memory(owner: _nkv.Bytes | _nkv.View, *, readonly: bool) -> memoryview:
     array._owner = owner  # type: ignore[attr-defined]
     view = memoryview(array).cast("B")
     return view.toreadonly() if readonly else view
+
+
+def in_place(data: memoryview, shape: Shape, library: str) -> Any:
+    """An array or a tensor of bytes where they lie."""
+    if library == "torch":
+        return _tensor(data, shape)
+    return _array(data, shape, strict=True)
 
 
 def restored(owner: _nkv.Bytes | _nkv.View, *, readonly: bool, library: str | None) -> Any:

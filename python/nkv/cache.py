@@ -7,7 +7,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from .layouts import (
     of_dst,
     or_none,
 )
+from .pool import ShmPool
 
 
 def _raise_first(results: Sequence[Any]) -> None:
@@ -394,6 +395,28 @@ class NanoKVCache(AsyncCalls):
                 if time.monotonic() >= until or not self._c.is_published(key):
                     raise
                 time.sleep(_COMMIT_PAUSE_S)
+
+    def shm_pool(
+        self,
+        rank: int | None = None,
+        *,
+        layout: Mapping[str, Any] | None = None,
+        expected_bytes: int | None = None,
+        write_ttl: float = 600.0,
+        read_ttl: float = 300.0,
+    ) -> ShmPool:
+        """The memory of a rank on this host, to write and read in place: see :class:`ShmPool`.
+
+        Args:
+            rank: whose memory; None: that of the first rank on this host.
+            layout: what the bytes mean, such as model, type, parallelism, tokens of a chunk; values
+                that JSON can hold. It belongs to every key: with another one none of them is found.
+            expected_bytes: the size that this worker was told; InvalidArgument if it is another.
+            write_ttl: seconds after which a slot that was not committed is given up.
+            read_ttl: seconds after which a slot that was not finished is finished.
+        """
+        text = "" if layout is None else json.dumps(dict(layout), sort_keys=True)
+        return ShmPool(self._c.pool(rank, expected_bytes, text, (write_ttl, read_ttl)))
 
     # Figures and maintenance
 

@@ -9,9 +9,13 @@ use crate::handles::Handles;
 use crate::kernel_access::KernelAccesses;
 use crate::memory::{Bytes, View, ViewInDevice};
 use crate::plan::Plan;
+use crate::pool::Pool;
 use crate::reports::{Location, location};
 use crate::tasks::{self, SIGNALS};
-use nkv::{Client, ClientConfig, ErrorKind, IfExists, Node, PutOptions, Secret, TransportChoice};
+use nkv::{
+    Client, ClientConfig, ErrorKind, IfExists, Node, PoolOptions, PutOptions, Secret,
+    TransportChoice,
+};
 use nkv_programs::endpoints;
 use nkv_programs::node_settings::KEYS;
 use nkv_programs::settings::{self, Given, Machine};
@@ -364,6 +368,21 @@ impl Cache {
         let control = access.control();
         self.accesses.keep(access);
         Ok(control)
+    }
+
+    /// Attaches to the memory of a rank on this host. TTLs in seconds.
+    fn pool(
+        &self,
+        py: Python<'_>,
+        rank: Option<u32>,
+        expected_bytes: Option<u64>,
+        layout: String,
+        ttls: (f64, f64),
+    ) -> PyResult<Pool> {
+        let (write_ttl, read_ttl) = (duration(py, ttls.0)?, duration(py, ttls.1)?);
+        let options = PoolOptions { rank, expected_bytes, layout, write_ttl, read_ttl };
+        let pool = self.handles.with(py, |handle| handle.attach_pool(options))?;
+        Ok(Pool::new(pool, self.handles.clone()))
     }
 
     /// Segments that this process maps: rank, the bases of control words and of payloads, offset

@@ -13,6 +13,7 @@ mod handles;
 mod kernel_access;
 mod memory;
 mod plan;
+mod pool;
 mod reports;
 mod tasks;
 
@@ -33,6 +34,8 @@ mod _nkv {
     use crate::memory::{Bytes, View, ViewInDevice};
     #[pymodule_export]
     use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::pool::{Pool, Slot};
     #[pymodule_export]
     use crate::tasks::Task;
 

@@ -15,14 +15,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Existence, RankInfo};
 use hashbrown::HashMap;
 use nkv_store::Key;
+use nkv_store::clock::Clock;
 use nkv_store::key::{HASHER_KEY_BYTES, KeyHasher};
+use nkv_store::threads::spawn_named;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// Hashes layouts: the same in every process, and no secret.
 const LAYOUTS: KeyHasher = KeyHasher::new([0; HASHER_KEY_BYTES]);
+
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// How a worker uses a pool.
 #[derive(Debug, Clone)]
@@ -208,8 +212,44 @@ pub struct ShmPool {
     rank: u32,
     options: PoolOptions,
     prefix: Vec<u8>,
+    given: Arc<GivenOut>,
+}
+
+/// What the worker was given, shared with the thread that ends what it forgot.
+#[derive(Debug)]
+struct GivenOut {
+    rank: u32,
     slots: Mutex<Slots>,
     counts: Counts,
+    clock: Arc<dyn Clock>,
+}
+
+impl GivenOut {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn expire(&self) {
+        let now_ns = self.clock.now_ns();
+        let (stores, reads) = {
+            let mut slots = self.lock();
+            (slots.stores.expired(now_ns), slots.reads.expired(now_ns))
+        };
+        let expired = stores.len() + reads.len();
+        if expired > 0 {
+            add(&self.counts.expired, expired);
+            let (writes, rank) = (stores.len(), self.rank);
+            tracing::warn!(rank, writes, reads = reads.len(), "slots of a pool expired");
+        }
+    }
+}
+
+fn expire_until_dropped(given: &Weak<GivenOut>) {
+    while let Some(given) = given.upgrade() {
+        given.expire();
+        drop(given);
+        std::thread::sleep(EXPIRE_EVERY);
+    }
 }
 
 impl Client {
@@ -245,15 +285,19 @@ impl Client {
             false => format!("{id:?}:").into_bytes(),
         };
         let (slots, counts) = (Mutex::default(), Counts::default());
-        let pool = ShmPool { client: self.clone(), rank, options, prefix, slots, counts };
+        let clock = self.shared.env.clock.clone();
+        let given = Arc::new(GivenOut { rank, slots, counts, clock });
+        let pool = ShmPool { client: self.clone(), rank, options, prefix, given };
         pool.attach(self).await?;
+        let weak = Arc::downgrade(&pool.given);
+        spawn_named("nkv-pool", move || expire_until_dropped(&weak))?;
         Ok(pool)
     }
 }
 
 impl ShmPool {
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.lock()
     }
 
     fn key(&self, key: &[u8]) -> Result<Key> {
@@ -261,7 +305,7 @@ impl ShmPool {
     }
 
     fn until(&self, ttl: Duration) -> u64 {
-        let now_ns = self.client.shared.env.clock.now_ns();
+        let now_ns = self.given.clock.now_ns();
         now_ns.saturating_add(u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX))
     }
 
@@ -273,7 +317,7 @@ impl ShmPool {
     /// What it did so far.
     pub fn figures(&self) -> PoolFigures {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let c = &self.counts;
+        let c = &self.given.counts;
         PoolFigures {
             prepared: of(&c.prepared),
             skipped_exists: of(&c.skipped_exists),
@@ -287,24 +331,14 @@ impl ShmPool {
     }
 
     /// Slots that were given and are neither committed nor finished: to write, and to read.
-    pub fn given(&self) -> (usize, usize) {
+    pub fn outstanding(&self) -> (usize, usize) {
         let slots = self.lock();
         (slots.stores.len(), slots.reads.len())
     }
 
-    /// Ends what the worker forgot. Every call does so; a worker that makes none may call it.
+    /// Ends what the worker forgot, as a thread does every second.
     pub fn expire(&self) {
-        let now_ns = self.client.shared.env.clock.now_ns();
-        let (stores, reads) = {
-            let mut slots = self.lock();
-            (slots.stores.expired(now_ns), slots.reads.expired(now_ns))
-        };
-        let expired = stores.len() + reads.len();
-        if expired > 0 {
-            add(&self.counts.expired, expired);
-            let (writes, rank) = (stores.len(), self.rank);
-            tracing::warn!(rank, writes, reads = reads.len(), "slots of a pool expired");
-        }
+        self.given.expire();
     }
 
     /// The rank as it is now, attached; a start of it since is noticed by its incarnation.
@@ -344,7 +378,7 @@ impl ShmPool {
         let now = PoolInfo { rank, shm_name, bytes, incarnation };
         let mut slots = self.lock();
         if slots.info.as_ref().is_some_and(|before| before.incarnation != incarnation) {
-            add(&self.counts.restarts, 1);
+            add(&self.given.counts.restarts, 1);
             tracing::warn!(rank, "the rank of a pool was started again: slots to write are gone");
         }
         slots.info = Some(now);
@@ -378,12 +412,12 @@ impl ShmPool {
             let place = match opened.map(Arc::new) {
                 Ok(place) => place,
                 Err(e) if is_there(e.kind()) => {
-                    add(&self.counts.skipped_exists, 1);
+                    add(&self.given.counts.skipped_exists, 1);
                     continue;
                 }
                 // Full, or there was room on another host alone.
                 Err(e) if matches!(e.kind(), ErrorKind::OutOfMemory | ErrorKind::Unsupported) => {
-                    add(&self.counts.skipped_full, 1);
+                    add(&self.given.counts.skipped_full, 1);
                     continue;
                 }
                 Err(e) => return Err(e),
@@ -392,7 +426,7 @@ impl ShmPool {
             let (offset, key) = (place.meta().object.payload_off(), key.to_vec());
             slots.push((named, StoreSlot { key, shm_name, offset, len: bytes, place }));
         }
-        add(&self.counts.prepared, slots.len());
+        add(&self.given.counts.prepared, slots.len());
         let until_ns = self.until(self.options.write_ttl);
         let mut given = self.lock();
         let each = slots.into_iter().map(|(named, slot)| {
@@ -429,8 +463,18 @@ impl ShmPool {
         let lost = || Err(Error::internal("a commit without a result"));
         let each = |place: Result<_>| place.and_then(|_| done.next().unwrap_or_else(lost));
         let done: Vec<Result<()>> = places.into_iter().map(each).collect();
-        add(&self.counts.committed, done.iter().filter(|done| done.is_ok()).count());
+        add(&self.given.counts.committed, done.iter().filter(|done| done.is_ok()).count());
         done
+    }
+
+    /// Gives up places that the worker does not write after all; they are free once it keeps their
+    /// slots no more.
+    pub fn abort_store(&self, keys: &[&[u8]]) {
+        self.expire();
+        for key in keys {
+            let given_up = self.key(key).ok().and_then(|key| self.lock().stores.take(&key));
+            drop(given_up);
+        }
     }
 
     /// All objects, to be read in place; None if one of them is not there. What only disks have is
@@ -457,7 +501,7 @@ impl ShmPool {
             let (shm_name, offset) = self.place_of(client, &view).await?;
             slots.push((named.clone(), ReadSlot { key: key.to_vec(), shm_name, offset, view }));
         }
-        add(&self.counts.retrieved, slots.len());
+        add(&self.given.counts.retrieved, slots.len());
         let mut given = self.lock();
         let each = slots.into_iter().map(|(named, slot)| {
             given.reads.add(named, until_ns, slot.view.clone());
@@ -481,7 +525,7 @@ impl ShmPool {
             let is_there =
                 |found: &&Existence| matches!(found, Existence::Ready | Existence::OnDisk);
             let missed = asked.len() - found.iter().filter(is_there).count();
-            add(&self.counts.missed, missed);
+            add(&self.given.counts.missed, missed);
             if missed > 0 {
                 return Ok(None);
             }
@@ -490,7 +534,7 @@ impl ShmPool {
             match client.get_view(keys[at].as_bytes()).await {
                 Ok(view) => views[at] = Some(view),
                 Err(e) if e.kind() == ErrorKind::NotFound => {
-                    add(&self.counts.missed, 1);
+                    add(&self.given.counts.missed, 1);
                     return Ok(None);
                 }
                 Err(e) => return Err(e),

@@ -1,0 +1,172 @@
+//! The memory of a rank as a pool of worker processes: places to write, and objects in place.
+
+use crate::arguments;
+use crate::batches::{Results, results};
+use crate::errors::of_kind;
+use crate::handles::Handles;
+use nkv::{ErrorKind, PoolFigures, ReadSlot, ShmPool, StoreSlot};
+use nkv_store::fork::{self, ProcessMark};
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A slot in memory that this process maps: to write until its commit, or to read.
+#[pyclass(frozen)]
+pub(crate) struct Slot {
+    inner: Given,
+    made: ProcessMark,
+}
+
+enum Given {
+    Store(StoreSlot),
+    Read(ReadSlot),
+}
+
+impl Slot {
+    fn new(inner: Given) -> Self {
+        Self { inner, made: ProcessMark::here() }
+    }
+
+    /// A child made by fork has no such memory.
+    fn here(&self, py: Python<'_>) -> PyResult<()> {
+        match self.made.is_here() {
+            true => Ok(()),
+            false => Err(of_kind(py, ErrorKind::Disconnected, fork::MESSAGE)),
+        }
+    }
+}
+
+#[pymethods]
+impl Slot {
+    /// Where it begins in this process.
+    #[getter]
+    fn address(&self, py: Python<'_>) -> PyResult<usize> {
+        self.here(py)?;
+        Ok(match &self.inner {
+            Given::Store(slot) => slot.address() as usize,
+            Given::Read(slot) => slot.bytes().as_ptr().expose_provenance(),
+        })
+    }
+
+    /// File in /dev/shm, and offset there.
+    #[getter]
+    fn place(&self) -> (String, u64) {
+        match &self.inner {
+            Given::Store(slot) => (slot.shm_name.to_string(), slot.offset),
+            Given::Read(slot) => (slot.shm_name.to_string(), slot.offset),
+        }
+    }
+
+    #[getter]
+    fn key(&self) -> Vec<u8> {
+        match &self.inner {
+            Given::Store(slot) => slot.key.clone(),
+            Given::Read(slot) => slot.key.clone(),
+        }
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.here(py)?;
+        Ok(match &self.inner {
+            Given::Store(slot) => slot.len as usize,
+            Given::Read(slot) => slot.bytes().len(),
+        })
+    }
+}
+
+/// An attachment to a rank's memory.
+#[pyclass(frozen)]
+pub(crate) struct Pool {
+    pool: ShmPool,
+    handles: Arc<Handles>,
+}
+
+impl Pool {
+    pub(crate) fn new(pool: ShmPool, handles: Arc<Handles>) -> Self {
+        Self { pool, handles }
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// Rank, file in /dev/shm, bytes, incarnation.
+    fn info(&self, py: Python<'_>) -> PyResult<(u32, String, u64, u64)> {
+        let info = self.pool.info().map(|i| (i.rank, i.shm_name, i.bytes, i.incarnation));
+        info.ok_or_else(|| of_kind(py, ErrorKind::Disconnected, "the pool is not attached"))
+    }
+
+    /// Places of so many bytes for keys.
+    fn prepare_store(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, PyAny>>,
+        bytes: u64,
+    ) -> PyResult<Vec<Slot>> {
+        let keys = arguments::keys(&keys)?;
+        let slots =
+            self.handles.with(py, |handle| handle.prepare_store(&self.pool, &keys, bytes))?;
+        Ok(slots.into_iter().map(|slot| Slot::new(Given::Store(slot))).collect())
+    }
+
+    /// For each None, or its error.
+    fn commit_store<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Results<'py>> {
+        let keys = arguments::keys(&keys)?;
+        let done = self.handles.with(py, |handle| Ok(handle.commit_store(&self.pool, &keys)))?;
+        results(py, done, |()| py.None())
+    }
+
+    fn abort_store(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let keys = arguments::keys(&keys)?;
+        py.detach(|| self.pool.abort_store(&keys));
+        Ok(())
+    }
+
+    /// All objects, or None.
+    fn prepare_retrieve(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Vec<Slot>>> {
+        let keys = arguments::keys(&keys)?;
+        let slots = self.handles.with(py, |handle| handle.prepare_retrieve(&self.pool, &keys))?;
+        let slot = |slot| Slot::new(Given::Read(slot));
+        Ok(slots.map(|slots| slots.into_iter().map(slot).collect()))
+    }
+
+    fn finish_read(&self, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.pool.finish_read(&arguments::keys(&keys)?);
+        Ok(())
+    }
+
+    /// Slots to write and to read that were given and are not ended.
+    fn outstanding(&self) -> (usize, usize) {
+        self.pool.outstanding()
+    }
+
+    fn figures(&self) -> HashMap<&'static str, u64> {
+        let PoolFigures {
+            prepared,
+            skipped_exists,
+            skipped_full,
+            committed,
+            retrieved,
+            missed,
+            expired,
+            restarts,
+        } = self.pool.figures();
+        HashMap::from([
+            ("prepared", prepared),
+            ("skipped_exists", skipped_exists),
+            ("skipped_full", skipped_full),
+            ("committed", committed),
+            ("retrieved", retrieved),
+            ("missed", missed),
+            ("expired", expired),
+            ("restarts", restarts),
+        ])
+    }
+}
