@@ -268,7 +268,8 @@ impl Client {
     ///     slot.write(0, &[1; 4096])?;
     ///     pool.commit_store(&[&slot.key]).await;
     /// }
-    /// let slots = pool.prepare_retrieve(&[b"chunk/1", b"chunk/2"]).await?.expect("both are there");
+    /// let found = pool.prepare_retrieve(&[b"chunk/1", b"chunk/2"]).await?;
+    /// let slots = found.expect("both are there");
     /// assert_eq!(slots[0].bytes().len(), 4096);
     /// pool.finish_read(&[b"chunk/1", b"chunk/2"]);
     /// # Ok(())

@@ -14,6 +14,7 @@ mod lost_ack;
 mod ls;
 mod mount;
 mod operator;
+mod pool;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod reference;
