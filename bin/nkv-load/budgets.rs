@@ -12,13 +12,13 @@ mod sustained;
 
 use crate::connection::remote;
 use crate::flags::{Flags, LoadTransport};
-use crate::progress;
 use crate::report::Report;
 use crate::status::ended;
 use crate::stop::Stop;
 use anyhow::{Context, bail};
 use nkv::Blocking;
 use nkv_programs::exit;
+use nkv_programs::progress;
 use nkv_programs::sizes::show_bytes;
 use ring::RingCopy;
 

@@ -5,7 +5,6 @@
 use crate::connection::remote;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
-use crate::progress;
 use crate::report::{Rate, Report};
 use crate::status::ended;
 use crate::stop::Stop;
@@ -13,6 +12,7 @@ use crate::stopwatch::{Deadline, timed};
 use anyhow::Context;
 use nkv::{Blocking, Error, PutOptions};
 use nkv_programs::exit;
+use nkv_programs::progress;
 use std::time::Duration;
 
 const KEY_BYTES: usize = 32;

@@ -15,7 +15,6 @@ mod lookups;
 mod memcpy;
 mod mix;
 mod pour;
-mod progress;
 mod report;
 mod round_trips;
 mod setting;

@@ -6,12 +6,12 @@ mod client;
 
 use crate::connection::{heap_takes, part_for, remote};
 use crate::flags::Flags;
-use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, now_ns};
 use anyhow::Context;
 use client::{Client, Outcome, Plan};
+use nkv_programs::progress;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;

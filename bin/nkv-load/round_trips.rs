@@ -7,7 +7,6 @@ use crate::connection::{heap_takes, remote};
 use crate::content::Stream;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
-use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
@@ -15,6 +14,7 @@ use anyhow::Context;
 use nkv::message::Existence;
 use nkv::{Address, Blocking, Error, PutOptions};
 use nkv_programs::endpoints::endpoint;
+use nkv_programs::progress;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 

@@ -11,7 +11,6 @@ mod room;
 
 use crate::connection::{heap_takes, remote, with_embedded};
 use crate::flags::{Flags, LoadDurability, LoadSsdPolicy, TraceSource};
-use crate::progress;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, now_ns};
@@ -20,6 +19,7 @@ use file::Request;
 use nkv::message::ClusterStats;
 use nkv::{Blocking, NodeConfig};
 use nkv_actors::tier::{Durability, SsdConfig, SsdPolicy};
+use nkv_programs::progress;
 use nkv_programs::sizes::show_bytes;
 use ranks::Ranks;
 pub(crate) use ranks::serve;

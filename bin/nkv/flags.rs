@@ -6,6 +6,7 @@ use crate::listing::Ls;
 use crate::objects::{Get, Put};
 use crate::remove::Rm;
 use crate::segments::{Mount, Unmount};
+use crate::ssd::SsdCommand;
 use crate::top::Top;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -146,6 +147,12 @@ pub(crate) enum Command {
     Evict(Evict),
     Mount(Mount),
     Unmount(Unmount),
+    /// Looks at the SSD directory of a rank that does not run; asks no cluster
+    Ssd {
+        /// What to do with it
+        #[command(subcommand)]
+        command: SsdCommand,
+    },
     /// Prints which keys are there; exit status 1 if one is not, 4 if one cannot be read now
     Exists {
         /// The keys

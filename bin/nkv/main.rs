@@ -14,6 +14,7 @@ mod remove;
 mod retry_policy;
 mod segments;
 mod signals;
+mod ssd;
 mod stats;
 mod status;
 mod top;
@@ -177,6 +178,7 @@ fn run(flags: &Flags) -> Result<u8, CliError> {
         Command::Evict(evict) => evict.run(&cluster()?),
         Command::Mount(mount) => mount.run(&cluster()?),
         Command::Unmount(unmount) => unmount.run(&cluster()?),
+        Command::Ssd { command } => command.run(flags),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod logging;
 pub mod node_settings;
 pub mod open_files;
 pub mod packaging;
+pub mod progress;
 pub mod settings;
 pub mod sizes;
 pub mod streams;

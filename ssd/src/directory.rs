@@ -56,6 +56,24 @@ impl Directory {
         }
     }
 
+    /// The description of a directory that was made before, of whichever engine.
+    ///
+    /// # Errors
+    /// [`SsdError::Directory`] if there is none, or as [`Self::open`].
+    pub fn existing(storage: &dyn Storage) -> Result<Directory, SsdError> {
+        #[derive(Deserialize)]
+        struct Engine {
+            engine: String,
+        }
+        let shown = storage.shown();
+        let of = |why: String| SsdError::Directory(format!("{shown}/{DESCRIPTION} {why}"));
+        let none = || of("is not there: name the directory of one rank".to_owned());
+        let bytes = read_small(storage, DESCRIPTION)?.ok_or_else(none)?;
+        let named: Option<Engine> = serde_json::from_slice(&bytes).ok();
+        let engine = named.map_or_else(|| "slab".to_owned(), |named| named.engine);
+        Self::parse(&bytes, &engine).map_err(of)
+    }
+
     fn new(engine: &str, slab_bytes: u64) -> Result<Directory, SsdError> {
         let mut random = [0; 32];
         getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;

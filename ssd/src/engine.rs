@@ -188,6 +188,11 @@ pub trait Engine: Send + Sync + Debug {
     /// # Errors
     /// See [`LoadError`]; nothing in the place is the object then.
     fn load(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError>;
+    /// As [`Self::load`], but nothing is dropped, and it counts as no use.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; the object stays.
+    fn verify(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError>;
     /// Removes objects. From its return on they are not found, also after a restart.
     ///
     /// # Errors

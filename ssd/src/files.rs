@@ -358,6 +358,16 @@ impl Engine for FilesEngine {
         }
     }
 
+    fn verify(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError> {
+        let digest = self.directory.digest(key.as_bytes());
+        let entry = lock(&self.index).get(&digest).ok_or(LoadError::NotFound)?.clone();
+        if entry.len != into.len {
+            return Err(LoadError::WrongLength(entry.len));
+        }
+        self.read(key, &entry, &into).map_err(Unread::into_error)?;
+        Ok(entry.found())
+    }
+
     fn remove(&self, keys: &[&Key]) -> Result<u64, SsdError> {
         let mut removed = 0;
         for key in keys {

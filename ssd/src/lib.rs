@@ -4,6 +4,7 @@
 //! - [`slab`] is the default: objects in a few large preallocated files, and a journal of them.
 //! - [`files`] keeps one safetensors file for each object: slower, and the reference of the tests.
 //! - [`record`] is the bytes of one object on disk, in both engines a safetensors file.
+//! - [`offline`] opens a directory that no node uses, to be checked, exported or filled.
 //! - [`writer`] saves behind the callers' backs, with a bounded queue.
 //! - [`storage`] is the file system as the engines use it; tests put a failing one in its place.
 //!
@@ -15,6 +16,7 @@ pub mod directory;
 pub mod engine;
 pub mod files;
 mod index;
+pub mod offline;
 pub mod piece;
 pub mod record;
 mod record_io;

@@ -27,6 +27,7 @@ use crate::sync::lock;
 use commits::Pending;
 use journal::Journal;
 use nkv_store::Key;
+pub(crate) use opened::slabs_of;
 use page::{ADD, REMOVE, Record, USED};
 use space::{Placed, Space};
 use std::fmt;
@@ -103,6 +104,15 @@ impl SlabEngine {
 
     fn is_durable(&self) -> bool {
         self.options.durability == Durability::Persistent
+    }
+
+    fn read_entry(&self, entry: &Entry<Arc<Placed>>, into: &Payload<'_>) -> Result<Header, Unread> {
+        let file = &*self.slabs[usize::from(entry.location.slab)];
+        let header_len = entry.location.header_bytes;
+        let offset = entry.location.extent.offset;
+        let header = record_io::read(file, offset, header_len, into, &self.buffers)?;
+        self.is_of(&header, entry).map_err(Unread::Corrupt)?;
+        Ok(header)
     }
 
     /// Decides about an object, and takes a place and a number for it.
@@ -323,15 +333,7 @@ impl Engine for SlabEngine {
             self.note_use(&mut state, digest, now_s);
             entry
         };
-        let file = &*self.slabs[usize::from(entry.location.slab)];
-        let header_len = entry.location.header_bytes;
-        let offset = entry.location.extent.offset;
-        let read =
-            record_io::read(file, offset, header_len, &into, &self.buffers).and_then(|header| {
-                self.is_of(&header, &entry).map_err(Unread::Corrupt)?;
-                Ok(header)
-            });
-        match read {
+        match self.read_entry(&entry, &into) {
             // Two keys with one digest: only the one that was saved is found [I16].
             Ok(header) if header.key != *key => Err(LoadError::NotFound),
             Ok(_) => {
@@ -346,6 +348,19 @@ impl Engine for SlabEngine {
                 self.count(|stats| stats.count_unread(&error));
                 Err(error)
             }
+        }
+    }
+
+    fn verify(&self, key: &Key, into: Payload<'_>) -> Result<Found, LoadError> {
+        let digest = self.directory.digest(key.as_bytes());
+        let entry = lock(&self.state).index.get(&digest).ok_or(LoadError::NotFound)?.clone();
+        if entry.len != into.len {
+            return Err(LoadError::WrongLength(entry.len));
+        }
+        match self.read_entry(&entry, &into) {
+            Ok(header) if header.key != *key => Err(LoadError::NotFound),
+            Ok(_) => Ok(entry.found()),
+            Err(unread) => Err(unread.into_error()),
         }
     }
 

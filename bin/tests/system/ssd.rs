@@ -1,10 +1,13 @@
 //! Ranks with an SSD tier as processes: what they saved outlives them, what was removed does not
 //! come back, and a directory that cannot be used is a clear error.
 
-use crate::cluster_process::{EXIT_LIMIT, ProcessCluster, node_command, run_to_end, until};
+use crate::cluster_process::{
+    EXIT_LIMIT, ProcessCluster, clean_command, node_command, run_to_end, until,
+};
 use nkv::message::{Existence, Tier};
 use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
 use nkv_pace::HANGS;
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::Path;
 
@@ -195,4 +198,64 @@ fn a_directory_that_cannot_be_used_is_one_sentence() {
         assert!(last.contains(expected), "{}", ended.stderr);
     }
     drop(cluster);
+}
+
+/// What `nkv ssd` prints, and its exit status.
+fn nkv_ssd(args: &[&OsStr]) -> (i32, String) {
+    let mut command = clean_command(env!("CARGO_BIN_EXE_nkv"));
+    let done = command.arg("ssd").args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    (done.status.code().unwrap_or(-1), text.into_owned())
+}
+
+#[test]
+fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
+    let (dir, other, files) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = |what: &str, args: &[&Path]| {
+        let args: Vec<&OsStr> = args.iter().map(|path| path.as_os_str()).collect();
+        nkv_ssd(&[&[OsStr::new(what)], &args[..]].concat())
+    };
+    let mut cluster = start(1, dir.path(), &PERSISTENT);
+    let handle = cluster.connect(0);
+    (0..20).for_each(|i| put(&handle, &format!("k/{i}"), &PutOptions::default()));
+    until(HANGS, "all are on disk", || figure(&cluster, 0, "ssd_objects") == 20);
+    let (code, text) = run("check", &[dir.path()]);
+    assert!(code == 7 && text.contains("another process uses"), "{code} {text}");
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
+    let (code, text) = run("check", &[dir.path()]);
+    assert!(code == 0 && text.contains("20 objects"), "{code} {text}");
+    // One byte of the first slab: of a payload, or of a header.
+    let slab = dir.path().join("rank-0/slab-00000.dat");
+    let mut bytes = std::fs::read(&slab).unwrap();
+    bytes[5000] ^= 1;
+    std::fs::write(&slab, bytes).unwrap();
+    for _ in 0..2 {
+        let (code, text) = run("check", &[dir.path()]);
+        assert!(code == 1 && text.contains("19 objects") && text.contains("1 damaged"), "{text}");
+    }
+    let (code, text) = run("export", &[dir.path(), files.path()]);
+    assert!(code == 1 && text.contains("19 objects"), "{text}");
+    let (code, text) = run("repair", &[dir.path()]);
+    assert!(code == 0 && text.contains("1 removed"), "{text}");
+    let (code, text) = run("check", &[dir.path()]);
+    assert!(code == 0 && text.contains("19 objects"), "{text}");
+    // Into the directory of another rank, which made it.
+    let mut cluster = start(1, other.path(), &PERSISTENT);
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
+    let rank_0 = other.path().join("rank-0");
+    std::fs::write(files.path().join("x.safetensors"), b"garbage").unwrap();
+    let (code, text) = run("import", &[&rank_0, files.path()]);
+    assert!(code == 1 && text.contains("19 objects") && text.contains("1 not imported"), "{text}");
+    let (code, text) = run("import", &[&rank_0, files.path()]);
+    assert!(code == 1 && text.contains("19 there already"), "{text}");
+    cluster.restart(0);
+    cluster.wait_ready(EXIT_LIMIT);
+    let handle = cluster.connect(0);
+    let whole = (0..20).filter(|i| is_whole(&handle, &format!("k/{i}"))).count();
+    assert_eq!(whole, 19);
+    let (code, text) = run("check", &[files.path()]);
+    assert!(code == 7 && text.contains("nkv-ssd.json"), "{code} {text}");
 }

@@ -25,6 +25,12 @@ const MOST_OBJECTS: u64 = 0x7fff_ffff;
 /// Numbers of records end below this one: a line with a greater one is damaged.
 const MOST_SEQ: u64 = 1 << 63;
 
+/// How many slabs there are.
+pub(crate) fn slabs_of(storage: &dyn Storage) -> io::Result<u64> {
+    let is_slab = |name: &String| name.starts_with(PREFIX) && name.ends_with(".dat");
+    Ok(storage.list()?.iter().filter(|name| is_slab(name)).count() as u64)
+}
+
 impl SlabOptions {
     /// Before anything is written.
     fn check(&self, shown: &str) -> Result<(), SsdError> {

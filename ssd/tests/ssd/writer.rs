@@ -48,6 +48,9 @@ impl Engine for Slow {
     fn load(&self, _: &Key, _: Payload<'_>) -> Result<Found, LoadError> {
         Err(LoadError::NotFound)
     }
+    fn verify(&self, _: &Key, _: Payload<'_>) -> Result<Found, LoadError> {
+        Err(LoadError::NotFound)
+    }
     fn remove(&self, _: &[&Key]) -> Result<u64, SsdError> {
         Ok(0)
     }

@@ -3,14 +3,14 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar over `length` things called `what`.
-pub(crate) fn bar(length: u64, what: &str) -> ProgressBar {
+pub fn bar(length: u64, what: &str) -> ProgressBar {
     let template =
         format!("{{bar:40}} {{pos}}/{{len}} {what} [{{elapsed}} gone, {{eta}} to go] {{msg}}");
     styled(ProgressBar::new(length), &template)
 }
 
 /// A bar over `length_ms` milliseconds.
-pub(crate) fn time(length_ms: u64) -> ProgressBar {
+pub fn time(length_ms: u64) -> ProgressBar {
     styled(ProgressBar::new(length_ms), "{bar:40} {percent}% [{elapsed} gone] {msg}")
 }
 
