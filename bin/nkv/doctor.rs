@@ -1,5 +1,6 @@
 //! `nkv doctor`: what this host offers for nkv, and whether it works. It connects to no cluster.
 
+mod disk;
 mod gpu;
 
 use crate::cli_error::CliError;
@@ -10,6 +11,7 @@ use nkv_store::shm;
 use nkv_transport::fabric::FabricConfig;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use std::path::Path;
 
 /// What was found; `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -19,6 +21,8 @@ struct Findings {
     locked_memory_limit_bytes: Option<u64>,
     rdma: Rdma,
     gpus: gpu::Gpus,
+    /// Of the directory that was named.
+    ssd: Option<disk::DiskFindings>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -58,17 +62,24 @@ struct LoopBack {
 }
 
 /// Inspects the host, tries each wanted device, and prints the results. Status 1 if an
-/// RDMA device does not work, or none is there although one is wanted.
-pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<u8, CliError> {
+/// RDMA device does not work, or none is there although one is wanted, or the SSD directory does not
+/// work.
+pub(crate) fn run(
+    wanted: &FabricConfig,
+    ssd_dir: Option<&Path>,
+    json: bool,
+) -> Result<u8, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
         rdma: rdma(wanted).unwrap_or_else(|why| Rdma { none: Some(why), ..Rdma::default() }),
         gpus: gpu::found(),
+        ssd: ssd_dir.map(disk::found),
     };
     output::show(json, &findings, || text(&findings))?;
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
     let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
+    let broken = broken || findings.ssd.as_ref().is_some_and(disk::DiskFindings::has_failed);
     Ok(if broken { exit::ABSENT } else { exit::DONE })
 }
 
@@ -143,6 +154,7 @@ fn text(f: &Findings) -> String {
         });
     }
     lines.extend(gpu::lines(&f.gpus));
+    lines.extend(f.ssd.iter().map(disk::DiskFindings::text));
     lines.join("\n") + "\n"
 }
 
@@ -152,7 +164,13 @@ mod tests {
 
     fn findings(rdma: Rdma) -> Findings {
         let gpus = super::gpu::Gpus { none: Some("no driver".to_string()), ..Default::default() };
-        Findings { shm_free_bytes: 1 << 30, locked_memory_limit_bytes: Some(8 << 20), rdma, gpus }
+        Findings {
+            shm_free_bytes: 1 << 30,
+            locked_memory_limit_bytes: Some(8 << 20),
+            rdma,
+            gpus,
+            ssd: None,
+        }
     }
 
     #[test]

@@ -125,7 +125,12 @@ pub(crate) struct Flags {
 pub(crate) enum Command {
     /// What this host has for nkv, RDMA devices and GPUs above all, and whether it works; asks no
     /// cluster
-    Doctor,
+    Doctor {
+        /// A directory on the disk on which ranks would keep objects: what they reach there is
+        /// measured, with 192 MiB that are removed again
+        #[arg(long, value_name = "DIR")]
+        ssd_dir: Option<PathBuf>,
+    },
     /// The members: state, addresses, heap, objects
     ///
     /// While the master is down it asks each node that --connect names what it knows by itself,

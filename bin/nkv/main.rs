@@ -162,7 +162,9 @@ fn run(flags: &Flags) -> Result<u8, CliError> {
     open_files::raise(FILES).map_err(CliError::Limit)?;
     let cluster = || Cluster::of(flags);
     match &flags.command {
-        Command::Doctor => doctor::run(&flags.fabric.config(), flags.json),
+        Command::Doctor { ssd_dir } => {
+            doctor::run(&flags.fabric.config(), ssd_dir.as_deref(), flags.json)
+        }
         Command::Completions { shell } => packaging::completions(Flags::command(), *shell)
             .map(|()| exit::DONE)
             .map_err(|e| CliError::io("stdout", e)),

@@ -2,7 +2,7 @@
 
 use super::{DiskTier, lock};
 use crate::durations::{Durations, Histogram};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter.
@@ -38,7 +38,8 @@ pub(super) struct Counters {
 }
 
 /// What the tier of a node did since it started, and what it has now.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TierFigures {
     /// Objects saved.
     pub ssd_save_success: u64,

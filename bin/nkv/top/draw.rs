@@ -2,7 +2,7 @@
 //! where there is room. 80 columns and 24 rows hold three ranks; more ranks are scrolled. It does
 //! not depend on a terminal: without one the same lines are printed.
 
-use super::model::{ActorRow, Health, RankRow, Rates, Screen};
+use super::model::{ActorRow, Health, RankRow, Rates, Screen, SsdRow};
 use nkv::message::OwnerGauges;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -20,6 +20,8 @@ const MAX_TROUBLES: usize = 4;
 const CURVE_ROWS: std::ops::RangeInclusive<u16> = 3..=10;
 /// Rows that belong to no rank: the head, the titles, the total, blanks and the foot.
 const FIXED_ROWS: u16 = 11;
+/// The title of the table of SSD tiers, and its blank.
+const SSD_ROWS: u16 = 2;
 
 const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -29,7 +31,9 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every: &str) -> usize {
     let area = frame.area();
     let troubles = troubles(screen).len().min(MAX_TROUBLES) as u16;
-    let room = usize::from(area.height.saturating_sub(FIXED_ROWS + troubles) / 3).max(1);
+    let (tables, titles) = if has_ssd(screen) { (4, SSD_ROWS) } else { (3, 0) };
+    let fixed = FIXED_ROWS + titles + troubles;
+    let room = usize::from(area.height.saturating_sub(fixed) / tables).max(1);
     let shown = room.min(screen.ranks.len());
     let first = scroll.min(screen.ranks.len() - shown);
     let lines = lines(screen, first..first + shown);
@@ -73,6 +77,10 @@ fn lines(screen: &Screen, ranks: std::ops::Range<usize>) -> Vec<Line<'static>> {
     lines.extend([Line::default(), title(&format!("{TRAFFIC}{}", if logs { LOGS } else { "" }))]);
     lines.extend(rows.iter().map(traffic));
     lines.push(traffic_line("all", Some(&screen.total), ""));
+    if has_ssd(screen) {
+        lines.extend([Line::default(), title(SSDS)]);
+        lines.extend(rows.iter().map(|row| ssd_line(row.rank, row.ssd.as_ref())));
+    }
     lines.extend([Line::default(), title(&actor_titles(rows))]);
     lines.extend(rows.iter().map(actors_line));
     lines.extend(troubles(screen).into_iter().take(MAX_TROUBLES));
@@ -82,6 +90,7 @@ fn lines(screen: &Screen, ranks: std::ops::Range<usize>) -> Vec<Line<'static>> {
 const HEAPS: &str =
     "RANK STATE       HEAP USED         OF     LIVE     HELD     HOLE OBJECTS  HEARD";
 const TRAFFIC: &str = "RANK   GETS/s   READ B/s   PUTS/s  WRITE B/s  EVICT/s";
+const SSDS: &str = "RANK SSD USED          OF OBJECTS  SAVED/s PROMOTED/s  PENDING     LOST";
 const LOGS: &str = "  LOG LIVE        OF";
 
 fn head(screen: &Screen) -> Vec<Line<'static>> {
@@ -138,6 +147,34 @@ fn heap_line(row: &RankRow) -> Line<'static> {
         row.heard_ms.map_or_else(dash, heard),
     )));
     Line::from(spans)
+}
+
+fn has_ssd(screen: &Screen) -> bool {
+    screen.ranks.iter().any(|row| row.ssd.is_some())
+}
+
+fn ssd_line(rank: u32, row: Option<&SsdRow>) -> Line<'static> {
+    let Some(row) = row else {
+        return Line::from(vec![Span::raw(format!("{rank:>4} ")), Span::styled("-", DIM)]);
+    };
+    let f = &row.figures;
+    let used = f.ssd_used_bytes as f64 / f.ssd_capacity_bytes.max(1) as f64;
+    let rate = |rate: Option<f64>| rate.map_or("-".to_string(), number);
+    let lost = if row.lost() > 0 { colour(Health::Odd) } else { Style::new() };
+    Line::from(vec![
+        Span::raw(format!("{rank:>4} ")),
+        Span::styled(bar(used), Style::new().fg(Color::Cyan)),
+        Span::raw(format!(
+            " {:>3.0}% {:>9} {:>7} {:>8} {:>10} {:>8}",
+            used * 100.0,
+            bytes(f.ssd_capacity_bytes as f64),
+            number(f.ssd_objects as f64),
+            rate(row.saved_per_s),
+            rate(row.promoted_per_s),
+            number((f.kv_demote_pending + f.kv_promote_pending) as f64),
+        )),
+        Span::styled(format!(" {:>8}", number(row.lost() as f64)), lost),
+    ])
 }
 
 /// `more`: what comes behind the rates.

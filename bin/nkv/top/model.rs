@@ -5,6 +5,7 @@
 use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};
 use nkv::message::{ClusterStats, OwnerGauges, RankState, View};
+use nkv_actors::tier::TierFigures;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -79,12 +80,49 @@ pub(super) struct RankRow {
     pub(super) hole: Option<u64>,
     /// Milliseconds since its last message to the master.
     pub(super) heard_ms: Option<u64>,
+    /// Its SSD tier, if it has one and served its status.
+    pub(super) ssd: Option<SsdRow>,
     /// What it does per second.
     pub(super) rates: Option<Rates>,
     /// Its actors.
     pub(super) actors: Vec<ActorRow>,
     /// Why its own status is absent.
     pub(super) silent: Option<String>,
+}
+
+/// The SSD tier of a rank.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct SsdRow {
+    /// Objects saved per second.
+    pub(super) saved_per_s: Option<f64>,
+    /// Objects brought back into memory per second.
+    pub(super) promoted_per_s: Option<f64>,
+    /// As the rank's status has them.
+    pub(super) figures: TierFigures,
+}
+
+impl SsdRow {
+    /// Objects that are not on disk, or that the disk did not give, though they should be.
+    pub(super) fn lost(&self) -> u64 {
+        let f = &self.figures;
+        f.kv_demote_dropped
+            + f.kv_demote_unnamed
+            + f.ssd_save_fail
+            + f.ssd_load_corrupt
+            + f.ssd_load_fail
+    }
+
+    fn of(figures: &TierFigures, then: Option<&TierFigures>, seconds: Option<f64>) -> Self {
+        let rate = |of: fn(&TierFigures) -> u64| {
+            let more = of(figures).saturating_sub(of(then?));
+            Some(more as f64 / seconds?.max(1e-3))
+        };
+        Self {
+            saved_per_s: rate(|f| f.ssd_save_success),
+            promoted_per_s: rate(|f| f.kv_promote_hits),
+            figures: figures.clone(),
+        }
+    }
 }
 
 /// Per second.
@@ -125,6 +163,8 @@ pub(super) struct Model {
     job: String,
     /// Time of the previous sample, and each rank's counters then, by incarnation.
     before: Option<(u64, BTreeMap<u64, OwnerGauges>)>,
+    /// The figures of SSD tiers then, by incarnation.
+    ssd_before: BTreeMap<u64, TierFigures>,
     /// Keys found and not found by then, and the master's term.
     lookups: Option<(u64, u64, u64)>,
     /// The members by the master's last answer.
@@ -164,6 +204,11 @@ impl Model {
             Some((info.incarnation, row.heap?))
         });
         self.before = Some((sample.at_ns, counters.collect()));
+        let figures = self.view.nodes().filter_map(|(info, _)| {
+            let row: &RankRow = ranks.get(info.rank as usize)?;
+            Some((info.incarnation, row.ssd.as_ref()?.figures.clone()))
+        });
+        self.ssd_before = figures.collect();
         let total = ranks.iter().filter_map(|r| r.rates).fold(Rates::default(), Rates::plus);
         if seconds.is_some() {
             self.history.push_back((total.bytes_read + total.bytes_written) as u64);
@@ -227,11 +272,16 @@ impl Model {
             }
             _ => None,
         };
+        let figures = page.and_then(|page| page.as_ref().ok()?.ssd.as_ref()).zip(member);
+        let ssd = figures.map(|(figures, (info, _))| {
+            SsdRow::of(figures, self.ssd_before.get(&info.incarnation), seconds)
+        });
         RankRow {
             rank,
             state,
             health,
             heap,
+            ssd,
             hole: stats.map(|s| s.largest_hole),
             heard_ms: stats.map(|s| s.heard_ms),
             rates,

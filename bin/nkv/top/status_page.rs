@@ -2,6 +2,7 @@
 //! another build: absent fields get their default, unknown fields are ignored.
 
 use nkv::message::OwnerGauges;
+use nkv_actors::tier::TierFigures;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(super) struct NodePage {
     /// Figures of its heap.
     #[serde(deserialize_with = "gauges")]
     pub(super) owner: Option<OwnerGauges>,
+    /// Figures of its SSD tier, if it has one.
+    pub(super) ssd: Option<TierFigures>,
     /// Its actors.
     pub(super) actors: Vec<ActorPage>,
 }

@@ -259,3 +259,33 @@ fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
     let (code, text) = run("check", &[files.path()]);
     assert!(code == 7 && text.contains("nkv-ssd.json"), "{code} {text}");
 }
+
+#[test]
+fn top_shows_the_tier_and_the_doctor_measures_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = start(1, dir.path(), &["--ssd-policy", "write_through"]);
+    put(&cluster.connect(0), "k", &PutOptions::default());
+    until(HANGS, "it is on disk", || figure(&cluster, 0, "ssd_objects") == 1);
+    let top = |args: &[&str]| {
+        let args = [&["top", "--interval", "0.2"], args].concat();
+        run_to_end(cluster.cli(0, &args), HANGS).stdout
+    };
+    let screen: serde_json::Value = serde_json::from_str(&top(&["--json"])).unwrap();
+    assert_eq!(screen["ranks"][0]["ssd"]["figures"]["ssd_objects"], 1, "{screen}");
+    assert!(top(&[]).contains("SSD USED"));
+    let doctor = |dir: &Path| {
+        let mut command = clean_command(env!("CARGO_BIN_EXE_nkv"));
+        command.args(["doctor", "--json", "--ssd-dir"]).arg(dir);
+        let done = run_to_end(command, HANGS);
+        let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        (done.code, found["ssd"].clone())
+    };
+    let (code, found) = doctor(dir.path());
+    assert_eq!(code, 0, "{found}");
+    for figure in ["write_mib_per_s", "read_mib_per_s", "persistent_save_ms"] {
+        assert!(found[figure].as_f64().unwrap() > 0.0, "{found}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "it leaves nothing");
+    let (code, found) = doctor(&dir.path().join("absent"));
+    assert!(code == 1 && found["failed"].is_string(), "{code} {found}");
+}

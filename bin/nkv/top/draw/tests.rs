@@ -1,8 +1,9 @@
 //! Screens as drawn on a terminal of 80 columns and 24 rows, and on others.
 
 use super::super::model::tests::{headless, sample, without};
-use super::super::model::{Model, RankRow, Screen};
+use super::super::model::{Model, RankRow, Screen, SsdRow};
 use super::{draw, plain};
+use nkv_actors::tier::TierFigures;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -134,4 +135,27 @@ fn device_logs_have_columns_where_a_rank_has_one() {
     let text: String = first.spans.iter().map(|s| s.content.as_ref()).collect();
     assert_eq!(text.len(), expected[0].len(), "{text:?}");
     assert!(text.ends_with("  3.0 MiB  64.0 MiB"), "{text:?}");
+}
+
+#[test]
+fn ranks_with_an_ssd_tier_have_a_table_of_it() {
+    let figures = TierFigures {
+        ssd_objects: 5000,
+        ssd_used_bytes: 1 << 30,
+        ssd_capacity_bytes: 4 << 30,
+        kv_demote_pending: 7,
+        kv_demote_dropped: 2,
+        ..TierFigures::default()
+    };
+    let mut screen = after(vec![sample(0), sample(1)]);
+    let (saved_per_s, promoted_per_s) = (Some(120.0), None);
+    screen.ranks[1].ssd = Some(SsdRow { saved_per_s, promoted_per_s, figures });
+    let text = plain(&screen);
+    let expected = "RANK SSD USED          OF OBJECTS  SAVED/s PROMOTED/s  PENDING     LOST
+   0 -
+   1 ██░░░░░  25%   4.0 GiB    5.0k      120          -        7        2
+   2 -
+";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(rows(&screen, (80, 30), 0)[22], "   2 running q 0 r 0   running q 0 r 0");
 }
