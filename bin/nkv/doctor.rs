@@ -62,8 +62,8 @@ struct LoopBack {
 }
 
 /// Inspects the host, tries each wanted device, and prints the results. Status 1 if an
-/// RDMA device does not work, or none is there although one is wanted, or the SSD directory does not
-/// work.
+/// RDMA device does not work, or none is there although one is wanted, or the SSD directory does
+/// not work.
 pub(crate) fn run(
     wanted: &FabricConfig,
     ssd_dir: Option<&Path>,

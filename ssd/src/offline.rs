@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// Opens the directory of one rank, whatever its engine.
 ///
 /// # Errors
-/// `NotFound` if it is none; [`SsdError::Directory`] if it is of another format; `ResourceBusy` while
-/// a rank uses it.
+/// `NotFound` if it is none; [`SsdError::Directory`] if it is of another format; `ResourceBusy`
+/// while a rank uses it.
 pub fn open(dir: &Path, clock: WallClock) -> Result<Box<dyn Engine>, SsdError> {
     // Looked at first: a directory of something else gets no lock file.
     if !dir.join(DESCRIPTION).is_file() {
