@@ -156,13 +156,13 @@ async fn puts(dir: &Path) {
     // By the place in a round, without and with a disk: the second of a round is slower.
     let mut p99 = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
     for round in 0..ROUNDS {
-        for turn in 0..2 {
+        for (turn, times) in p99.iter_mut().enumerate() {
             let which = (round + turn) % 2;
             let cluster = [&without, &with][which];
             let mut puts = Puts::default();
             put_at(&cluster.client(), rate / 2.0, &mut next, ROUND, &mut puts).await;
             assert_eq!(puts.failed, 0);
-            p99[turn][which].push(percentile(&mut puts.times_us, 0.99));
+            times[which].push(percentile(&mut puts.times_us, 0.99));
             settled(&with).await;
         }
     }
@@ -170,7 +170,8 @@ async fn puts(dir: &Path) {
         let (without, with) = (percentile(&mut without, 0.5), percentile(&mut with, 0.5));
         let ratio = with / without;
         println!(
-            "at half of it, {turn} of a round, median p99: without a disk {without:.1} us, with {with:.1} us: {ratio:.2}"
+            "at half of it, {turn} of a round, median p99: without a disk {without:.1} us, with \
+             {with:.1} us: {ratio:.2}"
         );
     }
     let mut flood = Puts::default();

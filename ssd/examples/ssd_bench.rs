@@ -6,8 +6,9 @@
 //!
 //! The second form: how long a start takes with that many objects.
 //!
-//! The first: one line for each size, number of threads, and durability: GB/s of saves into slabs
-//! that were written before, and of loads. `scripts/ssd-bench` runs it beside fio.
+//! The first: one line for each size, number of threads, and objects in a call: GB/s of saves into
+//! slabs that were written before, under both durabilities in turn, and of loads.
+//! `scripts/ssd-bench` runs it beside fio.
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
 const GIB: u64 = 1 << 30;
+const ROUNDS: usize = 5;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -30,19 +32,38 @@ fn main() {
         return starts(Path::new(&directory), objects.unwrap_or(1_000_000));
     }
     let gib = second.map_or(2, |text| text.parse().expect("a number of GiB"));
+    let (effort, load) = ("best effort", "load");
     println!(
-        "{:>8} {:>7} {:>11} {:>6} {:>6}  GB/s",
-        "size", "threads", "durability", "save", "load"
+        "{:>8} {:>7} {:>5} {effort:>11} {:>10} {:>5} {load:>5}  GB/s, medians of {ROUNDS} rounds",
+        "size", "threads", "group", "persistent", "ratio"
     );
     for size in [256 << 10, 1 << 20] {
-        for threads in [1, 4, 8] {
-            for durability in [Durability::BestEffort, Durability::Persistent] {
-                let (save, load) =
-                    measured(Path::new(&directory), gib * GIB, size, threads, durability);
-                println!("{size:>8} {threads:>7} {durability:>11?} {save:>6.2} {load:>6.2}");
+        for (threads, group) in [(1, 1), (4, 1), (8, 1), (1, 32), (4, 32)] {
+            let (mut saves, mut loads) = ([Vec::new(), Vec::new()], Vec::new());
+            let mut ratios = Vec::new();
+            for _ in 0..ROUNDS {
+                let both = [Durability::BestEffort, Durability::Persistent];
+                let [(effort, load), (persistent, _)] = both.map(|durability| {
+                    measured(Path::new(&directory), gib * GIB, (size, threads, group), durability)
+                });
+                saves[0].push(effort);
+                saves[1].push(persistent);
+                ratios.push(persistent / effort);
+                loads.push(load);
             }
+            let [effort, persistent] = saves.map(median);
+            let (ratio, load) = (median(ratios), median(loads));
+            println!(
+                "{size:>8} {threads:>7} {group:>5} {effort:>11.2} {persistent:>10.2} {ratio:>5.2} \
+                 {load:>5.2}"
+            );
         }
     }
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
 }
 
 fn options(capacity_bytes: u64, durability: Durability) -> SlabOptions {
@@ -96,8 +117,7 @@ fn starts(directory: &Path, objects: u64) {
 fn measured(
     directory: &Path,
     bytes: u64,
-    size: u64,
-    threads: usize,
+    (size, threads, group): (u64, usize, usize),
     durability: Durability,
 ) -> (f64, f64) {
     // A header and rounding of each object come on top.
@@ -111,29 +131,36 @@ fn measured(
     engine.remove(&all).unwrap();
     let payload =
         |thread: usize| Payload { memory: &memory, offset: thread as u64 * size, len: size };
-    let save = |thread: usize, key: &Key| {
-        let object = Object { key, layout: 0, payload: payload(thread) };
-        let saved = engine.save(&[object]).pop();
-        assert!(matches!(saved, Some(Saved::Saved)), "{saved:?}");
+    let save = |thread: usize, keys: &[Key]| {
+        let object = |key| Object { key, layout: 0, payload: payload(thread) };
+        let objects: Vec<Object<'_>> = keys.iter().map(object).collect();
+        let saved = engine.save(&objects);
+        assert!(saved.iter().all(|saved| matches!(saved, Saved::Saved)), "{saved:?}");
     };
     // The first write to each range of a file takes longer.
-    rate(threads, &keys, size, save);
+    rate(threads, &keys, (size, group), save);
     engine.remove(&all).unwrap();
-    let saves = rate(threads, &keys, size, save);
-    let loads = rate(threads, &keys, size, |thread, key| {
-        engine.load(key, payload(thread)).unwrap();
+    let saves = rate(threads, &keys, (size, group), save);
+    let loads = rate(threads, &keys, (size, 1), |thread, keys| {
+        engine.load(&keys[0], payload(thread)).unwrap();
     });
     (saves, loads)
 }
 
-fn rate(threads: usize, keys: &[Key], size: u64, each: impl Fn(usize, &Key) + Sync) -> f64 {
+fn rate(
+    threads: usize,
+    keys: &[Key],
+    (size, group): (u64, usize),
+    each: impl Fn(usize, &[Key]) + Sync,
+) -> f64 {
+    let groups: Vec<&[Key]> = keys.chunks(group).collect();
     let (next, each, began) = (AtomicUsize::new(0), &each, Instant::now());
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let next = &next;
+            let (next, groups) = (&next, &groups);
             scope.spawn(move || {
-                while let Some(key) = keys.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    each(thread, key);
+                while let Some(keys) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    each(thread, keys);
                 }
             });
         }
