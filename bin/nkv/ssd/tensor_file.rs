@@ -18,7 +18,7 @@ fn hex(bytes: &[u8]) -> String {
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let pair = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
-    (text.len() % 2 == 0).then(|| (0..text.len()).step_by(2).map(pair).collect())?
+    text.len().is_multiple_of(2).then(|| (0..text.len()).step_by(2).map(pair).collect())?
 }
 
 /// Writes one, under a name that its key gives; it is there whole or not at all.
