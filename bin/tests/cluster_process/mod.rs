@@ -68,7 +68,8 @@ impl ProcessCluster {
         let nodes = (0..n).map(|_| None).collect();
         let customise = Box::new(customise);
         let (job, ports) = (new_job(), BTreeMap::new());
-        Self { job, ranks: n, port: 0, ports, customise, nodes, killed: false }
+        let port = port_to_keep();
+        Self { job, ranks: n, port, ports, customise, nodes, killed: false }
     }
 
     /// The job's name.
@@ -128,12 +129,7 @@ impl ProcessCluster {
         if !log {
             command.args(["--log-bytes", "0"]);
         }
-        let node = Process::start(command);
-        if rank == 0 {
-            let port = node.control().rsplit(':').next().and_then(|p| p.parse().ok());
-            self.port = port.expect("a port in rank 0's control address");
-        }
-        self.nodes[rank as usize] = Some(node);
+        self.nodes[rank as usize] = Some(Process::start(command));
     }
 
     /// Waits until every running rank reports that it is ready.
@@ -250,6 +246,25 @@ pub fn new_job() -> String {
     let random = nkv_store::random_u64() as u32;
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("test-{}-{number}-{random:08x}", std::process::id())
+}
+
+/// A free port for a rank 0 that is killed and started again. It is none that the kernel hands to
+/// connections and to listeners at port 0: one of these could have it between the two.
+fn port_to_keep() -> u16 {
+    const LOWEST: u32 = 10_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let handed_out = range.ok().and_then(|r| r.split_whitespace().next()?.parse().ok());
+    let end = handed_out.filter(|end: &u32| *end > 2 * LOWEST).unwrap_or(32_768);
+    let count = end - LOWEST;
+    // Test programs run at once, with process numbers near each other: each begins elsewhere.
+    let first = std::process::id().wrapping_mul(61);
+    let ports = (0..count).map(|_| {
+        let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        u16::try_from(LOWEST + number).expect("below the ports handed out")
+    });
+    let mut free = ports.filter(|p| std::net::TcpListener::bind(("127.0.0.1", *p)).is_ok());
+    free.next().expect("a free port")
 }
 
 /// A program without those variables of this process's environment that could change its behaviour.
