@@ -123,7 +123,7 @@ fn measured(
     // A header and rounding of each object come on top.
     let options = options(bytes + bytes / 4, durability);
     let engine = SlabEngine::open(Arc::new(Disk::open(directory).unwrap()), options).unwrap();
-    let memory = AnonMemory::new(threads as u64 * size).unwrap();
+    let memory = AnonMemory::huge((threads as u64 * size).max(2 << 20)).unwrap();
     memory.write(0, &vec![7; memory.len() as usize]).unwrap();
     let keys: Vec<Key> =
         (0..bytes / size).map(|number| Key::new(&number.to_le_bytes()).unwrap()).collect();

@@ -74,6 +74,11 @@ impl<'a> Piece<'a> {
     }
 }
 
+/// Bytes of all pieces together.
+pub(crate) fn bytes_of(pieces: &[Piece<'_>]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
+}
+
 /// Page-aligned buffers that are used again: a fresh one costs page faults.
 #[derive(Debug, Default)]
 pub struct Buffers(Mutex<Vec<Buffer>>);

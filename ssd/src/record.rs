@@ -47,26 +47,53 @@ pub fn header_bytes(key: &Key, len: u64) -> u64 {
     text.next_multiple_of(BLOCK as u64)
 }
 
-/// CRC-32C of each [`CHUNK`].
-///
-/// # Errors
-/// If the payload is not in the memory.
-pub fn sums_of(payload: &Payload<'_>) -> Result<Vec<u32>, StoreError> {
-    let mut step = [0; STEP];
-    let mut sums = Vec::with_capacity(payload.len.div_ceil(CHUNK) as usize);
-    let mut done = 0;
-    while done < payload.len {
-        let end = payload.len.min(done + CHUNK);
-        let mut sum = 0;
-        while done < end {
-            let some = STEP.min((end - done) as usize);
-            payload.memory.read(payload.offset + done, &mut step[..some])?;
-            sum = crc32c::crc32c_append(sum, &step[..some]);
-            done += some as u64;
-        }
-        sums.push(sum);
+/// CRC-32C of each [`CHUNK`] of a payload, taken from its start on as the bytes arrive.
+pub struct Sums<'a> {
+    payload: Payload<'a>,
+    done: u64,
+    sums: Vec<u32>,
+    result: Result<(), StoreError>,
+}
+
+impl<'a> Sums<'a> {
+    /// None of the bytes is there yet.
+    pub fn of(payload: Payload<'a>) -> Self {
+        let sums = Vec::with_capacity(payload.len.div_ceil(CHUNK) as usize);
+        Self { payload, done: 0, sums, result: Ok(()) }
     }
-    Ok(sums)
+
+    /// The first `bytes` are there.
+    pub fn advance(&mut self, bytes: u64) {
+        if self.result.is_ok() {
+            self.result = self.add(bytes.min(self.payload.len));
+        }
+    }
+
+    fn add(&mut self, end: u64) -> Result<(), StoreError> {
+        let mut step = [0; STEP];
+        while self.done < end {
+            let in_chunk = self.done % CHUNK;
+            let some = (STEP as u64).min(end - self.done).min(CHUNK - in_chunk) as usize;
+            self.payload.memory.read(self.payload.offset + self.done, &mut step[..some])?;
+            if in_chunk == 0 {
+                self.sums.push(0);
+            }
+            if let Some(sum) = self.sums.last_mut() {
+                *sum = crc32c::crc32c_append(*sum, &step[..some]);
+            }
+            self.done += some as u64;
+        }
+        Ok(())
+    }
+
+    /// All bytes are there.
+    ///
+    /// # Errors
+    /// If the payload is not in the memory.
+    pub fn finish(mut self) -> Result<Vec<u32>, StoreError> {
+        self.advance(self.payload.len);
+        self.result.map(|()| self.sums)
+    }
 }
 
 #[derive(Deserialize)]

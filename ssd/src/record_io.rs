@@ -3,7 +3,7 @@
 
 use crate::engine::{LoadError, Payload, SsdError};
 use crate::piece::{BLOCK, Buffers, Piece};
-use crate::record::{Header, header_bytes, sums_of};
+use crate::record::{Header, Sums, header_bytes};
 use crate::storage::BlockFile;
 use std::io;
 
@@ -27,7 +27,7 @@ pub fn write(
     payload: &Payload<'_>,
     buffers: &Buffers,
 ) -> Result<(), SsdError> {
-    header.sums = sums_of(payload)?;
+    header.sums = Sums::of(*payload).finish()?;
     let header_len = header_bytes(&header.key, payload.len) as usize;
     let whole = whole_blocks(payload.len);
     let tail = (payload.len - whole) as usize;
@@ -104,10 +104,14 @@ pub fn read(
     let (head, rest) = buffer.split_at_mut(header_len);
     let last = &mut rest[..if tail > 0 { BLOCK } else { 0 }];
     let after = offset + header_len as u64;
+    // Of the bytes that a reader of the segment will see, not of those that the disk gave.
+    let mut sums = Sums::of(*into);
     match Piece::of_memory(into.memory, into.offset, whole as usize) {
         Some(direct) => {
             let mut pieces = [Piece::of_buffer(head), direct, Piece::of_buffer(last)];
-            file.read(offset, &mut pieces).map_err(Unread::Disk)?;
+            let mut filled =
+                |bytes: u64| sums.advance(bytes.saturating_sub(header_len as u64).min(whole));
+            file.read_along(offset, &mut pieces, &mut filled).map_err(Unread::Disk)?;
         }
         None => {
             file.read(offset, &mut [Piece::of_buffer(head)]).map_err(Unread::Disk)?;
@@ -124,8 +128,7 @@ pub fn read(
     if header.len != into.len {
         return Err(Unread::Corrupt(format!("{} bytes, not {}", header.len, into.len)));
     }
-    // Of the bytes that a reader of the segment will see, not of those that the disk gave.
-    let found = sums_of(into)?;
+    let found = sums.finish()?;
     match found.iter().zip(&header.sums).position(|(found, sum)| found != sum) {
         None => Ok(header),
         Some(chunk) => {

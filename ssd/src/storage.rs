@@ -1,8 +1,10 @@
 //! Files as the engines use them: whole reads and writes at multiples of 4 KiB.
 
 mod disk;
+mod plain;
+mod uring;
 
-use crate::piece::Piece;
+use crate::piece::{Piece, bytes_of};
 use std::fmt::Debug;
 use std::io;
 
@@ -62,6 +64,21 @@ pub trait BlockFile: Send + Sync + Debug {
     /// `UnexpectedEof` if the file ends before; else what the disk says. The pieces then hold
     /// anything.
     fn read(&self, at: u64, into: &mut [Piece<'_>]) -> io::Result<()>;
+    /// As [`Self::read`]; meanwhile `filled` is called with the number of bytes, from the first one
+    /// on, that will not change any more. It never falls, and is all of them at the end.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    fn read_along(
+        &self,
+        at: u64,
+        into: &mut [Piece<'_>],
+        filled: &mut dyn FnMut(u64),
+    ) -> io::Result<()> {
+        self.read(at, into)?;
+        filled(bytes_of(into));
+        Ok(())
+    }
     /// Writes all pieces, one after the other, from offset `at` on.
     ///
     /// # Errors

@@ -4,31 +4,19 @@
 
 use crate::error::StoreError;
 use crate::memory::AnonMap;
-use rustix::mm::{Advice, madvise};
 use std::ops::{Deref, DerefMut};
-
-/// Size and alignment of a huge page on x86-64 and aarch64 with 4 KiB pages.
-const HUGE_PAGE: usize = 2 << 20;
 
 /// `len` zeroed bytes, page aligned, faulted in. Reuse it: allocating one is the slow part.
 #[derive(Debug)]
 pub struct Buffer {
     map: AnonMap,
-    start: usize,
     len: usize,
 }
 
 impl Buffer {
     /// Maps and faults in `len` bytes.
     pub fn new(len: usize) -> Result<Self, StoreError> {
-        let huge = len >= HUGE_PAGE;
-        let map = AnonMap::new(if huge { len + HUGE_PAGE } else { len })?;
-        let start = if huge { map.base().as_ptr().align_offset(HUGE_PAGE) } else { 0 };
-        let mut buffer = Self { map, start, len };
-        if huge {
-            // SAFETY: inside the mapping just made. Advice only: refused, the pages stay small.
-            let _ = unsafe { madvise(buffer.as_mut_ptr().cast(), len, Advice::LinuxHugepage) };
-        }
+        let mut buffer = Self { map: AnonMap::huge(len)?, len };
         buffer.fill(0);
         Ok(buffer)
     }
@@ -38,17 +26,15 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: start + len <= the mapping's length, and nobody else has its address.
-        unsafe { std::slice::from_raw_parts(self.map.base().as_ptr().add(self.start), self.len) }
+        // SAFETY: so many bytes are mapped from its base on, and nobody else has its address.
+        unsafe { std::slice::from_raw_parts(self.map.base().as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.map.base().as_ptr().add(self.start), self.len)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.map.base().as_ptr(), self.len) }
     }
 }
 
@@ -58,6 +44,7 @@ mod tests {
 
     #[test]
     fn a_buffer_of_any_length_is_zero_writable_and_page_aligned() {
+        const HUGE_PAGE: usize = crate::memory::HUGE_PAGE as usize;
         let lengths = [0, 1, 4096, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 << 20];
         for len in lengths {
             let mut b = Buffer::new(len).unwrap();

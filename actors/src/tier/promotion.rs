@@ -154,7 +154,7 @@ impl Buffer {
     fn of(&mut self, bytes: u64) -> Result<&mut AnonMemory> {
         use nkv_store::Memory;
         let kept = self.0.take().filter(|kept| kept.len() >= bytes);
-        let kept = kept.map_or_else(|| AnonMemory::new(bytes.next_multiple_of(1 << 20)), Ok)?;
+        let kept = kept.map_or_else(|| AnonMemory::huge(bytes.next_multiple_of(2 << 20)), Ok)?;
         Ok(self.0.insert(kept))
     }
 

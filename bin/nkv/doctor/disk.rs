@@ -29,6 +29,8 @@ pub(super) struct DiskFindings {
     free_bytes: u64,
     /// Whether the page cache is bypassed.
     direct: bool,
+    /// `io_uring` or `preadv`.
+    reads_by: &'static str,
     /// Objects of 1 MiB with checksums, and a sync at the end.
     write_mib_per_s: f64,
     read_mib_per_s: f64,
@@ -47,10 +49,11 @@ impl DiskFindings {
             return format!("{head}: {why}");
         }
         format!(
-            "{head}: {} free, {}\n                     objects of 1 MiB: write {:.0} MiB/s, read \
+            "{head}: {} free, {}, reads by {}\n                     objects of 1 MiB: write {:.0} MiB/s, read \
              {:.0} MiB/s; a persistent save of 4 KiB takes {:.2} ms",
             show_bytes(self.free_bytes),
             if self.direct { "direct I/O" } else { "no direct I/O: through the page cache" },
+            self.reads_by,
             self.write_mib_per_s,
             self.read_mib_per_s,
             self.persistent_save_ms
@@ -65,6 +68,7 @@ pub(super) fn found(dir: &Path) -> DiskFindings {
         failed: None,
         free_bytes: 0,
         direct: false,
+        reads_by: "",
         write_mib_per_s: 0.0,
         read_mib_per_s: 0.0,
         persistent_save_ms: 0.0,
@@ -80,6 +84,7 @@ fn measure(dir: &Path, findings: &mut DiskFindings) -> Result<(), String> {
     let disk = Disk::open(own.path()).map_err(|e| shown(&e))?;
     findings.free_bytes = disk.free_bytes().map_err(|e| shown(&e))?;
     findings.direct = disk.is_direct();
+    findings.reads_by = disk.reads_by();
     let options = SlabOptions {
         capacity_bytes: CAPACITY,
         slab_bytes: CAPACITY,
@@ -89,7 +94,7 @@ fn measure(dir: &Path, findings: &mut DiskFindings) -> Result<(), String> {
     };
     let storage: Arc<dyn Storage> = Arc::new(disk);
     let engine = SlabEngine::open(storage.clone(), options.clone()).map_err(|e| shown(&e))?;
-    let memory = AnonMemory::new(AT_ONCE as u64 * MIB).map_err(|e| shown(&e))?;
+    let memory = AnonMemory::huge(AT_ONCE as u64 * MIB).map_err(|e| shown(&e))?;
     memory.write(0, &vec![0x5a; AT_ONCE << 20]).map_err(|e| shown(&e))?;
     // The first write to each range of a new file is slower: a rank meets it once.
     save_all(&engine, &memory)?;

@@ -1,13 +1,15 @@
 //! A directory of a file system. Files are opened past the page cache (`O_DIRECT`) where the file
 //! system can, so that a cache of gigabytes does not push out what others use.
 
-use super::{BlockFile, Storage};
-use crate::piece::Piece;
+use super::uring::Rings;
+use super::{BlockFile, Storage, plain};
+use crate::piece::{Piece, bytes_of};
 use rustix::fs::{self, FallocateFlags, FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A directory that this process has alone.
 #[derive(Debug)]
@@ -15,6 +17,8 @@ pub struct Disk {
     path: PathBuf,
     folder: OwnedFd,
     direct: bool,
+    /// None: reads are calls of `preadv`.
+    rings: Option<Arc<Rings>>,
     /// Locked until it is closed.
     _lock: OwnedFd,
 }
@@ -49,7 +53,20 @@ impl Disk {
             },
         )?;
         let direct = fs::openat(&folder, LOCK, flags | OFlags::DIRECT, MODE).is_ok();
-        Ok(Self { path: path.to_owned(), folder, direct, _lock: lock })
+        // Through the page cache a ring would only hand reads to threads of the kernel.
+        let rings = if direct { Rings::new().map(Arc::new) } else { None };
+        Ok(Self { path: path.to_owned(), folder, direct, rings, _lock: lock })
+    }
+
+    /// The same, with reads by `preadv` alone.
+    #[must_use]
+    pub fn without_io_uring(self) -> Self {
+        Self { rings: None, ..self }
+    }
+
+    /// How large reads are made: `io_uring` or `preadv`.
+    pub fn reads_by(&self) -> &'static str {
+        if self.rings.is_some() { "io_uring" } else { "preadv" }
     }
 
     /// Whether files bypass the page cache; false on tmpfs, for one.
@@ -67,7 +84,7 @@ impl Storage for Disk {
         if !file.metadata()?.is_file() {
             return Err(io::Error::other(format!("{name} is no ordinary file")));
         }
-        Ok(Box::new(OnDisk(file)))
+        Ok(Box::new(OnDisk { file, rings: self.rings.clone() }))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -105,100 +122,52 @@ impl Storage for Disk {
 }
 
 #[derive(Debug)]
-struct OnDisk(File);
-
-/// Most pieces of one call: a header, a payload, its last block, and some to spare.
-const MOST_PIECES: usize = 8;
+struct OnDisk {
+    file: File,
+    rings: Option<Arc<Rings>>,
+}
 
 impl BlockFile for OnDisk {
     fn size(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         if len <= self.size()? {
-            return self.0.set_len(len);
+            return self.file.set_len(len);
         }
-        match fs::fallocate(&self.0, FallocateFlags::empty(), 0, len) {
+        match fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
             // A file system without it: room is taken as it is written.
-            Err(rustix::io::Errno::OPNOTSUPP) => self.0.set_len(len),
+            Err(rustix::io::Errno::OPNOTSUPP) => self.file.set_len(len),
             other => Ok(other?),
         }
     }
 
     fn read(&self, at: u64, into: &mut [Piece<'_>]) -> io::Result<()> {
-        whole(
-            at,
-            into,
-            |fd, vectors, count, at| {
-                // SAFETY: each vector is a piece, valid for that many bytes, and borrowed.
-                unsafe { libc::preadv(fd, vectors, count, at) }
-            },
-            self.0.as_raw_fd(),
-            io::ErrorKind::UnexpectedEof,
-        )
+        plain::read(self.file.as_fd(), at, into)
+    }
+
+    fn read_along(
+        &self,
+        at: u64,
+        into: &mut [Piece<'_>],
+        filled: &mut dyn FnMut(u64),
+    ) -> io::Result<()> {
+        match &self.rings {
+            Some(rings) => rings.read_along(self.file.as_fd(), at, into, filled),
+            None => {
+                plain::read(self.file.as_fd(), at, into)?;
+                filled(bytes_of(into));
+                Ok(())
+            }
+        }
     }
 
     fn write(&self, at: u64, from: &[Piece<'_>]) -> io::Result<()> {
-        whole(
-            at,
-            from,
-            |fd, vectors, count, at| {
-                // SAFETY: each vector is a piece, valid for that many bytes, and borrowed.
-                unsafe { libc::pwritev(fd, vectors, count, at) }
-            },
-            self.0.as_raw_fd(),
-            io::ErrorKind::WriteZero,
-        )
+        plain::write(self.file.as_fd(), at, from)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
-}
-
-/// Repeats a call until all pieces are done. A call may do less than asked: at the end of a full
-/// disk, past 2 GiB, or when a signal came.
-fn whole(
-    at: u64,
-    pieces: &[Piece<'_>],
-    call: impl Fn(i32, *const libc::iovec, i32, i64) -> isize,
-    fd: i32,
-    ended: io::ErrorKind,
-) -> io::Result<()> {
-    let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut vectors = [none; MOST_PIECES];
-    assert!(pieces.len() <= MOST_PIECES, "{} pieces", pieces.len());
-    let mut count = 0;
-    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
-        let base = piece.start().as_ptr().cast();
-        vectors[count] = libc::iovec { iov_base: base, iov_len: piece.len() };
-        count += 1;
-    }
-    let (mut first, mut at) = (0, i64::try_from(at).map_err(io::Error::other)?);
-    while first < count {
-        let done = call(fd, vectors[first..].as_ptr(), (count - first) as i32, at);
-        if done < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
-        }
-        if done == 0 {
-            return Err(ended.into());
-        }
-        at += done as i64;
-        let mut left = done as usize;
-        while first < count && left >= vectors[first].iov_len {
-            left -= vectors[first].iov_len;
-            first += 1;
-        }
-        if left > 0 {
-            let vector = &mut vectors[first];
-            vector.iov_base = vector.iov_base.wrapping_byte_add(left);
-            vector.iov_len -= left;
-        }
-    }
-    Ok(())
 }

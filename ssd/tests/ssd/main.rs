@@ -6,5 +6,6 @@ mod disk;
 mod engines;
 mod faults;
 mod model;
+mod reads;
 mod scene;
 mod writer;

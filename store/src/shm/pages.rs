@@ -4,12 +4,10 @@
 //! for all shared memory.
 
 use super::{SHM_DIR, registry};
+pub(crate) use crate::memory::HUGE_PAGE;
 use std::fmt;
 use std::path::Path;
 use std::sync::Weak;
-
-/// Size and alignment of a huge page on x86-64 and aarch64 with pages of 4 KiB.
-pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
 /// The pages of a segment that this process made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
