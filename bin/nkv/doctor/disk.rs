@@ -49,8 +49,9 @@ impl DiskFindings {
             return format!("{head}: {why}");
         }
         format!(
-            "{head}: {} free, {}, reads by {}\n                     objects of 1 MiB: write {:.0} MiB/s, read \
-             {:.0} MiB/s; a persistent save of 4 KiB takes {:.2} ms",
+            "{head}: {} free, {}, reads by {}
+                     objects of 1 MiB: write {:.0} MiB/s, read {:.0} MiB/s; a persistent save of \
+             4 KiB takes {:.2} ms",
             show_bytes(self.free_bytes),
             if self.direct { "direct I/O" } else { "no direct I/O: through the page cache" },
             self.reads_by,

@@ -12,7 +12,7 @@ pub(super) fn read(file: BorrowedFd<'_>, at: u64, into: &mut [Piece<'_>]) -> io:
     read_vectors(file, at, &mut vectors[..count])
 }
 
-/// As [`read`]; whoever calls it has the memory that the vectors name, and nobody else writes there.
+/// As [`read`]; whoever calls it has the memory that the vectors name to itself.
 pub(super) fn read_vectors(
     file: BorrowedFd<'_>,
     at: u64,

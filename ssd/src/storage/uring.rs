@@ -57,7 +57,7 @@ impl Rings {
             filled(total);
             return Ok(());
         };
-        Flight::new(&mut ring, file, parts_of(at, into)).run(filled)?;
+        Reading::new(&mut ring, file, parts_of(at, into)).run(filled)?;
         let mut kept = lock(&self.0);
         if kept.len() < MOST_KEPT {
             kept.push(ring);
@@ -120,7 +120,7 @@ fn parts_of(at: u64, into: &[Piece<'_>]) -> Vec<Part> {
 
 /// The parts of one read. The kernel writes to them until they have completed, so it does not go
 /// before that, also when a panic ends it.
-struct Flight<'a> {
+struct Reading<'a> {
     ring: &'a mut IoUring,
     file: BorrowedFd<'a>,
     parts: Vec<Part>,
@@ -129,7 +129,7 @@ struct Flight<'a> {
     failed: Option<io::Error>,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for Reading<'_> {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             self.complete();
@@ -137,7 +137,7 @@ impl Drop for Flight<'_> {
     }
 }
 
-impl<'a> Flight<'a> {
+impl<'a> Reading<'a> {
     fn new(ring: &'a mut IoUring, file: BorrowedFd<'a>, parts: Vec<Part>) -> Self {
         Self { ring, file, parts, submitted: 0, in_flight: 0, failed: None }
     }
