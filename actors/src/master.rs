@@ -305,13 +305,14 @@ impl Master {
             return reply.send(Response::Failed(e));
         }
         if let Some((ask, reply)) = self.remove_from_disks_first(ask, reply) {
-            self.answer_from_memory(ask, reply);
+            self.answer_from_memory(ask, reply, known::Known::default());
         }
     }
 
     /// As `answer`, once what is to be removed is on no disk any more.
-    fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>) {
-        let Some((ask, reply)) = self.ask_logs_first(ask, reply) else {
+    fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>, known: known::Known) {
+        let removed = known.removed.clone();
+        let Some((ask, reply)) = self.ask_logs_first(ask, reply, known) else {
             return;
         };
         match ask.request {
@@ -328,7 +329,7 @@ impl Master {
                 self.answer_lookup(ask, reply, known::Known::default());
             }
             Request::AwaitReady(asked) => self.await_ready(asked, reply),
-            Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
+            Request::Remove(keys) => self.remove(&keys, &removed, reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View | Request::Watch { .. } => {

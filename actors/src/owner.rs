@@ -368,7 +368,7 @@ impl On<FromMaster> for Owner {
             }
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::AskDisk { number, question } => self.asked_about_disk(number, question),
-            MasterToOwner::RemovalOver(which) => self.removal_over(&which),
+            MasterToOwner::RemovalOver { removal, again } => self.removal_over(removal, again),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
             MasterToOwner::ReportTaken

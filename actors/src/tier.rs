@@ -16,6 +16,7 @@ pub use figures::TierFigures;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::log_limit::LogLimit;
 use crate::message::{DiskSelection, KeyBytes};
 use config::open_engine;
 use demotion::Feed;
@@ -27,7 +28,7 @@ use nkv_store::Key;
 use nkv_store::clock::Clock;
 use nkv_store::threads::spawn_named;
 use promotion::Promotions;
-use removal::Removals;
+use removal::{Kind, Removals};
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -42,13 +43,11 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(100);
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// How long a start waits for a directory that another process is about to leave.
 const FREE_LIMIT_MS: u64 = 3_000;
-/// A fault that lasts is logged this often.
-const LOGGED_EVERY_MS: u64 = 60_000;
 
 /// What is called with the result of each key, in order.
 pub(crate) type Promoted = Box<dyn FnOnce(Vec<Result<()>>) + Send>;
-/// What is called once a removal is on disk.
-pub(crate) type Removed = Box<dyn FnOnce(Result<()>) + Send>;
+/// What is called once a removal is on disk, with the keys that were there.
+pub(crate) type Removed = Box<dyn FnOnce(Result<Vec<Key>>) + Send>;
 
 /// See the file's first paragraph.
 pub struct DiskTier {
@@ -172,11 +171,13 @@ impl DiskTier {
         });
         tier.run("nkv-ssd-feed", Self::feed_writer).map_err(|e| shown(&e))?;
         tier.run("nkv-ssd-clock", Self::maintain).map_err(|e| shown(&e))?;
-        tier.run("nkv-ssd-remove", Self::carry_out_removals).map_err(|e| shown(&e))?;
+        for (name, kind) in [("nkv-ssd-remove", Kind::Keys), ("nkv-ssd-search", Kind::Search)] {
+            tier.run(name, move |tier| tier.carry_out_removals(kind)).map_err(|e| shown(&e))?;
+        }
         Ok(tier)
     }
 
-    fn run(self: &Arc<Self>, name: &str, work: fn(&Self)) -> Result<()> {
+    fn run(self: &Arc<Self>, name: &str, work: impl FnOnce(&Self) + Send + 'static) -> Result<()> {
         let tier = self.clone();
         let thread = spawn_named(name, move || work(&tier)).map_err(Error::from)?;
         lock(&self.threads).push(thread);
@@ -221,28 +222,24 @@ impl DiskTier {
 
     /// Removes from disk, and saves and promotes nothing of it until [`Self::removal_over`]. Calls
     /// `done` once that is on disk.
-    pub(crate) fn remove(&self, which: DiskSelection, done: Removed) {
-        self.removals.add(which, self.clock.now_ns(), done);
+    pub(crate) fn remove(&self, removal: u64, which: &DiskSelection, done: Removed) {
+        self.removals.add(removal, which, self.clock.now_ns(), done);
     }
 
-    /// What was removed here is removed everywhere.
-    pub(crate) fn removal_over(&self, which: &DiskSelection) {
-        self.removals.over(which);
+    /// A removal has ended everywhere, or this round of it.
+    pub(crate) fn removal_over(&self, removal: u64, again: bool) {
+        self.removals.over(removal, again, self.clock.now_ns());
     }
 
     fn maintain(&self) {
-        let mut logged_ms: Option<u64> = None;
+        let mut limit = LogLimit::default();
         while !self.closing.load(Ordering::Acquire) {
             std::thread::sleep(MAINTAIN_EVERY);
-            let now_ms = self.clock.now_ms();
             let maintained = caught(|| self.engine.maintain().map_err(|e| e.to_string()));
-            match maintained.map_err(|e| e.to_string()).and_then(|done| done) {
-                Ok(()) => logged_ms = None,
-                Err(error) if logged_ms.is_none_or(|at| now_ms >= at + LOGGED_EVERY_MS) => {
-                    logged_ms = Some(now_ms);
-                    tracing::error!(%error, "the SSD tier cannot write its journal");
-                }
-                Err(_) => {}
+            if let Err(error) = maintained.map_err(|e| e.to_string()).flatten()
+                && limit.is_due((), self.clock.now_ms())
+            {
+                tracing::error!(%error, "the SSD tier cannot write its journal");
             }
             self.removals.expire(self.clock.now_ns());
         }

@@ -179,12 +179,14 @@ fn ups(all: &mut Vec<Lie>) {
     all.push(("too many taken".into(), answer(Vec::new(), Vec::new(), most + 1)));
     let many = vec![seeds::KEY; MAX_BATCH + 1];
     all.push(("too many removed".into(), answer(Vec::new(), many, 0)));
-    let on_disk = |found| {
-        let answer = DiskAnswer { found, ..DiskAnswer::default() };
-        HostileInput::OwnerToMaster(OwnerToMaster::DiskAnswer { number: 1, answer })
-    };
-    all.push(("too many on disk".into(), on_disk(vec![(0, 1); MAX_BATCH + 1])));
-    all.push(("too large on disk".into(), on_disk(vec![(0, u64::MAX)])));
+    let on_disk =
+        |answer| HostileInput::OwnerToMaster(OwnerToMaster::DiskAnswer { number: 1, answer });
+    let found = |found| on_disk(DiskAnswer { found, ..DiskAnswer::default() });
+    all.push(("too many on disk".into(), found(vec![(0, 1); MAX_BATCH + 1])));
+    all.push(("too large on disk".into(), found(vec![(0, u64::MAX)])));
+    let removed = vec![seeds::KEY; MAX_BATCH + 1];
+    let removed = on_disk(DiskAnswer { removed, ..DiskAnswer::default() });
+    all.push(("too many removed from disk".into(), removed));
 }
 
 fn downs(all: &mut Vec<Lie>) {
@@ -202,6 +204,7 @@ fn downs(all: &mut Vec<Lie>) {
         SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
     let asked = |question| MasterToOwner::AskLog { number: 1, question };
     let on_disk = |question| MasterToOwner::AskDisk { number: 1, question };
+    let removed = |which| on_disk(DiskQuestion::Remove { removal: 1, which });
     let lists = [
         MasterToOwner::Committed(vec![plan; many]),
         MasterToOwner::Retire(vec![at; many]),
@@ -213,8 +216,8 @@ fn downs(all: &mut Vec<Lie>) {
         asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
         on_disk(DiskQuestion::Find(vec![seeds::key(); many])),
         on_disk(DiskQuestion::Promote { keys: vec![long_key()], rank: None }),
-        on_disk(DiskQuestion::Remove(DiskSelection::Matching("x".repeat(MAX_PATTERN_BYTES + 1)))),
-        MasterToOwner::RemovalOver(DiskSelection::Keys(vec![seeds::key(); many])),
+        removed(DiskSelection::Matching("x".repeat(MAX_PATTERN_BYTES + 1))),
+        removed(DiskSelection::Keys(vec![seeds::key(); many])),
         MasterToOwner::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
     ];
     for (n, down) in lists.into_iter().enumerate() {

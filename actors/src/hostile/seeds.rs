@@ -102,6 +102,7 @@ fn ups() -> Vec<OwnerToMaster> {
             answer: DiskAnswer {
                 found: vec![(0, 4096)],
                 not_promoted: vec![(0, Error::not_found("not on disk"))],
+                removed: vec![KEY],
                 failed: Some(Error::not_ready("the disk is busy")),
             },
         },
@@ -171,12 +172,18 @@ fn downs() -> Vec<MasterToOwner> {
             number: 7,
             question: DiskQuestion::Promote { keys: vec![key()], rank: Some(1) },
         },
-        MasterToOwner::AskDisk { number: 8, question: DiskQuestion::Remove(DiskSelection::All) },
+        MasterToOwner::AskDisk {
+            number: 8,
+            question: DiskQuestion::Remove { removal: 8, which: DiskSelection::All },
+        },
         MasterToOwner::AskDisk {
             number: 9,
-            question: DiskQuestion::Remove(DiskSelection::Matching("layer".to_string())),
+            question: DiskQuestion::Remove {
+                removal: 9,
+                which: DiskSelection::Matching("layer".to_string()),
+            },
         },
-        MasterToOwner::RemovalOver(DiskSelection::Keys(vec![key()])),
+        MasterToOwner::RemovalOver { removal: 9, again: false },
         MasterToOwner::RequestReport { number: 4 },
         MasterToOwner::NoMorePlans,
     ]

@@ -47,8 +47,14 @@ impl Master {
 
     /// Those that are asked for objects.
     fn disks_to_ask(&self) -> impl Iterator<Item = (SegmentId, u64)> {
-        let all = self.disks();
-        all.filter(|(id, of)| self.reachable(*id) && self.knows_removals(*id, *of))
+        self.disks().filter(|(id, _)| self.may_be_asked(*id))
+    }
+
+    /// Whether the disk of this segment can be asked for objects: nothing comes back from it that
+    /// was removed, or is being removed without it.
+    fn may_be_asked(&self, segment_id: SegmentId) -> bool {
+        let of = self.allocators.get(&segment_id).map(|a| a.info.incarnation);
+        self.reachable(segment_id) && of.is_some_and(|of| self.knows_removals(segment_id, of))
     }
 
     /// Asks; gives the request back if there is nobody to ask.
@@ -90,6 +96,7 @@ impl Master {
             return;
         };
         asked.failed = asked.failed.or(answer.failed);
+        asked.known.removed.extend(answer.removed);
         if let (DiskQuestion::Find(keys) | DiskQuestion::Promote { keys, .. }, Some(on_disk)) =
             (&question, &mut asked.known.on_disk)
         {
@@ -120,7 +127,7 @@ impl Master {
         if removes(&ask.request) {
             return match failed {
                 Some(error) => reply.send(Response::Failed(error)),
-                None => self.removed_from_disks(ask, reply),
+                None => self.removed_from_disks(ask, reply, known),
             };
         }
         let Some((ask, reply, known)) = self.ask_other_disks(ask, reply, known, until_ms) else {
@@ -166,7 +173,7 @@ impl Master {
                 }
                 // What has come back is there; the rest goes on.
                 DiskQuestion::Promote { .. } => self.disks_answered(asked),
-                DiskQuestion::Remove(_) => {
+                DiskQuestion::Remove { .. } => {
                     let text = format!(
                         "the disk of {segment_id} did not confirm the removal in {WORK_LIMIT_MS} \
                          ms: it goes on there; remove again"

@@ -72,15 +72,16 @@ impl Master {
         }
     }
 
-    /// `in_logs`: keys whose object in a device log is retired already.
+    /// `elsewhere`: keys of which an object in a device log is retired, or one on disk is removed
+    /// already.
     pub(super) fn remove(
         &mut self,
         keys: &[KeyBytes],
-        in_logs: &HashSet<KeyId>,
+        elsewhere: &HashSet<KeyId>,
         reply: Reply<Response>,
     ) {
         let batch = self.batches.done(keys.len(), reply);
-        self.remove_each(batch, keys.iter().map(|k| &**k), in_logs);
+        self.remove_each(batch, keys.iter().map(|k| &**k), elsewhere);
     }
 
     /// Begins the removals of a batch; each owner is sent its objects in as few frames as possible.
@@ -88,13 +89,15 @@ impl Master {
         &mut self,
         batch: u64,
         keys: impl Iterator<Item = &'k [u8]>,
-        in_logs: &HashSet<KeyId>,
+        elsewhere: &HashSet<KeyId>,
     ) {
         let mut retire = BTreeMap::new();
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
-                Err(e) if e.kind() == ErrorKind::NotFound && in_logs.contains(&self.id_of(key)) => {
+                Err(e)
+                    if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) =>
+                {
                     self.counters.removed += 1;
                     self.complete_remove(batch, item, Ok(()));
                 }

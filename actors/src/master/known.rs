@@ -18,6 +18,8 @@ pub(super) struct Known {
     pub besides: HashMap<KeyId, ObjMeta>,
     /// What disks have of what is not in memory; None before they were asked.
     pub on_disk: Option<OnDisk>,
+    /// Keys that disks have removed: no error if nothing else has them.
+    pub removed: HashSet<KeyId>,
 }
 
 /// What disks have of what is not in memory.

@@ -71,11 +71,12 @@ impl Master {
         &mut self,
         ask: Ask,
         reply: Reply<Response>,
+        known: Known,
     ) -> Option<(Ask, Reply<Response>)> {
         let Some(question) = self.question_of(&ask.request, &[]) else {
             return Some((ask, reply));
         };
-        self.ask_logs(question, ask, reply, Known::default())
+        self.ask_logs(question, ask, reply, known)
     }
 
     /// As [`Self::ask_logs_first`] about a lookup, after objects were brought back from disk.
@@ -139,7 +140,7 @@ impl Master {
         if let LogQuestion::Find(keys) = &question {
             known.about.extend(keys.iter().copied());
         }
-        let (removed, taken) = (HashSet::new(), 0);
+        let (removed, taken) = (std::mem::take(&mut known.removed), 0);
         let asked = Asked { ask, reply, question, left, known, removed, taken };
         self.log_questions.insert(number, asked);
         None
@@ -409,7 +410,11 @@ impl Master {
             let (keys, gone) = (vec![KeyBytes::shared(key.clone())], Vec::new());
             let request = Request::GetLocation { keys, gone, promote: Promote::No };
             // Without an owner to ask there is nothing to list.
-            let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
+            let _ = self.ask_logs_first(
+                Ask { producer: 0, request },
+                Reply::nobody(),
+                Known::default(),
+            );
         }
     }
 

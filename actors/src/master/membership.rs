@@ -116,6 +116,7 @@ impl Master {
                 keeps_view: 0,
             };
             inner.ranks.insert(segment_id, member);
+            inner.missed.joins(segment_id, info.incarnation);
             inner.spread_view();
             (inner.links, inner.term)
         };

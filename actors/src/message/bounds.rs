@@ -250,9 +250,9 @@ impl RankInfo {
                 LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
             MasterToOwner::AskDisk { question, .. } => question.check(),
-            MasterToOwner::RemovalOver(which) => which.check(),
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }
+            | MasterToOwner::RemovalOver { .. }
             | MasterToOwner::MakeRoom { .. }
             | MasterToOwner::EvictTo { .. }
             | MasterToOwner::Heartbeat
@@ -279,7 +279,7 @@ impl DiskQuestion {
     fn check(&self) -> Result<()> {
         match self {
             Self::Find(keys) | Self::Promote { keys, .. } => keys_of(keys),
-            Self::Remove(which) => which.check(),
+            Self::Remove { which, .. } => which.check(),
         }
     }
 }
@@ -288,6 +288,7 @@ impl DiskAnswer {
     fn check(&self) -> Result<()> {
         list("objects", self.not_promoted.len(), MAX_BATCH)?;
         list("objects", self.found.len(), MAX_BATCH)?;
+        list("keys", self.removed.len(), MAX_BATCH)?;
         self.found
             .iter()
             .try_for_each(|(_, bytes)| size("an object on disk", *bytes, "bytes", MAX_ARENA_BYTES))

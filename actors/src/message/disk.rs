@@ -122,7 +122,12 @@ pub enum DiskQuestion {
         rank: Option<u32>,
     },
     /// Remove from disk, and save and promote nothing of it until `RemovalOver`.
-    Remove(DiskSelection),
+    Remove {
+        /// Random number of the removal.
+        removal: u64,
+        /// What to remove.
+        which: DiskSelection,
+    },
 }
 
 /// What a removal covers.
@@ -143,6 +148,8 @@ pub struct DiskAnswer {
     pub found: Vec<(u32, u64)>,
     /// To `Promote`: what is not in memory now, by the number of its key, and why.
     pub not_promoted: Vec<(u32, Error)>,
+    /// To `Remove` of keys: those that were there.
+    pub removed: Vec<KeyId>,
     /// To `Remove`: why it is not done.
     pub failed: Option<Error>,
 }

@@ -2,8 +2,8 @@
 //! client.
 
 use super::{
-    Abandoned, DiskAnswer, DiskQuestion, DiskSelection, KeyBytes, KeyId, KeyReport, LogObjectEntry,
-    LogQuestion, MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
+    Abandoned, DiskAnswer, DiskQuestion, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion,
+    MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
 };
 use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
@@ -62,8 +62,13 @@ pub enum MasterToOwner {
         /// The question.
         question: DiskQuestion,
     },
-    /// What `DiskQuestion::Remove` named is removed everywhere.
-    RemovalOver(DiskSelection),
+    /// The removal that `DiskQuestion::Remove` numbered so is over.
+    RemovalOver {
+        /// Its number.
+        removal: u64,
+        /// It was one of several rounds, or failed: it is likely to be asked for again.
+        again: bool,
+    },
     /// A frame of this owner was invalid, for this reason: the link ends.
     Refused(String),
     /// Report every slot, under this number.

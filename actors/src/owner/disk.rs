@@ -2,7 +2,7 @@
 //! node. Nothing here waits for the disk.
 
 use super::Owner;
-use crate::message::{DiskAnswer, DiskQuestion, DiskSelection, OwnerToMaster};
+use crate::message::{DiskAnswer, DiskQuestion, OwnerToMaster};
 use crate::tier::{Candidate, Demotion};
 use nkv_store::Key;
 use nkv_store::layout::epoch_of;
@@ -107,18 +107,24 @@ impl Owner {
                 };
                 tier.promote(&keys, rank, Box::new(done));
             }
-            DiskQuestion::Remove(which) => {
-                let done = move |done: crate::error::Result<()>| {
-                    send(DiskAnswer { failed: done.err(), ..DiskAnswer::default() });
+            DiskQuestion::Remove { removal, which } => {
+                let hasher = self.durable.hasher;
+                let done = move |done: crate::error::Result<Vec<Key>>| {
+                    let (there, failed) = match done {
+                        Ok(there) => (there, None),
+                        Err(error) => (Vec::new(), Some(error)),
+                    };
+                    let removed = there.iter().map(|key| hasher.id(key.as_bytes())).collect();
+                    send(DiskAnswer { removed, failed, ..DiskAnswer::default() });
                 };
-                tier.remove(which, Box::new(done));
+                tier.remove(removal, &which, Box::new(done));
             }
         }
     }
 
-    pub(super) fn removal_over(&self, which: &DiskSelection) {
+    pub(super) fn removal_over(&self, removal: u64, again: bool) {
         if let Some(demotion) = &self.durable.demotion {
-            demotion.tier.removal_over(which);
+            demotion.tier.removal_over(removal, again);
         }
     }
 }

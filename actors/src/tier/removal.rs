@@ -5,9 +5,10 @@
 
 use super::{DiskTier, Removed, caught, lock};
 use crate::error::{Error, Result};
+use crate::log_limit::LogLimit;
 use crate::message::DiskSelection;
 use crate::pattern;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use regex::bytes::Regex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,10 +17,18 @@ use std::time::Duration;
 
 /// How long a mark stays if nobody says that the removal is over.
 const MARK_LIMIT_NS: u64 = 60_000_000_000;
+/// How long it stays for the next round of a removal, which then finds it done.
+const AGAIN_NS: u64 = 5_000_000_000;
 /// How long a removal waits for saves and promotions that are in progress.
-const SETTLE_LIMIT: Duration = Duration::from_secs(10);
-/// Removals that are remembered at a time; further ones fail.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
+/// Marks at a time, removals that share one, and bytes of their keys; further removals fail.
 const MOST_MARKS: usize = 1024;
+const MOST_SHARING: usize = 1024;
+const MOST_KEY_BYTES: usize = 128 << 20;
+/// Patterns among them: each key that is looked for is compared with all.
+const MOST_PATTERNS: usize = 64;
+/// What a key takes besides its own bytes.
+const BYTES_OF_KEY: usize = 64;
 /// Keys read from disk at a time when a pattern is looked for.
 const KEYS_AT_ONCE: usize = 1024;
 
@@ -42,6 +51,28 @@ impl Matcher {
         })
     }
 
+    fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::All, Self::All) => true,
+            (Self::Keys(keys), Self::Keys(others)) => keys == others,
+            (Self::Pattern(regex), Self::Pattern(other)) => regex.as_str() == other.as_str(),
+            _ => false,
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        if matches!(self, Self::Keys(_)) { Kind::Keys } else { Kind::Search }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        let keys = if let Self::Keys(keys) = self { Some(keys) } else { None };
+        keys.into_iter().flatten()
+    }
+
+    fn key_bytes(&self) -> usize {
+        self.keys().map(|key| key.as_bytes().len() + BYTES_OF_KEY).sum()
+    }
+
     fn covers(&self, key: &Key) -> bool {
         match self {
             Self::All => true,
@@ -51,10 +82,19 @@ impl Matcher {
     }
 }
 
+/// Which of its threads carries a removal out: one that reads all keys takes long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Keys that are known.
+    Keys,
+    /// All keys are looked at.
+    Search,
+}
+
 /// How far a removal is.
 enum State {
-    /// To be carried out, or being carried out: who waits for it.
-    Asked(Vec<Removed>),
+    /// To be carried out, or being carried out: which removals wait for it.
+    Asked(Vec<(u64, Removed)>),
     /// Nothing that it covers is on disk.
     Done,
     /// The disk did not do it. Nothing that it covers is saved or brought back all the same, until
@@ -62,25 +102,83 @@ enum State {
     Failed,
 }
 
-impl State {
-    fn is_over(&self) -> bool {
-        !matches!(self, Self::Asked(_))
-    }
-}
-
 struct Mark {
-    which: DiskSelection,
     matcher: Arc<Matcher>,
     state: State,
+    /// The removals of these keys that are not over.
+    open: HashSet<u64>,
     until_ns: u64,
-    /// Removed everywhere, before it was carried out here.
-    over: bool,
+    /// Another round is expected until then.
+    again_ns: u64,
+}
+
+impl Mark {
+    fn is_over(&self, now_ns: u64) -> bool {
+        let again = self.open.is_empty() && self.again_ns <= now_ns;
+        match self.state {
+            State::Asked(_) => false,
+            State::Done => again || self.until_ns <= now_ns,
+            State::Failed => self.until_ns <= now_ns,
+        }
+    }
 }
 
 #[derive(Default)]
 struct Marks {
     all: Vec<Mark>,
+    /// The keys of all marks, with the number of marks that cover them.
+    by_key: HashMap<Key, u32>,
+    key_bytes: usize,
+    searches: usize,
     closing: bool,
+}
+
+impl Marks {
+    fn refusal(&self, matcher: &Matcher) -> Option<String> {
+        let bytes = self.key_bytes + matcher.key_bytes();
+        if self.all.len() >= MOST_MARKS {
+            return Some(format!("{MOST_MARKS} removals"));
+        }
+        if !self.all.is_empty() && bytes > MOST_KEY_BYTES {
+            return Some(format!("removals of {} MiB of keys", self.key_bytes >> 20));
+        }
+        let searches = matcher.kind() == Kind::Search && self.searches >= MOST_PATTERNS;
+        searches.then(|| format!("{MOST_PATTERNS} removals by pattern"))
+    }
+
+    fn push(&mut self, matcher: Arc<Matcher>) {
+        self.key_bytes += matcher.key_bytes();
+        self.searches += usize::from(matcher.kind() == Kind::Search);
+        for key in matcher.keys() {
+            *self.by_key.entry(key.clone()).or_default() += 1;
+        }
+        let (state, open) = (State::Failed, HashSet::new());
+        self.all.push(Mark { matcher, state, open, until_ns: 0, again_ns: 0 });
+    }
+
+    fn let_go(&mut self, now_ns: u64) {
+        let (over, kept) =
+            std::mem::take(&mut self.all).into_iter().partition(|mark| mark.is_over(now_ns));
+        self.all = kept;
+        let over: Vec<Mark> = over;
+        for mark in over {
+            self.key_bytes -= mark.matcher.key_bytes();
+            self.searches -= usize::from(mark.matcher.kind() == Kind::Search);
+            for key in mark.matcher.keys() {
+                match self.by_key.get_mut(key) {
+                    Some(count) if *count > 1 => *count -= 1,
+                    _ => drop(self.by_key.remove(key)),
+                }
+            }
+        }
+    }
+
+    fn covers(&self, key: &Key) -> bool {
+        let of_search = |mark: &Mark| mark.matcher.kind() == Kind::Search;
+        let mut searches = self.all.iter().filter(|mark| of_search(mark));
+        self.by_key.contains_key(key)
+            || self.searches > 0 && searches.any(|mark| mark.matcher.covers(key))
+    }
 }
 
 /// The removals of a node.
@@ -95,8 +193,9 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    pub fn add(&self, which: DiskSelection, now_ns: u64, done: Removed) {
-        let matcher = match Matcher::of(&which) {
+    /// `removal`: its number. Calls `done` with the keys that were there, if it is one by keys.
+    pub fn add(&self, removal: u64, which: &DiskSelection, now_ns: u64, done: Removed) {
+        let matcher = match Matcher::of(which) {
             Ok(matcher) => Arc::new(matcher),
             Err(error) => return done(Err(error)),
         };
@@ -105,29 +204,34 @@ impl Removals {
             drop(marks);
             return done(Err(Error::disconnected("this node is shutting down")));
         }
-        let known = marks.all.iter().position(|mark| mark.which == which);
-        if known.is_none() && marks.all.len() >= MOST_MARKS {
+        let known = marks.all.iter().position(|mark| mark.matcher.same(&matcher));
+        let refusal = match known {
+            Some(at) if marks.all[at].open.len() < MOST_SHARING => None,
+            Some(_) => Some(format!("{MOST_SHARING} removals of the same keys")),
+            None => marks.refusal(&matcher),
+        };
+        if let Some(text) = refusal {
             drop(marks);
-            let text = format!("{MOST_MARKS} removals are in progress at this disk: remove again");
+            let text = format!("{text} are in progress at this disk: remove again");
             return done(Err(Error::not_ready(text)));
         }
         let at = known.unwrap_or_else(|| {
-            let (state, until_ns) = (State::Failed, 0);
-            marks.all.push(Mark { which, matcher, state, until_ns, over: false });
+            marks.push(matcher);
             marks.all.len() - 1
         });
         self.count.store(marks.all.len(), Ordering::SeqCst);
         self.begun.fetch_add(1, Ordering::SeqCst);
         let mark = &mut marks.all[at];
-        (mark.until_ns, mark.over) = (now_ns + MARK_LIMIT_NS, false);
+        mark.until_ns = now_ns + MARK_LIMIT_NS;
+        mark.open.insert(removal);
         match &mut mark.state {
-            State::Asked(waiting) => waiting.push(done),
+            State::Asked(waiting) => waiting.push((removal, done)),
             // Nothing of it was saved since.
             State::Done => {
                 drop(marks);
-                return done(Ok(()));
+                return done(Ok(Vec::new()));
             }
-            failed @ State::Failed => *failed = State::Asked(vec![done]),
+            failed @ State::Failed => *failed = State::Asked(vec![(removal, done)]),
         }
         drop(marks);
         self.asked.notify_all();
@@ -146,25 +250,26 @@ impl Removals {
 
     /// Whether this key is being removed.
     pub fn covers(&self, key: &Key) -> bool {
-        self.any() && lock(&self.marks).all.iter().any(|mark| mark.matcher.covers(key))
+        self.any() && lock(&self.marks).covers(key)
     }
 
-    pub fn over(&self, which: &DiskSelection) {
-        let same = |mark: &&mut Mark| mark.which == *which;
-        lock(&self.marks).all.iter_mut().filter(same).for_each(|mark| mark.over = true);
-        self.let_go(|mark| mark.over && mark.state.is_over());
+    /// A removal is over; `again`: it is likely to be asked for again.
+    pub fn over(&self, removal: u64, again: bool, now_ns: u64) {
+        for mark in &mut lock(&self.marks).all {
+            if mark.open.remove(&removal) && again {
+                mark.again_ns = mark.again_ns.max(now_ns + AGAIN_NS);
+            }
+        }
+        self.expire(now_ns);
     }
 
+    /// Lifts the marks that are not needed any more, and those whose time is over.
     pub fn expire(&self, now_ns: u64) {
-        self.let_go(|mark| mark.until_ns <= now_ns && mark.state.is_over());
-    }
-
-    fn let_go(&self, which: impl Fn(&Mark) -> bool) {
         if !self.any() {
             return;
         }
         let mut marks = lock(&self.marks);
-        marks.all.retain(|mark| !which(mark));
+        marks.let_go(now_ns);
         self.count.store(marks.all.len(), Ordering::SeqCst);
     }
 
@@ -174,12 +279,13 @@ impl Removals {
     }
 
     /// The next one that is to be carried out; None at the end.
-    fn next(&self) -> Option<(DiskSelection, Arc<Matcher>)> {
+    fn next(&self, kind: Kind) -> Option<Arc<Matcher>> {
         let mut marks = lock(&self.marks);
         loop {
-            let asked = marks.all.iter().find(|mark| matches!(mark.state, State::Asked(_)));
-            if let Some(mark) = asked {
-                return Some((mark.which.clone(), mark.matcher.clone()));
+            let is_next =
+                |mark: &&Mark| matches!(mark.state, State::Asked(_)) && mark.matcher.kind() == kind;
+            if let Some(mark) = marks.all.iter().find(is_next) {
+                return Some(mark.matcher.clone());
             }
             if marks.closing {
                 return None;
@@ -188,41 +294,38 @@ impl Removals {
         }
     }
 
-    fn carried_out(&self, which: &DiskSelection, result: &Result<()>) {
+    fn carried_out(&self, matcher: &Arc<Matcher>, result: &Result<Vec<Key>>) {
         let mut marks = lock(&self.marks);
-        let Some(at) = marks.all.iter().position(|mark| mark.which == *which) else { return };
-        let (mark, now) = (
-            &mut marks.all[at],
-            match result {
-                Ok(()) => State::Done,
-                Err(_) => State::Failed,
-            },
-        );
-        let state = std::mem::replace(&mut mark.state, now);
-        if mark.over {
-            marks.all.swap_remove(at);
-            self.count.store(marks.all.len(), Ordering::SeqCst);
+        let same = |mark: &&mut Mark| Arc::ptr_eq(&mark.matcher, matcher);
+        let Some(mark) = marks.all.iter_mut().find(same) else { return };
+        let now = if result.is_ok() { State::Done } else { State::Failed };
+        let State::Asked(waiting) = std::mem::replace(&mut mark.state, now) else { return };
+        if result.is_err() {
+            // They end with the error, and are never over.
+            mark.open.retain(|open| !waiting.iter().any(|(removal, _)| removal == open));
         }
         drop(marks);
-        if let State::Asked(waiting) = state {
-            waiting.into_iter().for_each(|done| done(result.clone()));
-        }
+        waiting.into_iter().for_each(|(_, done)| done(result.clone()));
     }
 }
 
 impl DiskTier {
-    pub(super) fn carry_out_removals(&self) {
-        while let Some((which, matcher)) = self.removals.next() {
-            let removed = caught(|| self.remove_from_disk(&which, &matcher));
-            let result = removed.and_then(|removed| removed);
-            if let Err(error) = &result {
-                tracing::error!(%error, "a removal from disk failed");
+    /// One of the two threads.
+    pub(super) fn carry_out_removals(&self, kind: Kind) {
+        let mut limit = LogLimit::default();
+        while let Some(matcher) = self.removals.next(kind) {
+            let result = caught(|| self.remove_from_disk(&matcher)).flatten();
+            if let Err(error) = &result
+                && limit.is_due((), self.clock.now_ms())
+            {
+                tracing::error!(%error, "a removal from disk failed; logged once a minute");
             }
-            self.removals.carried_out(&which, &result);
+            self.removals.carried_out(&matcher, &result);
         }
     }
 
-    fn remove_from_disk(&self, which: &DiskSelection, matcher: &Matcher) -> Result<()> {
+    /// Returns the keys that were there, of a removal by keys.
+    fn remove_from_disk(&self, matcher: &Matcher) -> Result<Vec<Key>> {
         let covers = |key: &Key| matcher.covers(key);
         self.feed.forget(covers);
         let settled = self.writer.forget(covers, SETTLE_LIMIT)
@@ -235,27 +338,29 @@ impl DiskTier {
         let failed = |e: nkv_ssd::SsdError| {
             Error::not_ready(format!("the removal cannot be written to disk: {e}: remove again"))
         };
+        let mut there = Vec::new();
         match matcher {
-            Matcher::All => self.engine.remove_all().map_err(failed)?,
+            Matcher::All => drop(self.engine.remove_all().map_err(failed)?),
             Matcher::Keys(keys) => {
-                self.engine.remove(&keys.iter().collect::<Vec<_>>()).map_err(failed)?
+                let found = keys.iter().filter(|key| self.engine.find(key).is_some());
+                there.extend(found.cloned());
+                self.engine.remove(&keys.iter().collect::<Vec<_>>()).map_err(failed)?;
             }
             Matcher::Pattern(_) => self.remove_matching(matcher).map_err(failed)?,
-        };
-        tracing::debug!(?which, "removed from disk");
-        Ok(())
+        }
+        Ok(there)
     }
 
-    fn remove_matching(&self, matcher: &Matcher) -> std::result::Result<u64, nkv_ssd::SsdError> {
-        let (mut from, mut removed) = (Some(0), 0);
+    fn remove_matching(&self, matcher: &Matcher) -> std::result::Result<(), nkv_ssd::SsdError> {
+        let mut from = Some(0);
         while let Some(at) = from {
             let (keys, next) = self.engine.keys(at, KEYS_AT_ONCE)?;
             let matching: Vec<_> = keys.iter().filter(|key| matcher.covers(key)).collect();
             if !matching.is_empty() {
-                removed += self.engine.remove(&matching)?;
+                self.engine.remove(&matching)?;
             }
             from = next;
         }
-        Ok(removed)
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use nkv_store::AnonMemory;
 use nkv_store::clock::ManualClock;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::object::ObjectDesc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 
 struct Bench {
@@ -23,6 +24,10 @@ impl Drop for Bench {
 }
 
 const AT: (u32, u32) = (0, 1);
+
+fn keys_of(key: &str) -> DiskSelection {
+    DiskSelection::Keys(vec![key.as_bytes().to_vec().into()])
+}
 
 impl Bench {
     fn new() -> Self {
@@ -42,13 +47,22 @@ impl Bench {
         Candidate { slot: AT.0, epoch: AT.1, key: Key::new(key.as_bytes()).unwrap(), object }
     }
 
-    /// Removes a key, and returns once that is on disk.
-    fn removes(&self, key: &str) -> DiskSelection {
-        let which = DiskSelection::Keys(vec![key.as_bytes().to_vec().into()]);
+    /// Removes a key, and returns the number of the removal once that is on disk.
+    fn removes(&self, key: &str) -> u64 {
+        self.removal(keys_of(key)).0
+    }
+
+    /// The same, with the keys that were there.
+    fn removal(&self, which: DiskSelection) -> (u64, Vec<Key>) {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (sender, done) = mpsc::channel();
-        self.tier.remove(which.clone(), Box::new(move |result| sender.send(result).unwrap()));
-        done.recv().unwrap().unwrap();
-        which
+        self.tier.remove(number, &which, Box::new(move |result| sender.send(result).unwrap()));
+        (number, done.recv().unwrap().unwrap())
+    }
+
+    fn over(&self, removal: u64) {
+        self.tier.removal_over(removal, false);
     }
 
     fn settles(&self) {
@@ -73,11 +87,11 @@ fn i6_an_object_without_a_name_is_not_saved_after_a_removal() {
         b.demotion.await_names(vec![AT]);
         let which = b.removes("k");
         if over {
-            b.tier.removal_over(&which);
+            b.over(which);
         }
         assert!(!b.demotion.awaits(AT), "its extent is not kept for nothing");
         b.demotion.take_named([b.object("k")]);
-        b.tier.removal_over(&which);
+        b.over(which);
         b.settles();
         assert_eq!(b.tier.find(b"k"), None);
     }
@@ -89,7 +103,7 @@ fn i6_an_object_evicted_without_a_name_during_a_removal_is_not_saved() {
     let b = Bench::new();
     let which = b.removes("k");
     b.demotion.await_names(vec![AT]);
-    b.tier.removal_over(&which);
+    b.over(which);
     b.demotion.take_named([b.object("k")]);
     b.settles();
     assert_eq!(b.tier.find(b"k"), None);
@@ -106,12 +120,13 @@ fn i6_a_removal_marks_its_keys_until_it_is_over_or_for_a_minute() {
         assert_eq!(b.tier.find(b"k"), None, "nothing is saved meanwhile");
         // Each round of a removal that takes long asks again.
         b.clock.advance_ms(40_000);
-        b.removes("k");
+        b.tier.removal_over(which, true);
+        let which = b.removes("k");
         b.clock.advance_ms(40_000);
         b.tier.removals.expire(b.clock.now_ns());
         assert!(b.tier.removals.any(), "it goes on");
         match how {
-            "over" => b.tier.removal_over(&which),
+            "over" => b.over(which),
             _ => {
                 b.clock.advance_ms(60_000);
                 b.tier.removals.expire(b.clock.now_ns());
@@ -137,28 +152,95 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
     let which = DiskSelection::Keys(keys.to_vec());
     let (sender, done) = mpsc::channel();
     let first = sender.clone();
-    removals.add(which.clone(), 0, Box::new(move |result| first.send(result).unwrap()));
+    removals.add(1, &which, 0, Box::new(move |result| first.send(result).unwrap()));
     assert_eq!(done.recv().unwrap().unwrap_err().kind(), crate::ErrorKind::NotReady);
     assert!(removals.any());
     assert_eq!(b.tier.find(b"k"), None);
     b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(()));
-    removals.add(which, 0, Box::new(move |result| sender.send(result).unwrap()));
-    done.recv().unwrap().unwrap();
+    removals.add(2, &which, 0, Box::new(move |result| sender.send(result).unwrap()));
+    assert_eq!(done.recv().unwrap().unwrap(), [Key::new(b"k").unwrap()]);
     assert!(b.tier.engine.find(&Key::new(b"k").unwrap()).is_none());
+}
+
+/// Another caller may have put the key again since, and removes it now.
+#[test]
+fn i6_a_removal_that_ends_leaves_the_marks_of_the_others() {
+    let every = || DiskSelection::Matching("^k".into());
+    let one = || keys_of("k");
+    for which in [&one as &dyn Fn() -> DiskSelection, &every] {
+        let b = Bench::new();
+        let (first, _) = b.removal(which());
+        let (second, there) = b.removal(which());
+        assert!(there.is_empty());
+        b.over(first);
+        b.demotion.take([b.object("k")]);
+        b.settles();
+        assert_eq!(b.tier.find(b"k"), None, "the second one is still removing it from memory");
+        b.over(first);
+        b.over(second);
+        assert!(!b.tier.removals.any());
+    }
+}
+
+#[test]
+fn i6_between_two_rounds_of_a_removal_its_keys_stay_marked() {
+    let b = Bench::new();
+    let (round, _) = b.removal(DiskSelection::All);
+    b.tier.removal_over(round, true);
+    b.clock.advance_ms(4_000);
+    b.demotion.take([b.object("k")]);
+    b.settles();
+    assert_eq!(b.tier.find(b"k"), None);
+    b.clock.advance_ms(2_000);
+    b.tier.removals.expire(b.clock.now_ns());
+    assert!(!b.tier.removals.any(), "no further round came");
+}
+
+/// One that looks at all keys takes long; here it waits for a promotion that does not end.
+#[test]
+fn a_removal_of_known_keys_waits_for_no_search() {
+    let b = Bench::new();
+    b.tier.promotions.add(&[b"a".to_vec().into()], None, 0, Box::new(|_| {}));
+    let (sender, done) = mpsc::channel();
+    let search = DiskSelection::Matching("^a".into());
+    b.tier.remove(9, &search, Box::new(move |result| sender.send(result).unwrap()));
+    b.removes("k");
+    assert!(done.try_recv().is_err(), "the search is still waiting");
 }
 
 #[test]
 fn removals_that_never_end_take_bounded_memory() {
     let removals = Removals::default();
     let (sender, done) = mpsc::channel();
-    for n in 0..2000 {
-        let (which, sender) =
-            (DiskSelection::Keys(vec![n.to_string().into_bytes().into()]), sender.clone());
-        removals.add(which, 0, Box::new(move |result| sender.send(result).unwrap()));
-    }
-    let refused: Vec<_> = done.try_iter().collect();
-    assert_eq!(refused.len(), 2000 - 1024);
-    assert!(refused.iter().all(|done| done.as_ref().unwrap_err().message().contains("1024")));
+    let mut number = 0;
+    let mut refused = |selections: &mut dyn Iterator<Item = DiskSelection>| {
+        for which in selections {
+            let sender = sender.clone();
+            number += 1;
+            removals.add(number, &which, 0, Box::new(move |r| sender.send(r).unwrap()));
+        }
+        let refused = done.try_iter().map(|done| done.unwrap_err().message().to_string());
+        refused.collect::<Vec<_>>()
+    };
+    // Bytes of keys: 1,088 each with what a key takes besides.
+    let long = |n: u32| -> crate::message::KeyBytes {
+        let mut key = vec![7; 1024];
+        key[..4].copy_from_slice(&n.to_le_bytes());
+        key.into()
+    };
+    let batch = |b: u32| DiskSelection::Keys((0..40_000).map(|n| long(b * 40_000 + n)).collect());
+    let many = refused(&mut (0..5).map(batch));
+    assert_eq!(many.len(), 2, "{many:?}");
+    // Patterns.
+    let many = refused(&mut (0..100).map(|n| DiskSelection::Matching(format!("^{n}"))));
+    assert_eq!(many.len(), 100 - 64);
+    // Callers that remove the same.
+    let many = refused(&mut std::iter::repeat_n(DiskSelection::Matching("^0".into()), 1500));
+    assert_eq!(many.len(), 1500 - 1023);
+    // Marks.
+    let key = |n: u32| DiskSelection::Keys(vec![n.to_le_bytes().to_vec().into()]);
+    let many = refused(&mut (0..2000).map(key));
+    assert!(many.len() >= 2000 - 1024 && many[0].contains("in progress"), "{}", many.len());
 }
 
 #[test]

@@ -360,9 +360,12 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::AskDisk { number: 5, question: DiskQuestion::Find(vec![key()]) },
             MasterToOwner::AskDisk {
                 number: 6,
-                question: DiskQuestion::Remove(DiskSelection::Matching("layer".to_string())),
+                question: DiskQuestion::Remove {
+                    removal: 9,
+                    which: DiskSelection::Matching("layer".to_string()),
+                },
             },
-            MasterToOwner::RemovalOver(DiskSelection::All),
+            MasterToOwner::RemovalOver { removal: 9, again: true },
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),

@@ -103,6 +103,7 @@ impl Master {
         let Some(on_disk) = known.on_disk.as_mut().filter(|on_disk| on_disk.asked.is_none()) else {
             return Vec::new();
         };
+        self.forget_others(on_disk);
         let mut by_disk: BTreeMap<SegmentId, Vec<KeyBytes>> = BTreeMap::new();
         let (mut asked, mut bytes) = (HashSet::new(), 0);
         for key in missing {
@@ -118,6 +119,12 @@ impl Master {
         }
         on_disk.asked = Some(asked);
         self.to_promote(by_disk, rank)
+    }
+
+    /// A removal may have begun, or a disk may have left, since the disks were asked.
+    fn forget_others(&self, on_disk: &mut OnDisk) {
+        on_disk.found.values_mut().for_each(|disks| disks.retain(|(at, _)| self.may_be_asked(*at)));
+        on_disk.found.retain(|_, disks| !disks.is_empty());
     }
 
     fn to_promote(
@@ -146,6 +153,7 @@ impl Master {
         let (Some(on_disk), Promote::Wait { rank }) = (on_disk, promotion_of(&ask.request)) else {
             return Some((ask, reply, known));
         };
+        self.forget_others(on_disk);
         let mut by_disk: BTreeMap<SegmentId, Vec<KeyBytes>> = BTreeMap::new();
         for key in looked_up(&ask.request).unwrap_or_default() {
             let id = self.id_of(key);

@@ -7,7 +7,8 @@ use crate::message::{
     DiskAnswer, DiskQuestion, DiskSelection, KeyBytes, MAX_BATCH, MasterToOwner, SegmentId,
 };
 use hashbrown::HashSet;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Keys that are remembered. A disk that missed more begins empty.
@@ -26,8 +27,15 @@ pub(in crate::master) struct Missed {
     keys: usize,
     /// The number of the next one.
     next: u64,
+    /// Those below this number were dropped, because there were too many.
+    dropped: u64,
     /// The first and the last that a rank missed.
     of_ranks: BTreeMap<u32, (u64, u64)>,
+    /// How many removals have begun, and which of them are not over.
+    begun: u64,
+    running: BTreeSet<u64>,
+    /// How many had begun when a segment joined, with its incarnation.
+    joined: BTreeMap<SegmentId, (u64, u64)>,
 }
 
 fn keys_of(which: &DiskSelection) -> usize {
@@ -44,20 +52,23 @@ impl Missed {
         if ranks.peek().is_none() {
             return;
         }
-        // A removal by pattern takes several rounds.
-        let is_key = matches!(which, DiskSelection::Keys(_));
-        let noted = self.list.iter().filter(|_| !is_key).find(|(_, noted)| noted == which);
-        let number = noted.map(|(number, _)| *number).unwrap_or_else(|| {
-            self.list.push_back((self.next, which.clone()));
-            self.keys += keys_of(which);
-            self.next += 1;
-            self.next - 1
-        });
+        // A removal by pattern is noted at each of its rounds: then it counts as the newest one.
+        if !matches!(which, DiskSelection::Keys(_))
+            && let Some(at) = self.list.iter().position(|(_, noted)| noted == which)
+        {
+            self.list.remove(at);
+            self.keys -= keys_of(which);
+        }
+        let number = self.next;
+        self.list.push_back((number, which.clone()));
+        self.keys += keys_of(which);
+        self.next += 1;
         for rank in ranks {
             let (first, last) = self.of_ranks.entry(rank).or_insert((number, number));
             (*first, *last) = (number.min(*first), number.max(*last));
         }
         while self.keys > MOST_KEYS {
+            self.dropped = self.list.front().map_or(self.dropped, |(number, _)| number + 1);
             self.drop_first();
         }
     }
@@ -66,6 +77,20 @@ impl Missed {
         if let Some((_, which)) = self.list.pop_front() {
             self.keys -= keys_of(&which);
         }
+    }
+
+    /// A segment joined, as this process.
+    pub fn joins(&mut self, segment_id: SegmentId, incarnation: u64) {
+        let joined = self.joined.entry(segment_id).or_insert((incarnation, self.begun));
+        if joined.0 != incarnation {
+            *joined = (incarnation, self.begun);
+        }
+    }
+
+    /// Whether a removal is running that began before this process joined: it is not asked.
+    fn is_running_without(&self, segment_id: SegmentId, incarnation: u64) -> bool {
+        let joined = self.joined.get(&segment_id).filter(|(of, _)| *of == incarnation);
+        joined.is_some_and(|(_, begun)| self.running.first().is_some_and(|first| first < begun))
     }
 
     /// Whether the disk of this rank does not know of everything yet.
@@ -81,9 +106,8 @@ impl Missed {
     /// What it missed, in few messages, and the number of the next removal.
     fn of(&self, rank: u32) -> Option<(VecDeque<DiskSelection>, u64)> {
         let (since, _) = *self.of_ranks.get(&rank)?;
-        let oldest = self.list.front().map_or(self.next, |(number, _)| *number);
         let missed = || self.list.iter().filter(|(number, _)| *number >= since).map(|(_, w)| w);
-        if since < oldest || missed().any(|which| *which == DiskSelection::All) {
+        if since < self.dropped || missed().any(|which| *which == DiskSelection::All) {
             return Some((VecDeque::from([DiskSelection::All]), self.next));
         }
         let mut keys: HashSet<&KeyBytes> = HashSet::new();
@@ -113,12 +137,38 @@ impl Missed {
     }
 }
 
+/// A removal that is not over. It counts as running as long as this lives.
+pub(super) struct RunningRemoval {
+    members: Arc<Members>,
+    number: u64,
+}
+
+impl RunningRemoval {
+    pub fn begin(members: Arc<Members>) -> Self {
+        let number = {
+            let missed = &mut members.lock().missed;
+            let number = missed.begun;
+            missed.begun += 1;
+            missed.running.insert(number);
+            number
+        };
+        Self { members, number }
+    }
+}
+
+impl Drop for RunningRemoval {
+    fn drop(&mut self) {
+        self.members.lock().missed.running.remove(&self.number);
+    }
+}
+
 /// What a rank that is back was sent, ahead of any other question: it marks all of it before it
 /// looks for anything.
 pub(in crate::master) struct Resending {
     incarnation: u64,
-    /// By the number of the question: what its disk has not confirmed.
-    open: BTreeMap<u64, DiskSelection>,
+    /// By the number of the question: what its disk has not confirmed, with the number of the
+    /// removal.
+    open: BTreeMap<u64, (u64, DiskSelection)>,
     /// Its disk could not remove something, and may have marked nothing.
     failed: bool,
     up_to: u64,
@@ -133,7 +183,11 @@ impl Master {
         let Some(incarnation) = with_disk.map(|a| a.info.incarnation) else { return };
         let missed = self.durable.members.lock().missed.of(segment_id.rank);
         let Some((list, up_to)) = missed else { return };
-        let open = (0..).zip(list).collect();
+        let numbered = |which| {
+            let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
+            (number, (self.durable.random.u64(), which))
+        };
+        let open = list.into_iter().map(numbered).collect();
         let resending = Resending { incarnation, open, failed: false, up_to, again_ms: 0 };
         self.resending.insert(segment_id.rank, resending);
         self.send_open(segment_id.rank);
@@ -143,11 +197,10 @@ impl Master {
         let (segment_id, now_ms) = (SegmentId::first(rank), self.now_ms());
         let Some(resending) = self.resending.get_mut(&rank) else { return };
         resending.again_ms = now_ms + AGAIN_MS;
-        for which in std::mem::take(&mut resending.open).into_values() {
-            let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
-            let question = DiskQuestion::Remove(which.clone());
+        for (number, (removal, which)) in &resending.open {
+            let question = DiskQuestion::Remove { removal: *removal, which: which.clone() };
+            let number = *number;
             self.durable.members.send(segment_id, MasterToOwner::AskDisk { number, question });
-            resending.open.insert(number, which);
         }
     }
 
@@ -158,12 +211,14 @@ impl Master {
         }
     }
 
-    /// Whether the disk of this rank can be asked for objects: it has marked, at least, all that
-    /// was removed while it was away.
+    /// Whether the disk of this rank has marked, at least, all that was removed while it was away,
+    /// and nothing is being removed without it.
     pub(super) fn knows_removals(&self, segment_id: SegmentId, incarnation: u64) -> bool {
         let rank = segment_id.rank;
         let sent = |r: &Resending| r.incarnation == incarnation && !r.failed;
-        !self.durable.members.lock().missed.has(rank) || self.resending.get(&rank).is_some_and(sent)
+        let missed = &self.durable.members.lock().missed;
+        !missed.is_running_without(segment_id, incarnation)
+            && (!missed.has(rank) || self.resending.get(&rank).is_some_and(sent))
     }
 
     /// Whether a disk answered what it was sent so; its answer is dealt with.
@@ -183,8 +238,9 @@ impl Master {
             tracing::warn!(%segment_id, %error, "its disk cannot remove what was removed before");
             return true;
         }
-        if let Some(which) = resending.open.remove(&number) {
-            self.durable.members.send(segment_id, MasterToOwner::RemovalOver(which));
+        if let Some((removal, _)) = resending.open.remove(&number) {
+            let over = MasterToOwner::RemovalOver { removal, again: false };
+            self.durable.members.send(segment_id, over);
         }
         if resending.open.is_empty() {
             let up_to = resending.up_to;
@@ -287,6 +343,26 @@ mod tests {
         missed.note(&keys(2, 1), [2]);
         missed.heard(1, up_to);
         assert!(!missed.has(1) && missed.has(2));
+    }
+
+    /// Another rank, which never comes, keeps the list long.
+    #[test]
+    fn a_rank_is_sent_nothing_of_before_it_was_away() {
+        let mut missed = Missed::default();
+        let pattern = DiskSelection::Matching("^a".into());
+        missed.note(&pattern, [7]);
+        missed.note(&keys(0, 5), [7]);
+        missed.note(&pattern, [2, 7]);
+        assert_eq!(missed.of(2).unwrap().0, [pattern.clone()]);
+        for n in 0..10 {
+            missed.note(&keys(10 + n * 10_000, 10_000), [7]);
+        }
+        missed.note(&pattern, [3, 7]);
+        assert_eq!(missed.of(7).unwrap().0, [DiskSelection::All], "it missed too much");
+        assert_eq!(missed.of(3).unwrap().0, [pattern.clone()]);
+        // Not gone because it was noted again.
+        missed.note(&pattern, [7]);
+        assert_eq!(missed.of(3).unwrap().0, [pattern]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::super::known::{Known, removes};
 use super::super::{Ask, Master};
 use super::WORK_LIMIT_MS;
+use super::missed::RunningRemoval;
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{DiskQuestion, DiskSelection, MasterToOwner, Request, Response};
@@ -20,11 +21,12 @@ fn selection_of(request: &Request) -> Option<DiskSelection> {
     }
 }
 
-/// Whether the caller may rely on it that some of the keys are gone.
+/// Whether some of the keys are gone, and must not come back.
 fn confirms(answer: &Response) -> bool {
     match answer {
         Response::Done(list) => list.iter().any(is_gone),
-        other => ends_removal(other),
+        Response::Swept(swept) => swept.why.is_none(),
+        _ => false,
     }
 }
 
@@ -67,18 +69,21 @@ impl Master {
             reply.send(Response::Failed(Error::disconnected(text)));
             return None;
         }
+        let removal = self.durable.random.u64();
         let (members, asked, over) = (self.durable.members.clone(), disks.clone(), which.clone());
+        // Ranks that join from now on are asked for nothing before it is over.
+        let running = RunningRemoval::begin(self.durable.members.clone());
         let reply = reply.observed(move |answer| {
             if confirms(answer) {
                 members.note_missed(&over, &asked);
             }
-            if ends_removal(answer) {
-                for (segment_id, _) in asked {
-                    members.send(segment_id, MasterToOwner::RemovalOver(over.clone()));
-                }
+            drop(running);
+            let again = !ends_removal(answer);
+            for (segment_id, _) in asked {
+                members.send(segment_id, MasterToOwner::RemovalOver { removal, again });
             }
         });
-        let question = DiskQuestion::Remove(which);
+        let question = DiskQuestion::Remove { removal, which };
         let questions = disks.into_iter().map(|(id, of)| (id, of, question.clone())).collect();
         let known = Known::default();
         self.ask_disks(questions, WORK_LIMIT_MS, (ask, reply, known)).map(|(a, r, _)| (a, r))
@@ -86,10 +91,10 @@ impl Master {
 
     /// The disks have removed it; now memory does. What held when they were asked may not hold any
     /// more.
-    pub(super) fn removed_from_disks(&mut self, ask: Ask, reply: Reply<Response>) {
+    pub(super) fn removed_from_disks(&mut self, ask: Ask, reply: Reply<Response>, known: Known) {
         match self.refuse(&ask.request) {
             Some(error) => reply.send(Response::Failed(error)),
-            None => self.answer_from_memory(ask, reply),
+            None => self.answer_from_memory(ask, reply, known),
         }
     }
 }

@@ -35,10 +35,17 @@ fn question(down: &MasterToOwner) -> Option<(u64, DiskQuestion)> {
     }
 }
 
+fn removal_asked(down: &MasterToOwner) -> Option<(u64, DiskSelection)> {
+    match question(down)? {
+        (number, DiskQuestion::Remove { which, .. }) => Some((number, which)),
+        (_, other) => panic!("{other:?}"),
+    }
+}
+
 /// The disk of a rank is asked to remove this key.
 async fn is_asked_to_remove(rank: &mut Rank, k: &str) -> u64 {
-    let (number, asked) = rank.receives(question).await;
-    assert_eq!(asked, DiskQuestion::Remove(DiskSelection::Keys(vec![key(k)])));
+    let (number, which) = rank.receives(removal_asked).await;
+    assert_eq!(which, DiskSelection::Keys(vec![key(k)]));
     number
 }
 
@@ -91,7 +98,7 @@ async fn i6_a_disk_that_was_away_removes_before_it_is_asked_for_anything() {
     // The first question, before anything is asked for.
     let number = is_asked_to_remove(&mut second, "k").await;
     answers(&second, number, DiskAnswer::default()).await;
-    let over = |d: &MasterToOwner| matches!(d, MasterToOwner::RemovalOver(_)).then_some(());
+    let over = |d: &MasterToOwner| matches!(d, MasterToOwner::RemovalOver { .. }).then_some(());
     second.receives(over).await;
     let found = bench.asks(lookup(Promote::No));
     for rank in [&mut first, &mut second] {
@@ -192,8 +199,8 @@ async fn i6_each_round_of_a_removal_by_pattern_asks_the_disks() {
         let of = crate::message::Selection { pattern: Some("^k".into()), from };
         let asked = bench.asks(Request::RemoveMatching(of));
         for rank in [&mut first, &mut second] {
-            let (number, asked) = rank.receives(question).await;
-            assert_eq!(asked, DiskQuestion::Remove(DiskSelection::Matching("^k".into())));
+            let (number, which) = rank.receives(removal_asked).await;
+            assert_eq!(which, DiskSelection::Matching("^k".into()));
             answers(rank, number, DiskAnswer::default()).await;
         }
         let Response::Swept(_) = end(asked).await else { panic!("not swept") };
@@ -221,4 +228,64 @@ async fn of_two_disks_with_a_key_the_second_is_asked_when_the_first_has_lost_it(
     let Response::Locations(list) = end(asked).await else { panic!("no locations") };
     let [Location::Disk(disk)] = &list[0].as_ref().unwrap()[..] else { panic!("{list:?}") };
     assert_eq!((disk.rank, disk.key), (1, HASHER.id(b"k")));
+}
+
+/// What it brought back meanwhile would stay in memory.
+#[tokio::test]
+async fn i6_a_disk_that_joins_during_a_removal_is_asked_for_nothing_before_it_was_sent_it() {
+    let (bench, mut first, second) = two_disks().await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    first.drain().await;
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    let number = is_asked_to_remove(&mut first, "k").await;
+    let mut second = joins(&bench, 1, 201).await;
+    second.drain().await;
+    // Only the first is asked, and what it says is the answer.
+    let found = bench.asks(lookup(Promote::Begin { rank: None }));
+    let (find, _) = first.receives(question).await;
+    answers(&first, find, DiskAnswer::default()).await;
+    end(found).await;
+    assert_eq!(asked_about(&mut second).await, []);
+    answers(&first, number, DiskAnswer::default()).await;
+    end(removal).await;
+    for _ in 0..2 {
+        bench.clock.advance_ms(600);
+        for rank in [&first, &second] {
+            rank.sends(OwnerToMaster::Retired(Vec::new())).await;
+        }
+        bench.ticks().await;
+    }
+    removes(&mut second, "k").await;
+}
+
+/// Between two rounds it has not ended.
+#[tokio::test]
+async fn i6_a_disk_that_joins_between_two_rounds_of_a_removal_is_sent_it_first() {
+    let (bench, mut first, second) = two_disks().await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    first.drain().await;
+    let of = crate::message::Selection { pattern: Some("^k".into()), from: None };
+    let round = bench.asks(Request::RemoveMatching(of));
+    let (number, _) = first.receives(removal_asked).await;
+    answers(&first, number, DiskAnswer::default()).await;
+    end(round).await;
+    let mut second = joins(&bench, 1, 201).await;
+    let (_, which) = second.receives(removal_asked).await;
+    assert_eq!(which, DiskSelection::Matching("^k".into()));
+}
+
+#[tokio::test]
+async fn a_key_that_only_a_disk_has_is_removed_with_success() {
+    let (bench, mut first, mut second) = two_disks().await;
+    let asked = bench.asks(Request::Remove(vec![key("j"), key("k")]));
+    let removed = [vec![HASHER.id(b"k")], Vec::new()];
+    for (rank, removed) in [&mut first, &mut second].into_iter().zip(removed) {
+        let (number, _) = rank.receives(removal_asked).await;
+        answers(rank, number, DiskAnswer { removed, ..DiskAnswer::default() }).await;
+    }
+    let Response::Done(list) = end(asked).await else { panic!("not done") };
+    let kinds = list.iter().map(|done| done.as_ref().err().map(Error::kind));
+    assert_eq!(kinds.collect::<Vec<_>>(), [Some(ErrorKind::NotFound), None]);
 }
