@@ -22,7 +22,6 @@ pub mod executor;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
 mod log_claims;
-mod log_limit;
 pub mod machine;
 pub mod master;
 pub mod membership;

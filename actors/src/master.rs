@@ -24,7 +24,6 @@ mod terms;
 
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Error;
-use crate::log_limit::LogLimit;
 use crate::message::{
     ClusterStats, MasterCounters, MasterToOwner, OwnerToMaster, PlanId, PlanRef, RankInfo,
     RankStats, Refusal, Request, Response, SeenView, SegmentId, Settings, Term,
@@ -38,6 +37,7 @@ use index::Index;
 use matching::{Round, Rounds};
 use nkv_store::Random;
 use nkv_store::clock::Clock;
+use nkv_store::log_limit::LogLimit;
 use nkv_store::log_lines::LogLines;
 use nkv_store::{KeyHasher, KeyId, KeyPool};
 use objects::{IdentityState, PlanInfo};

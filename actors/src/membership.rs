@@ -7,7 +7,6 @@ mod listening;
 use crate::actor::ActorAddr;
 use crate::control_hello::hello;
 use crate::error::{Error, Result};
-use crate::log_limit::LogLimit;
 use crate::message::{
     MasterToOwner, OwnerToMaster, PlanId, Purpose, RankInfo, Refusal, Settings, Term, Welcome,
 };
@@ -17,6 +16,7 @@ use crate::race::read_and_write;
 use crate::uplink::{UPLINK_FRAMES, Uplink};
 use listening::Listening;
 use nkv_store::clock::Clock;
+use nkv_store::log_limit::LogLimit;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::collections::BTreeMap;

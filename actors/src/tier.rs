@@ -16,7 +16,6 @@ pub use figures::TierFigures;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::log_limit::LogLimit;
 use crate::message::{DiskSelection, KeyBytes};
 use config::open_engine;
 use demotion::Feed;
@@ -26,6 +25,7 @@ use nkv_ssd::writer::{Writer, WriterOptions};
 use nkv_ssd::{Engine, SsdError};
 use nkv_store::Key;
 use nkv_store::clock::Clock;
+use nkv_store::log_limit::LogLimit;
 use nkv_store::threads::spawn_named;
 use promotion::Promotions;
 use removal::{Kind, Removals};

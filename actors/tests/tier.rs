@@ -129,7 +129,7 @@ async fn i6_what_was_removed_comes_back_neither_from_disk_nor_with_a_new_cluster
     let keys = keys(120);
     put_all(&cluster, &keys).await;
     settled(&cluster).await;
-    // One by one, by pattern, and what lies in memory as well as what only the disk has.
+    // One by one, and by pattern.
     for result in client.remove_many(&[b"block/1", b"block/2"]).await {
         result.unwrap();
     }
@@ -150,6 +150,14 @@ async fn i6_what_was_removed_comes_back_neither_from_disk_nor_with_a_new_cluster
             assert_eq!(absent, gone(key), "{key}, again {again}: {:?}", found.err());
         }
     }
+    // What only a disk has.
+    cluster.stop().await;
+    let cluster = start(dir.path(), 2, SsdPolicy::WriteThrough).await;
+    assert_eq!(tier_of(&cluster, "block/3").await, Some(Tier::Disk));
+    cluster.client().remove(b"block/3").await.unwrap();
+    let again = cluster.client().remove(b"block/3").await.unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::NotFound);
+    assert_eq!(tier_of(&cluster, "block/3").await, None);
     cluster.client().remove_all().await.unwrap();
     assert_eq!(figures(&cluster, 0).ssd_objects + figures(&cluster, 1).ssd_objects, 0);
     cluster.stop().await;

@@ -11,7 +11,8 @@ use clap::Subcommand;
 use indicatif::ProgressBar;
 use nkv_programs::{exit, progress};
 use nkv_ssd::directory::DESCRIPTION;
-use nkv_ssd::{Engine, Found, Object, Payload, Saved, SsdError, WallClock, offline};
+use nkv_ssd::offline::{self, Access};
+use nkv_ssd::{Engine, Found, Object, Payload, Saved, SsdError, WallClock};
 use nkv_store::{AnonMemory, Key, Memory};
 use serde::Serialize;
 use std::io;
@@ -66,6 +67,8 @@ struct Report {
     damaged: u64,
     /// Some of their keys; of those whose header is damaged none is known.
     damaged_keys: Vec<String>,
+    /// Damaged pages of the journal: nobody knows what they told of.
+    journal_pages_damaged: u64,
     /// Removed by a repair.
     removed: u64,
     /// Files that an import did not save, because their keys were there already.
@@ -100,6 +103,7 @@ impl Report {
         let mut text = format!("{dir}: {objects} objects, {bytes} bytes {what}");
         for (count, what) in [
             (self.damaged, "damaged"),
+            (self.journal_pages_damaged, "pages of the journal damaged"),
             (self.removed, "removed"),
             (self.there_already, "there already"),
             (self.refused, "not imported"),
@@ -162,9 +166,15 @@ struct Opened {
 }
 
 impl Opened {
-    fn open(dir: &Path) -> Result<Self, CliError> {
-        let engine = offline::open(dir, wall_clock()).map_err(|e| failed(dir, e))?;
+    fn open(dir: &Path, access: Access) -> Result<Self, CliError> {
+        let engine = offline::open(dir, access, wall_clock()).map_err(|e| failed(dir, e))?;
         Ok(Self { dir: dir.to_owned(), engine, buffer: Buffer::default() })
+    }
+
+    /// Objects that the directory has, with those that were dropped when it was opened.
+    fn objects(&self) -> u64 {
+        let stats = self.engine.stats();
+        stats.objects + stats.stale_index_cleaned
     }
 
     fn failed(&self, error: SsdError) -> CliError {
@@ -207,29 +217,37 @@ impl SsdCommand {
     /// Runs it; returns the exit status.
     pub(crate) fn run(&self, flags: &Flags) -> Result<u8, CliError> {
         let (reports, what) = match self {
-            Self::Check { dir } => (for_each(dir, check)?, "are whole"),
-            Self::Repair { dir } => (for_each(dir, repair)?, "are whole"),
+            Self::Check { dir } => (for_each(dir, Access::Read, check)?, "are whole"),
+            Self::Repair { dir } => (for_each(dir, Access::Change, repair)?, "are whole"),
             Self::Export { dir, into } => {
-                std::fs::create_dir_all(into)
-                    .map_err(|e| CliError::io(into.display().to_string(), e))?;
-                (for_each(dir, |opened, bar| export(opened, bar, into))?, "were exported")
+                let several = directories(dir).len() > 1;
+                let work = |opened: &mut Opened, bar: &ProgressBar| {
+                    // Two disks may have objects of one key.
+                    let name = opened.dir.file_name().filter(|_| several);
+                    export(opened, bar, &name.map_or(into.clone(), |name| into.join(name)))
+                };
+                (for_each(dir, Access::Read, work)?, "were exported")
             }
             Self::Import { dir, from } => (vec![import(dir, from)?], "were imported"),
         };
         let text = || reports.iter().map(|report| report.text(what)).collect();
         output::show(flags.json, &reports, text)?;
         let repaired = matches!(self, Self::Repair { .. });
-        let faulty = |report: &Report| report.refused > 0 || (report.damaged > 0 && !repaired);
+        let faulty = |report: &Report| {
+            let damaged = report.damaged > 0 || report.journal_pages_damaged > 0;
+            report.refused > 0 || damaged && !repaired
+        };
         Ok(if reports.iter().any(faulty) { exit::ABSENT } else { exit::DONE })
     }
 }
 
 fn for_each(
     dir: &Path,
+    access: Access,
     work: impl Fn(&mut Opened, &ProgressBar) -> Result<Report, CliError>,
 ) -> Result<Vec<Report>, CliError> {
     let each = directories(dir).into_iter().map(|dir| {
-        let mut opened = Opened::open(&dir)?;
+        let mut opened = Opened::open(&dir, access)?;
         let bar = progress::bar(opened.engine.stats().objects, "objects");
         let report = work(&mut opened, &bar)?;
         bar.finish_and_clear();
@@ -238,8 +256,13 @@ fn for_each(
     each.collect()
 }
 
+fn report_of(opened: &Opened) -> Report {
+    let journal_pages_damaged = opened.engine.stats().journal_pages_damaged;
+    Report { journal_pages_damaged, ..Report::of(&opened.dir) }
+}
+
 fn check(opened: &mut Opened, bar: &ProgressBar) -> Result<Report, CliError> {
-    let (mut report, all) = (Report::of(&opened.dir), opened.engine.stats().objects);
+    let (mut report, all) = (report_of(opened), opened.objects());
     let listed = opened.each(bar, |opened, key, found| {
         match opened.read(key, found)? {
             true => (report.objects, report.bytes) = (report.objects + 1, report.bytes + found.len),
@@ -253,8 +276,8 @@ fn check(opened: &mut Opened, bar: &ProgressBar) -> Result<Report, CliError> {
 }
 
 fn repair(opened: &mut Opened, bar: &ProgressBar) -> Result<Report, CliError> {
+    let before = opened.objects();
     let mut report = check(opened, bar)?;
-    let before = opened.engine.stats().objects;
     if report.damaged > 0 {
         opened.engine.validate().map_err(|e| opened.failed(e))?;
         let again = ProgressBar::hidden();
@@ -265,7 +288,6 @@ fn repair(opened: &mut Opened, bar: &ProgressBar) -> Result<Report, CliError> {
             let _ = opened.engine.load(key, into);
             Ok(())
         })?;
-        opened.engine.maintain().map_err(|e| opened.failed(e))?;
         opened.engine.sync().map_err(|e| opened.failed(e))?;
     }
     report.removed = before - opened.engine.stats().objects;
@@ -273,7 +295,13 @@ fn repair(opened: &mut Opened, bar: &ProgressBar) -> Result<Report, CliError> {
 }
 
 fn export(opened: &mut Opened, bar: &ProgressBar, into: &Path) -> Result<Report, CliError> {
-    let (mut report, all) = (Report::of(&opened.dir), opened.engine.stats().objects);
+    let shown = || into.display().to_string();
+    std::fs::create_dir_all(into).map_err(|e| CliError::io(shown(), e))?;
+    if into.join(DESCRIPTION).exists() {
+        let why = "is the SSD directory of a rank: name a folder for the files";
+        return Err(CliError::io(shown(), io::Error::other(why)));
+    }
+    let (mut report, all) = (report_of(opened), opened.objects());
     let listed = opened.each(bar, |opened, key, found| {
         if !opened.read(key, found)? {
             report.damage(key);
@@ -290,7 +318,7 @@ fn export(opened: &mut Opened, bar: &ProgressBar, into: &Path) -> Result<Report,
 
 fn import(dir: &Path, from: &Path) -> Result<Report, CliError> {
     let files = tensor_file::list(from)?;
-    let (mut opened, mut report) = (Opened::open(dir)?, Report::of(dir));
+    let (mut opened, mut report) = (Opened::open(dir, Access::Change)?, Report::of(dir));
     let bar = progress::bar(files.len() as u64, "files");
     for file in files {
         bar.inc(1);
@@ -302,6 +330,12 @@ fn import(dir: &Path, from: &Path) -> Result<Report, CliError> {
             }
         };
         let len = read.bytes().len() as u64;
+        let there = opened.engine.find(&read.key);
+        if there.is_some_and(|there| there != Found { len, layout: read.layout }) {
+            // A save would remove both: nobody could tell which one is right.
+            report.refuse(&file, "its key is there with another length or page size");
+            continue;
+        }
         let memory = opened.buffer.of(len)?;
         memory.write(0, read.bytes()).map_err(|e| failed(dir, e.into()))?;
         let payload = Payload { memory: &*memory, offset: 0, len };
@@ -312,9 +346,7 @@ fn import(dir: &Path, from: &Path) -> Result<Report, CliError> {
             }
             Some(Saved::Dedup) => report.there_already += 1,
             Some(Saved::Error(error)) => report.refuse(&file, &error.to_string()),
-            Some(Saved::Collision) => {
-                report.refuse(&file, "the key is there with another length or page size");
-            }
+            Some(Saved::Collision) => report.refuse(&file, "another object has its key"),
             Some(Saved::Busy) | None => report.refuse(&file, "its key is being saved"),
         }
     }

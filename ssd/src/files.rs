@@ -11,7 +11,7 @@ use crate::piece::{BLOCK, Buffers};
 use crate::record::{Header, header_bytes};
 use crate::record_io::{self, Unread, record_bytes};
 use crate::storage::{BlockFile, Storage};
-use crate::sync::lock;
+use crate::sync::{lock, undone_by_panic};
 use hashbrown::HashMap;
 use nkv_store::Key;
 use std::io;
@@ -40,6 +40,9 @@ pub struct FilesEngine {
     storage: Arc<dyn Storage>,
     directory: Directory,
     options: FilesOptions,
+    /// Locked while files get or lose their names, before the index: so the index, in which objects
+    /// are looked up, never waits for the disk.
+    names: Mutex<()>,
     index: Mutex<Index<()>>,
     /// Files that could not be removed, of objects that are not listed any more, with their bytes.
     /// Locked after the index.
@@ -86,6 +89,7 @@ impl FilesEngine {
             storage,
             directory,
             options,
+            names: Mutex::default(),
             index: Mutex::new(Index::new(MOST)),
             left: Mutex::default(),
             next_seq: Mutex::new(1),
@@ -104,8 +108,8 @@ impl FilesEngine {
         }
     }
 
-    /// Removes the file of an object that the index, which is locked, does not list any more. One
-    /// that stays is tried again, until its key is saved again.
+    /// Removes the file of an object that the index does not list any more, with the names locked.
+    /// One that stays is tried again, until its key is saved again.
     fn unlink(&self, digest: &KeyDigest, bytes: u64) -> io::Result<()> {
         let removed = match self.storage.remove(&name(digest)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -119,15 +123,22 @@ impl FilesEngine {
         removed
     }
 
+    fn left_bytes(&self) -> u64 {
+        lock(&self.left).values().sum()
+    }
+
     fn unlink_left(&self) -> io::Result<()> {
-        let most = lock(&self.left).len();
-        for _ in 0..most {
-            let _index = lock(&self.index);
-            let next = lock(&self.left).iter().next().map(|(digest, bytes)| (*digest, *bytes));
-            let Some((digest, bytes)) = next else { break };
-            self.unlink(&digest, bytes)?;
+        let left: Vec<_> = lock(&self.left).keys().copied().collect();
+        let mut failed = Ok(());
+        for digest in left {
+            let _names = lock(&self.names);
+            // Its key may have been saved again.
+            let bytes = lock(&self.left).get(&digest).copied();
+            if let Some(Err(error)) = bytes.map(|bytes| self.unlink(&digest, bytes)) {
+                failed = Err(error);
+            }
         }
-        Ok(())
+        failed
     }
 
     fn read_all(&self) -> Result<(), SsdError> {
@@ -138,7 +149,9 @@ impl FilesEngine {
                 Some(entry) => found.push(entry),
                 None => {
                     self.storage.remove(&name)?;
-                    lock(&self.stats).orphans_cleaned += 1;
+                    let mut stats = lock(&self.stats);
+                    stats.stale_index_cleaned += u64::from(finished);
+                    stats.orphans_cleaned += u64::from(!finished);
                 }
             }
         }
@@ -183,7 +196,8 @@ impl FilesEngine {
             return Err(Unread::Corrupt("the file is shorter than a header".to_owned()));
         }
         let mut first = self.buffers.take(BLOCK)?;
-        file.read(0, &mut [crate::piece::Piece::of_buffer(&mut first[..BLOCK])])?;
+        let mut piece = [crate::piece::Piece::of_buffer(&mut first[..BLOCK])];
+        file.read(0, &mut piece).map_err(Unread::Disk)?;
         let len =
             Header::bytes_of(&first[..BLOCK]).filter(|len| *len as u64 <= file.size().unwrap_or(0));
         self.buffers.give_back(first);
@@ -196,6 +210,7 @@ impl FilesEngine {
         let found = Found { len: object.payload.len, layout: object.layout };
         let now_s = (self.options.clock)();
         let bytes = record_bytes(header_bytes(object.key, found.len), found.len);
+        let _names = lock(&self.names);
         let mut next_seq = lock(&self.next_seq);
         let mut index = lock(&self.index);
         if bytes > self.options.capacity_bytes {
@@ -206,21 +221,25 @@ impl FilesEngine {
             Begun::Write => {}
             Begun::Settled(saved) => return Err(saved),
             Begun::Collided(old) => {
+                drop(index);
                 let removed = self.unlink(&old.digest, old.bytes);
                 return Err(removed.map_or_else(|e| Saved::Error(e.into()), |()| Saved::Collision));
             }
         }
         let seq = *next_seq;
         *next_seq += 1;
-        let left: u64 = lock(&self.left).values().sum();
+        let left = self.left_bytes();
         while index.used_bytes() + index.saving_bytes() + left > self.options.capacity_bytes {
             let Some(old) = index.oldest(None) else {
                 index.abandon(&digest, seq);
                 let (used, capacity) = (index.used_bytes(), self.options.capacity_bytes);
                 return Err(Saved::Error(SsdError::NoRoom { asked: bytes, used, capacity }));
             };
+            drop(index);
             lock(&self.stats).evicted += 1;
-            if let Err(error) = self.unlink(&old.digest, old.bytes) {
+            let unlinked = self.unlink(&old.digest, old.bytes);
+            index = lock(&self.index);
+            if let Err(error) = unlinked {
                 index.abandon(&digest, seq);
                 return Err(Saved::Error(error.into()));
             }
@@ -253,25 +272,26 @@ impl FilesEngine {
             let _ = self.storage.remove(&unfinished);
             return written;
         }
-        // With the index locked: a removal of the key comes before or after both.
-        let mut index = lock(&self.index);
-        if index.finish(entry.clone()).is_err() {
+        // With the names locked: a removal of the key comes before or after both.
+        let _names = lock(&self.names);
+        if !lock(&self.index).is_saving(&entry.digest, entry.seq) {
             self.storage.remove(&unfinished)?;
             return Ok(());
         }
         if let Err(error) = self.storage.rename(&unfinished, &name(&entry.digest)) {
-            index.remove(&entry.digest);
             let _ = self.storage.remove(&unfinished);
             return Err(error.into());
         }
         lock(&self.left).remove(&entry.digest);
+        // Nothing ends a save while the names are locked.
+        drop(lock(&self.index).finish(entry.clone()));
         Ok(())
     }
 
     /// Drops an object that cannot be read; its file goes while no other can take its name.
     fn drop_stale(&self, digest: &KeyDigest, seq: u64) -> bool {
-        let mut index = lock(&self.index);
-        let Some(entry) = index.remove_if(digest, seq) else { return false };
+        let _names = lock(&self.names);
+        let Some(entry) = lock(&self.index).remove_if(digest, seq) else { return false };
         let _ = self.unlink(digest, entry.bytes);
         lock(&self.stats).stale_index_cleaned += 1;
         true
@@ -282,10 +302,11 @@ impl FilesEngine {
             Ok(entry) => entry,
             Err(saved) => return saved,
         };
-        match self.write(object, &entry) {
+        let abandon = || lock(&self.index).abandon(&entry.digest, entry.seq);
+        match undone_by_panic(|| self.write(object, &entry), abandon) {
             Ok(()) => Saved::Saved,
             Err(error) => {
-                lock(&self.index).abandon(&entry.digest, entry.seq);
+                abandon();
                 Saved::Error(error)
             }
         }
@@ -372,9 +393,12 @@ impl Engine for FilesEngine {
         let mut removed = 0;
         for key in keys {
             let digest = self.directory.digest(key.as_bytes());
-            let mut index = lock(&self.index);
-            index.cancel(&digest);
-            let listed = index.remove(&digest).map(|entry| entry.bytes);
+            let _names = lock(&self.names);
+            let listed = {
+                let mut index = lock(&self.index);
+                index.cancel(&digest);
+                index.remove(&digest).map(|entry| entry.bytes)
+            };
             let left = lock(&self.left).get(&digest).copied();
             if let Some(bytes) = listed.or(left) {
                 self.unlink(&digest, bytes)?;
@@ -389,9 +413,13 @@ impl Engine for FilesEngine {
         let mut removed = 0;
         let most = lock(&self.index).len();
         for _ in 0..most {
-            let mut index = lock(&self.index);
-            index.cancel_all();
-            let Some(entry) = index.oldest(None) else { break };
+            let _names = lock(&self.names);
+            let oldest = {
+                let mut index = lock(&self.index);
+                index.cancel_all();
+                index.oldest(None)
+            };
+            let Some(entry) = oldest else { break };
             self.unlink(&entry.digest, entry.bytes)?;
             removed += 1;
         }
@@ -403,8 +431,8 @@ impl Engine for FilesEngine {
     fn maintain(&self) -> Result<(), SsdError> {
         let before_s = (self.options.clock)().saturating_sub(self.options.ttl_s);
         loop {
-            let mut index = lock(&self.index);
-            let Some(old) = index.oldest(Some(before_s)) else { break };
+            let _names = lock(&self.names);
+            let Some(old) = lock(&self.index).oldest(Some(before_s)) else { break };
             lock(&self.stats).expired += 1;
             self.unlink(&old.digest, old.bytes)?;
         }
@@ -443,18 +471,21 @@ impl Engine for FilesEngine {
     fn keys(&self, from: u64, most: usize) -> Result<(Vec<Key>, Option<u64>), SsdError> {
         let entries: Vec<_> = {
             let index = lock(&self.index);
-            index.iter(from as usize).take(most).map(|(slot, e)| (slot, e.digest)).collect()
+            let entries = index.iter(from as usize).take(most);
+            entries.map(|(slot, entry)| (slot, (entry.digest, entry.seq))).collect()
         };
         let next = entries.last().map(|(slot, _)| *slot as u64 + 1);
         let mut keys = Vec::with_capacity(entries.len());
-        for (_, digest) in entries {
+        for (_, (digest, seq)) in entries {
             let file = match self.storage.open(&name(&digest), false) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error.into()),
             };
-            if let Ok(header) = self.header_of(&*file) {
-                keys.push(header.key);
+            match self.header_of(&*file) {
+                Ok(header) => keys.push(header.key),
+                Err(Unread::Failed(error)) => return Err(error),
+                Err(_) => drop(self.drop_stale(&digest, seq)),
             }
         }
         Ok((keys, next))
@@ -464,7 +495,7 @@ impl Engine for FilesEngine {
         let mut stats = *lock(&self.stats);
         let index = lock(&self.index);
         stats.objects = index.len() as u64;
-        stats.used_bytes = index.used_bytes();
+        stats.used_bytes = index.used_bytes() + self.left_bytes();
         stats.capacity_bytes = self.options.capacity_bytes;
         stats
     }

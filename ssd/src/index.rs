@@ -129,7 +129,7 @@ impl<P> Index<P> {
 
     /// Ends a save without the object.
     pub fn abandon(&mut self, digest: &KeyDigest, seq: u64) {
-        if self.saving.get(digest).is_some_and(|saving| saving.seq == seq) {
+        if self.is_saving(digest, seq) {
             self.saving.remove(digest);
         }
     }
@@ -144,9 +144,14 @@ impl<P> Index<P> {
         self.saving.clear();
     }
 
+    /// Whether this save goes on.
+    pub fn is_saving(&self, digest: &KeyDigest, seq: u64) -> bool {
+        self.saving.get(digest).is_some_and(|saving| saving.seq == seq)
+    }
+
     /// Adds an object that was written; gives it back if its key was removed meanwhile.
     pub fn finish(&mut self, entry: Entry<P>) -> Result<(), Entry<P>> {
-        if self.saving.get(&entry.digest).is_none_or(|saving| saving.seq != entry.seq) {
+        if !self.is_saving(&entry.digest, entry.seq) {
             return Err(entry);
         }
         self.saving.remove(&entry.digest);

@@ -23,11 +23,11 @@ use crate::piece::{BLOCK, Buffers};
 use crate::record::{Header, header_bytes};
 use crate::record_io::{self, Unread, record_bytes};
 use crate::storage::{BlockFile, Storage};
-use crate::sync::lock;
+use crate::sync::{lock, undone_by_panic};
 use commits::Pending;
 use journal::Journal;
 use nkv_store::Key;
-pub(crate) use opened::slabs_of;
+pub(crate) use opened::slabs_up_to;
 use page::{ADD, REMOVE, Record, USED};
 use space::{Placed, Space};
 use std::fmt;
@@ -234,7 +234,8 @@ impl SlabEngine {
             Ok(entry) => entry,
             Err(saved) => return saved,
         };
-        let written = self.write(object, &entry);
+        let abandon = || lock(&self.state).index.abandon(&entry.digest, entry.seq);
+        let written = undone_by_panic(|| self.write(object, &entry), abandon);
         let mut state = lock(&self.state);
         if let Err(error) = written {
             state.index.abandon(&entry.digest, entry.seq);
@@ -259,15 +260,14 @@ impl SlabEngine {
         }
     }
 
-    /// The header of an entry's record. None if it is that of no whole record of this entry, which
-    /// is then dropped.
+    /// The header of an entry's record. None if it is that of no whole record of this entry, or the
+    /// disk does not give it: then it is dropped, as by a load.
     fn header_of(&self, entry: &Entry<Arc<Placed>>) -> Result<Option<Header>, SsdError> {
         let Entry { location, .. } = entry;
         let (file, offset) = (&*self.slabs[usize::from(location.slab)], location.extent.offset);
         match record_io::read_header(file, offset, location.header_bytes, &self.buffers) {
             Ok(header) if self.is_of(&header, entry).is_ok() => return Ok(Some(header)),
             Err(Unread::Failed(error)) => return Err(error),
-            Err(Unread::Disk(error)) => return Err(error.into()),
             _ => self.drop_stale(&entry.digest, entry.seq),
         }
         Ok(None)

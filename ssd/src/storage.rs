@@ -2,6 +2,7 @@
 
 mod disk;
 mod plain;
+mod untouched;
 mod uring;
 
 use crate::piece::{Piece, bytes_of};
@@ -9,6 +10,7 @@ use std::fmt::Debug;
 use std::io;
 
 pub use disk::Disk;
+pub use untouched::Untouched;
 
 /// The directory of one node.
 pub trait Storage: Send + Sync + Debug {

@@ -7,6 +7,7 @@ use crate::engine::{Durability, Engine, Found, Object, Saved};
 use crate::sync::lock;
 use hashbrown::HashMap;
 use nkv_store::clock::Clock;
+use nkv_store::log_limit::LogLimit;
 use nkv_store::threads::spawn_named;
 use nkv_store::{Key, StoreError};
 use std::collections::VecDeque;
@@ -124,6 +125,7 @@ struct Shared {
     /// Something was taken out, or a call has ended.
     taken: Condvar,
     stats: WriterStats,
+    limit: Mutex<LogLimit<()>>,
 }
 
 /// See the module.
@@ -163,6 +165,7 @@ impl Writer {
             filled: Condvar::new(),
             taken: Condvar::new(),
             stats: WriterStats::default(),
+            limit: Mutex::default(),
         });
         let writer = Self { shared, threads: Mutex::new(Vec::new()) };
         for number in 0..options.threads.max(1) {
@@ -396,7 +399,9 @@ impl Shared {
         }
         for saved in &results {
             if let Saved::Error(error) = saved {
-                tracing::warn!(%error, "an object is not on disk; memory keeps it");
+                if lock(&self.limit).is_due((), self.clock.now_ms()) {
+                    tracing::warn!(%error, "objects are not saved on disk; logged once a minute");
+                }
                 break;
             }
         }

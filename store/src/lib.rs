@@ -27,6 +27,7 @@ pub mod incarnation;
 pub mod index;
 pub mod key;
 pub mod layout;
+pub mod log_limit;
 pub mod log_lines;
 pub mod memory;
 pub mod object;

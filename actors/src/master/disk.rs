@@ -123,12 +123,15 @@ impl Master {
     }
 
     fn disks_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, known, failed, until_ms, .. } = asked;
+        let Asked { ask, reply, mut known, failed, until_ms, .. } = asked;
         if removes(&ask.request) {
             return match failed {
                 Some(error) => reply.send(Response::Failed(error)),
                 None => self.removed_from_disks(ask, reply, known),
             };
+        }
+        if let Some(on_disk) = &mut known.on_disk {
+            on_disk.drop_differing();
         }
         let Some((ask, reply, known)) = self.ask_other_disks(ask, reply, known, until_ms) else {
             return;

@@ -34,6 +34,12 @@ pub(super) struct OnDisk {
 }
 
 impl OnDisk {
+    /// Of two objects of one key nobody knows which is the right one.
+    pub(super) fn drop_differing(&mut self) {
+        let first = |disks: &[(SegmentId, u64)]| disks.first().map(|(_, bytes)| *bytes);
+        self.found.retain(|_, disks| disks.iter().all(|(_, bytes)| Some(*bytes) == first(disks)));
+    }
+
     /// This disk does not have it after all.
     pub(super) fn is_not_at(&mut self, id: &KeyId, segment_id: SegmentId) {
         if let Some(disks) = self.found.get_mut(id) {

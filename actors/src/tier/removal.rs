@@ -5,11 +5,11 @@
 
 use super::{DiskTier, Removed, caught, lock};
 use crate::error::{Error, Result};
-use crate::log_limit::LogLimit;
 use crate::message::DiskSelection;
 use crate::pattern;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
+use nkv_store::log_limit::LogLimit;
 use regex::bytes::Regex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -34,6 +34,7 @@ pub(super) fn write(into: &Path, key: &Key, layout: u64, bytes: &[u8]) -> Result
     let whole = safetensors::serialize([(TENSOR, view)], Some(metadata)).map_err(other)?;
     let mut file = tempfile::NamedTempFile::new_in(into).map_err(failed)?;
     file.write_all(&whole).map_err(failed)?;
+    file.as_file().sync_data().map_err(failed)?;
     let name = into.join(format!("{:032x}.{SUFFIX}", xxh3_128(key.as_bytes())));
     file.persist(name).map(drop).map_err(|e| failed(e.error))
 }
@@ -69,15 +70,25 @@ pub(super) fn read(path: &Path) -> Result<Exported, String> {
     let shown = |e: safetensors::SafeTensorError| e.to_string();
     let (_, metadata) = SafeTensors::read_metadata(&whole).map_err(shown)?;
     let of = metadata.metadata().clone().unwrap_or_default();
-    let key = of.get("key").and_then(|text| unhex(text)).ok_or("it names no key")?;
+    if of.contains_key("header_crc32c") {
+        let why = "it is a record of the engine files: export its directory, and import that";
+        return Err(why.to_string());
+    }
+    let named = |name: &str| of.get(name).ok_or(format!("its metadata has no {name}"));
+    let key = unhex(named("key")?).ok_or("its key is not hexadecimal")?;
     let key = Key::new(&key).map_err(|e| e.to_string())?;
-    let layout = of.get("layout").map_or(Ok(0), |text| text.parse().map_err(|_| "a bad layout"))?;
+    let layout = named("layout")?.parse().map_err(|_| "its layout is no number")?;
+    let sum = named("xxh3_128")?;
     let tensors = SafeTensors::deserialize(&whole).map_err(shown)?;
     if tensors.len() != 1 {
         return Err(format!("it has {} tensors, not one", tensors.len()));
     }
-    let payload = tensors.tensor(TENSOR).map_err(shown)?.data();
-    if of.get("xxh3_128").is_some_and(|sum| *sum != format!("{:032x}", xxh3_128(payload))) {
+    let tensor = tensors.tensor(TENSOR).map_err(shown)?;
+    if tensor.dtype() != Dtype::U8 {
+        return Err(format!("its tensor is of {:?}, not of bytes (U8)", tensor.dtype()));
+    }
+    let payload = tensor.data();
+    if *sum != format!("{:032x}", xxh3_128(payload)) {
         return Err("its bytes are not those that were exported".to_string());
     }
     // The only tensor ends the file.

@@ -226,7 +226,7 @@ fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
     assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
     let (code, text) = run("check", &[dir.path()]);
     assert!(code == 0 && text.contains("20 objects"), "{code} {text}");
-    // One byte of the first slab: of a payload, or of a header.
+    // One byte of the first slab: of a payload.
     let slab = dir.path().join("rank-0/slab-00000.dat");
     let mut bytes = std::fs::read(&slab).unwrap();
     bytes[5000] ^= 1;
@@ -239,8 +239,19 @@ fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
     assert!(code == 1 && text.contains("19 objects"), "{text}");
     let (code, text) = run("repair", &[dir.path()]);
     assert!(code == 0 && text.contains("1 removed"), "{text}");
+    // Of a header.
+    let mut bytes = std::fs::read(&slab).unwrap();
+    let record = bytes.chunks(4096).rposition(|block| block[8] == b'{').unwrap() * 4096;
+    bytes[record + 100] ^= 1;
+    std::fs::write(&slab, bytes).unwrap();
     let (code, text) = run("check", &[dir.path()]);
-    assert!(code == 0 && text.contains("19 objects"), "{text}");
+    assert!(code == 1 && text.contains("18 objects") && text.contains("1 damaged"), "{text}");
+    let (code, text) = run("repair", &[dir.path()]);
+    assert!(code == 0 && text.contains("1 removed"), "{text}");
+    let (code, text) = run("check", &[dir.path()]);
+    assert!(code == 0 && text.contains("18 objects"), "{text}");
+    let (code, text) = run("export", &[dir.path(), &dir.path().join("rank-0")]);
+    assert!(code != 0 && text.contains("name a folder for the files"), "{code} {text}");
     // Into the directory of another rank, which made it.
     let mut cluster = start(1, other.path(), &PERSISTENT);
     cluster.term(0);
@@ -251,6 +262,28 @@ fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
     assert!(code == 1 && text.contains("19 objects") && text.contains("1 not imported"), "{text}");
     let (code, text) = run("import", &[&rank_0, files.path()]);
     assert!(code == 1 && text.contains("19 there already"), "{text}");
+    // A file of another content than what is there; what is there stays.
+    let of_key = |text: &str| -> String { text.bytes().map(|b| format!("{b:02x}")).collect() };
+    let payload = [7; 100];
+    let sum = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&payload));
+    let write = |name: &str, metadata: &[(&str, &str)]| {
+        let view = safetensors::tensor::TensorView::new(
+            safetensors::tensor::Dtype::U8,
+            vec![100],
+            &payload,
+        )
+        .unwrap();
+        let metadata = metadata.iter().map(|(name, text)| (name.to_string(), text.to_string()));
+        let whole = safetensors::serialize([("payload", view)], Some(metadata.collect())).unwrap();
+        std::fs::write(files.path().join(name), whole).unwrap();
+    };
+    let k = of_key("k/5");
+    write("y.safetensors", &[("key", &k), ("layout", "4096"), ("xxh3_128", &sum)]);
+    let new = of_key("new");
+    write("z.safetensors", &[("key", &new), ("layout", "0")]);
+    let (code, text) = run("import", &[&rank_0, files.path()]);
+    assert!(code == 1 && text.contains("3 not imported"), "{text}");
+    assert!(text.contains("another length") && text.contains("no xxh3_128"), "{text}");
     cluster.restart(0);
     cluster.wait_ready(EXIT_LIMIT);
     let handle = cluster.connect(0);

@@ -25,10 +25,20 @@ const MOST_OBJECTS: u64 = 0x7fff_ffff;
 /// Numbers of records end below this one: a line with a greater one is damaged.
 const MOST_SEQ: u64 = 1 << 63;
 
-/// How many slabs there are.
-pub(crate) fn slabs_of(storage: &dyn Storage) -> io::Result<u64> {
-    let is_slab = |name: &String| name.starts_with(PREFIX) && name.ends_with(".dat");
-    Ok(storage.list()?.iter().filter(|name| is_slab(name)).count() as u64)
+/// The number in the name of a slab.
+fn number_of(found: &str) -> Option<u64> {
+    let digits = found.strip_prefix(PREFIX)?.strip_suffix(".dat")?;
+    digits.parse().ok().filter(|number| *found == name_of(*number))
+}
+
+fn name_of(slab: u64) -> String {
+    format!("{PREFIX}{slab:05}.dat")
+}
+
+/// How many slabs there are, with those that are missing below the last one.
+pub(crate) fn slabs_up_to(storage: &dyn Storage) -> io::Result<u64> {
+    let numbers = storage.list()?.iter().filter_map(|name| number_of(name)).max();
+    Ok(numbers.map_or(0, |last| last + 1))
 }
 
 impl SlabOptions {
@@ -72,6 +82,7 @@ impl SlabEngine {
         let mut index = Index::new(most as u32);
         let mut stats = Stats::default();
         let replayed = Replayed::of(&*storage, directory.id_bytes())?;
+        stats.journal_pages_damaged = replayed.damaged_pages;
         // Above all that earlier starts may have written without a line of the journal.
         let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << 40);
         let mut entries = Vec::with_capacity(replayed.lines.len());
@@ -107,11 +118,8 @@ fn open_slabs(
     wanted: u64,
     slab_bytes: u64,
 ) -> Result<Vec<Box<dyn BlockFile>>, SsdError> {
-    let name = |slab: u64| format!("{PREFIX}{slab:05}.dat");
     for found in &storage.list()? {
-        let number = found.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(".dat"));
-        let number = number.and_then(|digits| digits.parse().ok());
-        let above = number.is_some_and(|number| number >= wanted && *found == name(number));
+        let above = number_of(found).is_some_and(|number| number >= wanted);
         let described = found.strip_suffix(".tmp") == Some(DESCRIPTION);
         if above || described || journal::is_unfinished(found) {
             storage.remove(found)?;
@@ -120,7 +128,7 @@ fn open_slabs(
     let mut missing = 0;
     let mut slabs = Vec::new();
     for slab in 0..wanted {
-        let file = storage.open(&name(slab), true)?;
+        let file = storage.open(&name_of(slab), true)?;
         missing += slab_bytes.saturating_sub(file.size()?);
         slabs.push(file);
     }
@@ -148,6 +156,7 @@ fn open_slabs(
 /// What a journal says in the end.
 struct Replayed {
     generation: u64,
+    damaged_pages: u64,
     highest_seq: u64,
     lines: HashMap<KeyDigest, Record>,
 }
@@ -186,7 +195,8 @@ impl Replayed {
             let pages = loaded.damaged_pages;
             tracing::warn!(pages, "{}: the journal is damaged: objects are lost", storage.shown());
         }
-        Ok(Self { generation: loaded.generation, highest_seq, lines })
+        let (generation, damaged_pages) = (loaded.generation, loaded.damaged_pages);
+        Ok(Self { generation, damaged_pages, highest_seq, lines })
     }
 
     /// Of two that cannot both be, the newer one comes first.

@@ -73,6 +73,9 @@ pub struct Failing {
     pub syncs: bool,
     pub names: bool,
     pub removals: bool,
+    /// One file alone is not removed.
+    pub one_removal: Option<u64>,
+    pub panics: bool,
 }
 
 /// See the module. Clones are one disk.
@@ -232,7 +235,8 @@ impl Storage for Ram {
         if !world.names.contains_key(name) {
             return Err(ErrorKind::NotFound.into());
         }
-        if world.failing.removals {
+        let number = world.names.keys().position(|there| there == name).unwrap_or(0) as u64;
+        if world.failing.removals || world.failing.one_removal == Some(number) {
             return Err(Error::other("the disk does not remove files"));
         }
         world.change(NameChange::Removed(name.to_owned()))
@@ -303,6 +307,10 @@ impl BlockFile for RamFile {
         assert!(at.is_multiple_of(4096) && bytes.len().is_multiple_of(4096));
         let mut world = self.ram.0.lock().unwrap();
         let whole = world.goes_on()?;
+        if world.failing.panics {
+            drop(world);
+            panic!("the disk panics");
+        }
         if let Some(kind) = world.failing.writes {
             return Err(kind.into());
         }

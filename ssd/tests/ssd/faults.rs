@@ -255,6 +255,39 @@ fn i6_a_removal_that_is_repeated_after_an_error_removes_the_file() {
     }
 }
 
+/// Not the first one only, whichever that is.
+#[test]
+fn one_file_that_cannot_be_removed_keeps_no_other() {
+    for stuck in 0..6 {
+        let (ram, segment, names) = (Ram::new(), Segment::new(1 << 20), names(5));
+        let engine = open(&ram, Kind::Files);
+        fill(&*engine, &segment, &names);
+        ram.fails(Failing { removals: true, ..Failing::default() });
+        names.iter().for_each(|name| drop(engine.remove(&[name]).unwrap_err()));
+        let used = engine.stats().used_bytes;
+        assert!(used > 5 * 10_000, "they take room: {used}");
+        ram.fails(Failing { one_removal: Some(stuck), ..Failing::default() });
+        let _ = engine.maintain();
+        ram.fails(Failing::default());
+        assert!(engine.stats().used_bytes <= used / 5, "{stuck}");
+        engine.maintain().unwrap();
+        assert_eq!(engine.stats().used_bytes, 0);
+    }
+}
+
+#[test]
+fn a_panic_while_an_object_is_written_ends_its_save() {
+    for kind in KINDS {
+        let (ram, segment, name) = (Ram::new(), Segment::new(1 << 20), key("k"));
+        let engine = open(&ram, kind);
+        ram.fails(Failing { panics: true, ..Failing::default() });
+        let save = || segment.save(&*engine, &name, &content(&name, 1, 10_000));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(save)).unwrap_err();
+        ram.fails(Failing::default());
+        assert!(is_saved(&save()), "{kind:?}: not Busy for good");
+    }
+}
+
 #[test]
 fn files_that_could_not_be_removed_count_until_they_are() {
     let (ram, segment, names) = (Ram::new(), Segment::new(1 << 20), names(3));

@@ -6,6 +6,7 @@ mod disk;
 mod engines;
 mod faults;
 mod model;
+mod offline;
 mod reads;
 mod scene;
 mod writer;

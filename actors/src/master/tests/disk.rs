@@ -289,3 +289,18 @@ async fn a_key_that_only_a_disk_has_is_removed_with_success() {
     let kinds = list.iter().map(|done| done.as_ref().err().map(Error::kind));
     assert_eq!(kinds.collect::<Vec<_>>(), [Some(ErrorKind::NotFound), None]);
 }
+
+/// One of them was put over the other, which only a disk had.
+#[tokio::test]
+async fn a_key_of_which_two_disks_have_objects_of_different_lengths_is_not_found() {
+    let (bench, mut first, mut second) = two_disks().await;
+    let asked = bench.asks(lookup(Promote::Wait { rank: None }));
+    for (rank, bytes) in [(&mut first, 4096), (&mut second, 8192)] {
+        let (number, _) = rank.receives(question).await;
+        let found = vec![(0, bytes)];
+        answers(rank, number, DiskAnswer { found, ..DiskAnswer::default() }).await;
+    }
+    let Response::Locations(list) = end(asked).await else { panic!("no locations") };
+    assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
+    assert_eq!(asked_about(&mut first).await, []);
+}

@@ -10,7 +10,7 @@ const MAX_KINDS: usize = 1_024;
 
 /// When each kind was logged last.
 #[derive(Debug)]
-pub(crate) struct LogLimit<K>(BTreeMap<K, u64>);
+pub struct LogLimit<K>(BTreeMap<K, u64>);
 
 impl<K> Default for LogLimit<K> {
     fn default() -> Self {
@@ -20,7 +20,7 @@ impl<K> Default for LogLimit<K> {
 
 impl<K: Ord> LogLimit<K> {
     /// Whether a line of this kind is due; then it counts as written.
-    pub(crate) fn is_due(&mut self, kind: K, now_ms: u64) -> bool {
+    pub fn is_due(&mut self, kind: K, now_ms: u64) -> bool {
         if self.0.get(&kind).is_some_and(|at| now_ms < at + PAUSE_MS) {
             return false;
         }
