@@ -37,14 +37,18 @@ def tcp():
 def measured(transport):
     binaries = os.environ["NKV_BINARIES"]
     with tempfile.TemporaryDirectory() as folder:
-        # The package as pip would install it.
-        here = os.path.dirname(os.path.abspath(__file__))
-        package = os.path.join(folder, "nkv")
-        shutil.copytree(os.path.join(here, "../../python/nkv"), package)
-        shutil.copy(os.path.join(binaries, "lib_nkv.so"), os.path.join(package, "_nkv.abi3.so"))
-        sys.path.insert(0, folder)
+        sys.path.insert(0, package(binaries, folder))
         with nodes.one_rank(binaries, folder, NODE) as address:
             return of_node(address, transport)
+
+
+def package(binaries, folder):
+    """The package as pip would install it; returns the folder for `sys.path`."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    into = os.path.join(folder, "nkv")
+    shutil.copytree(os.path.join(here, "../../python/nkv"), into)
+    shutil.copy(os.path.join(binaries, "lib_nkv.so"), os.path.join(into, "_nkv.abi3.so"))
+    return folder
 
 
 def of_node(address, transport):

@@ -215,7 +215,7 @@ fn downs(all: &mut Vec<Lie>) {
         asked(LogQuestion::Await { keys: vec![seeds::KEY; many], wait_ms: 1 }),
         asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
         on_disk(DiskQuestion::Find(vec![seeds::key(); many])),
-        on_disk(DiskQuestion::Promote { keys: vec![long_key()], rank: None }),
+        on_disk(DiskQuestion::Promote { keys: vec![long_key()], rank: None, find: false }),
         removed(DiskSelection::Matching("x".repeat(MAX_PATTERN_BYTES + 1))),
         removed(DiskSelection::Keys(vec![seeds::key(); many])),
         MasterToOwner::Refused("x".repeat(MAX_TEXT_BYTES + 1)),

@@ -170,7 +170,7 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::AskDisk { number: 6, question: DiskQuestion::Find(vec![key()]) },
         MasterToOwner::AskDisk {
             number: 7,
-            question: DiskQuestion::Promote { keys: vec![key()], rank: Some(1) },
+            question: DiskQuestion::Promote { keys: vec![key()], rank: Some(1), find: true },
         },
         MasterToOwner::AskDisk {
             number: 8,

@@ -137,7 +137,9 @@ impl Master {
             return;
         };
         match &known.on_disk {
-            Some(on_disk) if on_disk.asked.is_some() => self.look_up_again(ask, reply, known),
+            Some(on_disk) if on_disk.asked.is_some() && !on_disk.found.is_empty() => {
+                self.look_up_again(ask, reply, known)
+            }
             _ => self.answer_lookup(ask, reply, known),
         }
     }
@@ -169,7 +171,7 @@ impl Master {
                 continue;
             };
             match question {
-                DiskQuestion::Find(_) => {
+                DiskQuestion::Find(_) | DiskQuestion::Promote { find: true, .. } => {
                     let text =
                         format!("{segment_id} did not answer in {FIND_LIMIT_MS} ms for its disk");
                     self.unsure(asked.ask, asked.reply, &text);

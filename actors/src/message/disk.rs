@@ -120,6 +120,8 @@ pub enum DiskQuestion {
         keys: Vec<KeyBytes>,
         /// Rank whose memory is preferred; the node's own if absent.
         rank: Option<u32>,
+        /// Say as well what the disk has of them: it was not asked before.
+        find: bool,
     },
     /// Remove from disk, and save and promote nothing of it until `RemovalOver`.
     Remove {
@@ -144,7 +146,7 @@ pub enum DiskSelection {
 /// The answer to a [`DiskQuestion`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskAnswer {
-    /// To `Find`: what is there, by the number of its key in the question, with its bytes.
+    /// To `Find`, and `Promote` with it: what is there, by the number of its key in the question, with its bytes.
     pub found: Vec<(u32, u64)>,
     /// To `Promote`: what is not in memory now, by the number of its key, and why.
     pub not_promoted: Vec<(u32, Error)>,

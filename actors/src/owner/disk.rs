@@ -98,12 +98,18 @@ impl Owner {
                 let found = found.filter_map(|(key, at)| Some((at, tier.find(key)?)));
                 send(DiskAnswer { found: found.collect(), ..DiskAnswer::default() });
             }
-            DiskQuestion::Promote { keys, rank } => {
+            DiskQuestion::Promote { keys, rank, find } => {
+                let there = keys.iter().zip(0..).filter(|_| find);
+                let there = there.filter_map(|(key, at)| Some((at, tier.find(key)?)));
+                let found: Vec<(u32, u64)> = there.collect();
+                if find && found.is_empty() {
+                    return send(DiskAnswer::default());
+                }
                 let done = move |results: Vec<crate::error::Result<()>>| {
                     let failed = results.into_iter().zip(0..);
                     let not_promoted = failed.filter_map(|(done, at)| Some((at, done.err()?)));
                     let not_promoted = not_promoted.collect();
-                    send(DiskAnswer { not_promoted, ..DiskAnswer::default() });
+                    send(DiskAnswer { found, not_promoted, ..DiskAnswer::default() });
                 };
                 tier.promote(&keys, rank, Box::new(done));
             }

@@ -57,17 +57,28 @@ class MemoryDescriptor:
 
 @dataclass(frozen=True)
 class DiskDescriptor:
-    """Where a replica on a disk lies. nkv has none."""
+    """Where a replica on a file system of all ranks lies. nkv has none."""
 
     file_path: str
     object_size: int
 
 
 @dataclass(frozen=True)
-class ReplicaDescriptor:
-    """The copy of an object: always in memory and complete."""
+class LocalDiskDescriptor:
+    """Where a replica on the SSD of one rank lies.
 
-    _memory: MemoryDescriptor
+    ``object_size`` is in bytes; ``transport_endpoint`` is the rank's number as text.
+    """
+
+    object_size: int
+    transport_endpoint: str
+
+
+@dataclass(frozen=True)
+class ReplicaDescriptor:
+    """The copy of an object, always complete: in memory, or on SSD alone."""
+
+    _at: MemoryDescriptor | LocalDiskDescriptor
 
     @property
     def status(self) -> ReplicaStatus:
@@ -75,24 +86,38 @@ class ReplicaDescriptor:
         return ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        """True."""
-        return True
+        """Whether it lies in memory."""
+        return isinstance(self._at, MemoryDescriptor)
 
     def is_disk_replica(self) -> bool:
         """False."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """False."""
-        return False
+        """Whether only the SSD of a rank has it: a read brings it back into memory first."""
+        return isinstance(self._at, LocalDiskDescriptor)
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
-        """Where it lies."""
-        return self._memory
+        """Where it lies in memory; RuntimeError if it does not."""
+        if isinstance(self._at, MemoryDescriptor):
+            return self._at
+        raise errors.Unsupported("the replica lies on the SSD of a rank")
+
+    def get_local_disk_descriptor(self) -> LocalDiskDescriptor:
+        """Where it lies on SSD; RuntimeError if it lies in memory."""
+        if isinstance(self._at, LocalDiskDescriptor):
+            return self._at
+        raise errors.Unsupported("the replica lies in memory")
 
     def get_disk_descriptor(self) -> DiskDescriptor:
-        """Raises RuntimeError: it lies in memory."""
-        raise errors.Unsupported("the replica lies in memory")
+        """Raises RuntimeError: no replica lies on a shared file system."""
+        raise errors.Unsupported("the replica lies on no shared file system")
+
+    def rank(self) -> str:
+        """The rank that has it, as text."""
+        at = self._at
+        on_disk = isinstance(at, LocalDiskDescriptor)
+        return at.transport_endpoint if on_disk else at.buffer_descriptor.transport_endpoint
 
 
 @dataclass

@@ -7,7 +7,13 @@ from typing import Any
 
 from .codes import FAILED, INVALID_PARAMS, OBJECT_NOT_FOUND, OK, TASK_NOT_FOUND
 from .core import Core
-from .descriptors import Descriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor
+from .descriptors import (
+    Descriptor,
+    LocalDiskDescriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+)
 
 _NO_TASK = (0, 0)
 
@@ -20,7 +26,9 @@ class Segments(Core):
         found = self._try(lambda c: c.location(key))
         if isinstance(found, int):
             return []
-        _, rank, _, payload, size, *_ = found
+        _, rank, _, payload, size, *_, tier = found
+        if tier == "disk":
+            return [ReplicaDescriptor(LocalDiskDescriptor(size, str(rank)))]
         return [ReplicaDescriptor(MemoryDescriptor(Descriptor(size, payload, str(rank))))]
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
@@ -34,12 +42,7 @@ class Segments(Core):
         ``segment_name`` is a rank's number.
         """
         at = self.batch_get_replica_desc(keys)
-        here = [
-            key
-            for key, (one,) in at.items()
-            if segment_name
-            in ("", one.get_memory_descriptor().buffer_descriptor.transport_endpoint)
-        ]
+        here = [key for key, (one,) in at.items() if segment_name in ("", one.rank())]
         return [key for key, code in zip(here, self._remove_many(here), strict=True) if code == OK]
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[tuple[int, int], int]:

@@ -90,6 +90,17 @@ impl Master {
         if keys.is_empty() {
             return Some((ask, reply, known));
         }
+        // One key and one disk that may have it: it is asked to bring it back at once.
+        if let (Promote::Wait { rank }, [only], [_]) =
+            (promotion_of(&ask.request), &up[..], &keys[..])
+            && self.missing(&ask.request, &known, false) == keys
+        {
+            let asked = keys.iter().map(|key| self.id_of(key)).collect();
+            known.on_disk = Some(OnDisk { asked: Some(asked), ..OnDisk::default() });
+            let question = DiskQuestion::Promote { keys, rank, find: true };
+            let questions = vec![(only.0, only.1, question)];
+            return self.ask_disks(questions, WORK_LIMIT_MS, (ask, reply, known));
+        }
         let question = DiskQuestion::Find(keys);
         let questions = up.into_iter().map(|(id, of)| (id, of, question.clone())).collect();
         self.ask_disks(questions, FIND_LIMIT_MS, (ask, reply, known))
@@ -134,8 +145,9 @@ impl Master {
     ) -> Questions {
         let of = |id: &SegmentId| self.allocators.get(id).map(|a| a.info.incarnation);
         let questions = by_disk.into_iter();
-        let questions = questions
-            .filter_map(|(id, keys)| Some((id, of(&id)?, DiskQuestion::Promote { keys, rank })));
+        let questions = questions.filter_map(|(id, keys)| {
+            Some((id, of(&id)?, DiskQuestion::Promote { keys, rank, find: false }))
+        });
         questions.collect()
     }
 
@@ -171,7 +183,7 @@ impl Master {
     pub(in crate::master) fn promote_awaited(&self, keys: &[KeyBytes]) {
         for (segment_id, _) in self.disks_to_ask() {
             let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
-            let question = DiskQuestion::Promote { keys: keys.to_vec(), rank: None };
+            let question = DiskQuestion::Promote { keys: keys.to_vec(), rank: None, find: false };
             self.durable.members.send(segment_id, MasterToOwner::AskDisk { number, question });
         }
     }

@@ -217,7 +217,7 @@ async fn of_two_disks_with_a_key_the_second_is_asked_when_the_first_has_lost_it(
         let found = vec![(0, 4096)];
         answers(rank, number, DiskAnswer { found, ..DiskAnswer::default() }).await;
     }
-    let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None };
+    let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None, find: false };
     let (number, asked_first) = first.receives(question).await;
     assert_eq!(asked_first, promote);
     let not_promoted = vec![(0, Error::not_found("damaged"))];
@@ -303,4 +303,44 @@ async fn a_key_of_which_two_disks_have_objects_of_different_lengths_is_not_found
     let Response::Locations(list) = end(asked).await else { panic!("no locations") };
     assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
     assert_eq!(asked_about(&mut first).await, []);
+}
+
+/// It need not be asked first whether it has it.
+#[tokio::test]
+async fn the_only_disk_is_asked_to_bring_a_key_back_at_once() {
+    let (bench, mut first, second) = two_disks().await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    first.drain().await;
+    let not_found = |found: Response| {
+        let Response::Locations(list) = found else { panic!("no locations") };
+        assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::NotFound));
+    };
+    let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None, find: true };
+    let damaged = vec![(0, Error::not_found("damaged"))];
+    let missed = DiskAnswer::default();
+    let lost =
+        DiskAnswer { found: vec![(0, 4096)], not_promoted: damaged, ..DiskAnswer::default() };
+    for answer in [missed, lost] {
+        let asked = bench.asks(lookup(Promote::Wait { rank: None }));
+        let (number, question) = first.receives(question).await;
+        assert_eq!(question, promote);
+        answers(&first, number, answer).await;
+        not_found(end(asked).await);
+    }
+    // It came back, and went again before the answer.
+    let asked = bench.asks(lookup(Promote::Wait { rank: None }));
+    let (number, _) = first.receives(question).await;
+    answers(&first, number, DiskAnswer { found: vec![(0, 4096)], ..DiskAnswer::default() }).await;
+    let Response::Locations(list) = end(asked).await else { panic!("no locations") };
+    let [Location::Disk(disk)] = &list[0].as_ref().unwrap()[..] else { panic!("{list:?}") };
+    assert_eq!((disk.rank, disk.bytes_total), (0, 4096));
+    // No answer is not an absence.
+    let asked = bench.asks(lookup(Promote::Wait { rank: None }));
+    first.receives(question).await;
+    bench.clock.advance_ms(2_000);
+    first.sends(OwnerToMaster::Retired(Vec::new())).await;
+    bench.ticks().await;
+    let Response::Locations(list) = end(asked).await else { panic!("no locations") };
+    assert_eq!(list[0].as_ref().err().map(Error::kind), Some(ErrorKind::Disconnected));
 }
