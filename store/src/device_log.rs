@@ -68,6 +68,9 @@ pub struct LogRules {
     /// Bytes kept claimable at least, however little producers claim; None: a 128th of the log.
     /// Never more than a quarter.
     pub least_room: Option<u64>,
+    /// What is retired can be read from a disk: then the time of producers, and of reads from that
+    /// disk, is worth more than what is kept.
+    pub on_disk: bool,
     /// Whether the owner may claim: it is in the atomic domain of the word [I1].
     pub owner_claims: bool,
 }
@@ -75,7 +78,13 @@ pub struct LogRules {
 impl LogRules {
     /// Rules with these times that keep a quarter of the log claimable.
     pub const fn with_a_quarter_free(quarantine_ns: u64, claim_ttl_ns: u64) -> Self {
-        LogRules { quarantine_ns, claim_ttl_ns, least_room: Some(u64::MAX), owner_claims: true }
+        LogRules {
+            quarantine_ns,
+            claim_ttl_ns,
+            least_room: Some(u64::MAX),
+            on_disk: false,
+            owner_claims: true,
+        }
     }
 }
 
@@ -187,7 +196,7 @@ impl DeviceLog {
             survey: Survey::default(),
             copying_since_ns: None,
             awaits_copy: false,
-            demand: Demand::new(rules.quarantine_ns, rules.least_room),
+            demand: Demand::new(rules.quarantine_ns, rules.least_room, rules.on_disk),
             read_bytes: 0,
             claimed_seen: AtomicU64::new(tail),
             counts: LogCounts { before_bytes: tail, ..LogCounts::default() },

@@ -127,6 +127,7 @@ impl Log {
             quarantine_ns: layout.quarantine_ns(),
             claim_ttl_ns,
             least_room: None,
+            on_disk: durable.demotion.is_some(),
             owner_claims: layout.atomic_domain == AtomicDomain::Cpu,
         };
         let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);

@@ -313,6 +313,14 @@ impl Feed {
         named as u64 + self.unnamed.load(Ordering::Relaxed)
     }
 
+    /// Waits until this key is not on its way to disk; false after the limit.
+    pub fn wait_for_key(&self, key: &Key, limit: Duration) -> bool {
+        let by_key = lock(&self.pending.by_key);
+        let busy = |by_key: &mut HashMap<Key, (usize, u64)>| by_key.contains_key(key);
+        let waited = self.pending.settled.wait_timeout_while(by_key, limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Waits until none of these keys is on its way to disk; false after the limit.
     pub fn wait_for(&self, which: impl Fn(&Key) -> bool, limit: Duration) -> bool {
         let by_key = lock(&self.pending.by_key);

@@ -223,7 +223,7 @@ impl DiskTier {
     ) -> Result<u64> {
         let none = || Error::not_found(format!("key {key} is not on disk any more"));
         // On its way to disk.
-        if !self.feed.wait_for(|pending| pending == key, SETTLE_LIMIT) {
+        if !self.feed.wait_for_key(key, SETTLE_LIMIT) {
             return Err(Error::not_ready(format!("key {key} is still being written to disk")));
         }
         let found = self.engine.find(key).filter(|_| !self.removals.covers(key));

@@ -12,10 +12,10 @@ const STARVED_SHIFT: u32 = 3;
 const REACTION_NS: u64 = 2_000_000;
 /// Parts of the log that are kept claimable at least, and at most unless objects are larger: a
 /// producer that finds no room waits for what is in quarantine. Much more where hardly anything is
-/// read: then what is kept is worth less than the time of producers.
+/// read, or a disk has what is retired: then what is kept is worth less than the time of producers.
 const LEAST_PARTS: u64 = 128;
 const MOST_PARTS: u64 = 64;
-const MOST_PARTS_UNREAD: u64 = 8;
+const MOST_PARTS_CHEAP: u64 = 8;
 /// Hardly anything is read if it is less than this part of what producers claim.
 const READ_PART: u64 = 16;
 /// The weight of one window in these averages: 1/32.
@@ -38,10 +38,11 @@ pub(super) struct Demand {
     read_at: u64,
     /// The least room, if it is fixed.
     least: Option<u64>,
+    on_disk: bool,
 }
 
 impl Demand {
-    pub(super) fn new(quarantine_ns: u64, least: Option<u64>) -> Demand {
+    pub(super) fn new(quarantine_ns: u64, least: Option<u64>, on_disk: bool) -> Demand {
         Demand {
             window_ns: quarantine_ns.saturating_add(REACTION_NS),
             began_ns: 0,
@@ -53,6 +54,7 @@ impl Demand {
             reads: 0,
             read_at: 0,
             least,
+            on_disk,
         }
     }
 
@@ -99,7 +101,7 @@ impl Demand {
         let least = self.least.unwrap_or(layout.log_bytes() / LEAST_PARTS);
         let objects = 2 * self.largest;
         let is_read = self.reads.saturating_mul(READ_PART) >= self.claims;
-        let parts = if is_read { MOST_PARTS } else { MOST_PARTS_UNREAD };
+        let parts = if is_read && !self.on_disk { MOST_PARTS } else { MOST_PARTS_CHEAP };
         let most = (layout.log_bytes() / parts).max(objects);
         let wanted = (self.average + self.average / 4 + objects).min(most);
         let wanted = wanted.max(least).min(layout.max_claim());
