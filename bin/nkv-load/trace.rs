@@ -116,7 +116,8 @@ fn restarted(
     let (before, after) = requests.split_at(at.min(requests.len()));
     let bar = progress::bar(requests.len() as u64, "requests");
     let start = now_ns();
-    let mut replay = Replay::new(block_bytes);
+    let (mut replay, mut killed_ns) = (Replay::new(block_bytes), 0);
+    replay.remember_puts();
     for (requests, ends) in [(before, true), (after, false)] {
         let began = now_ns();
         let ranks = Ranks::start(&config, RANKS)?;
@@ -124,6 +125,7 @@ fn restarted(
         if !ends {
             let ms = now_ns().saturating_sub(began) / 1_000_000;
             eprintln!("nkv-load: {RANKS} ranks killed and started again in {ms} ms");
+            replay.print_lost(&ranks.handle, killed_ns)?;
         }
         for request in requests {
             wait_until_due(request.timestamp_ms, flags.speed, start, stop);
@@ -136,6 +138,7 @@ fn restarted(
         let (hits, blocks) = replay.so_far();
         eprintln!("nkv-load: {hits} of {blocks} blocks hit so far");
         if ends {
+            killed_ns = now_ns();
             ranks.kill();
         } else {
             ranks.stop();

@@ -146,7 +146,8 @@ pub enum DiskSelection {
 /// The answer to a [`DiskQuestion`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskAnswer {
-    /// To `Find`, and `Promote` with it: what is there, by the number of its key in the question, with its bytes.
+    /// To `Find`, and to a `Promote` that asks for it: what is there, by the number of its key in
+    /// the question, with its bytes.
     pub found: Vec<(u32, u64)>,
     /// To `Promote`: what is not in memory now, by the number of its key, and why.
     pub not_promoted: Vec<(u32, Error)>,

@@ -5,8 +5,8 @@ use crate::content::Stream;
 use crate::latency::OpTimes;
 use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
-use crate::stopwatch::timed;
-use nkv::message::{Location, ObjMeta, Tier};
+use crate::stopwatch::{now_ns, timed};
+use nkv::message::{Existence, Location, ObjMeta, Tier};
 use nkv::{Blocking, ErrorKind, PutOptions};
 use nkv_store::Buffer;
 use std::collections::HashSet;
@@ -17,6 +17,8 @@ const CALL_BYTES: usize = 64 << 20;
 const YARDSTICK_BYTES: usize = 64 << 20;
 /// Most buffers of plain copies.
 const YARDSTICK_BUFFERS: usize = 4096;
+/// Keys asked for together.
+const KEYS_PER_CALL: usize = 4096;
 /// Plain copies timed after each call.
 const COPIES_PER_CALL: usize = 16;
 /// Blocks have one version: a trace never changes one.
@@ -78,6 +80,8 @@ pub(super) struct Replay {
     requests: u64,
     /// Matched blocks that were on disk.
     on_disk: u64,
+    /// When blocks were put, if that is asked for.
+    put_at: Option<Vec<(Vec<u8>, u64)>>,
     report: Report,
 }
 
@@ -97,6 +101,7 @@ impl Replay {
             puts: OpTimes::new("put", bytes),
             requests: 0,
             on_disk: 0,
+            put_at: None,
             report: Report::default(),
         }
     }
@@ -121,6 +126,34 @@ impl Replay {
         let missing: Vec<&[u8]> =
             missing.map(|at| names[at]).filter(|name| seen.insert(*name)).collect();
         self.put_missing(blocks, &missing);
+    }
+
+    /// Remembers from now on when which block was put.
+    pub(super) fn remember_puts(&mut self) {
+        self.put_at = Some(Vec::new());
+    }
+
+    /// Prints how many of the blocks that were put are not there any more, and how long before
+    /// `end_ns` the first of them was put.
+    pub(super) fn print_lost(&mut self, handle: &Blocking, end_ns: u64) -> anyhow::Result<()> {
+        let put = self.put_at.take().unwrap_or_default();
+        let (mut lost, mut before_ns) = (0, 0);
+        for part in put.chunks(KEYS_PER_CALL) {
+            let names: Vec<&[u8]> = part.iter().map(|(name, _)| &name[..]).collect();
+            for (found, (_, at_ns)) in handle.exists(&names)?.into_iter().zip(part) {
+                if found == Existence::Absent {
+                    lost += 1;
+                    before_ns = u64::max(before_ns, end_ns.saturating_sub(*at_ns));
+                }
+            }
+        }
+        let of = put.len();
+        eprintln!("nkv-load: {lost} of the {of} blocks put before that are gone");
+        if lost > 0 {
+            let ms = before_ns / 1_000_000;
+            eprintln!("nkv-load: the first of them was put {ms} ms before the ranks were killed");
+        }
+        Ok(())
     }
 
     /// Blocks hit and asked for until now.
@@ -221,7 +254,12 @@ impl Replay {
         let mut put = 0;
         for (name, outcome) in names.iter().zip(&outcomes) {
             match outcome {
-                Ok(()) => put += 1,
+                Ok(()) => {
+                    put += 1;
+                    if let Some(put_at) = &mut self.put_at {
+                        put_at.push((name.to_vec(), now_ns()));
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => self.report.tally.failed("put", name, error),
             }
