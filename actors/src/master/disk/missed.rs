@@ -353,13 +353,13 @@ mod tests {
         missed.note(&pattern, [7]);
         missed.note(&keys(0, 5), [7]);
         missed.note(&pattern, [2, 7]);
-        assert_eq!(missed.of(2).unwrap().0, [pattern.clone()]);
+        assert_eq!(missed.of(2).unwrap().0, std::slice::from_ref(&pattern));
         for n in 0..10 {
             missed.note(&keys(10 + n * 10_000, 10_000), [7]);
         }
         missed.note(&pattern, [3, 7]);
         assert_eq!(missed.of(7).unwrap().0, [DiskSelection::All], "it missed too much");
-        assert_eq!(missed.of(3).unwrap().0, [pattern.clone()]);
+        assert_eq!(missed.of(3).unwrap().0, std::slice::from_ref(&pattern));
         // Not gone because it was noted again.
         missed.note(&pattern, [7]);
         assert_eq!(missed.of(3).unwrap().0, [pattern]);
