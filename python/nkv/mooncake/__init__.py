@@ -55,6 +55,7 @@ from .config import (
 from .descriptors import (
     Descriptor,
     DiskDescriptor,
+    LocalDiskDescriptor,
     MemoryDescriptor,
     QueryTaskResponse,
     ReplicaDescriptor,
@@ -78,6 +79,7 @@ __all__ = [
     "DiskDescriptor",
     "EngramStore",
     "EngramStoreConfig",
+    "LocalDiskDescriptor",
     "MemoryDescriptor",
     "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",

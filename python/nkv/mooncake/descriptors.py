@@ -115,9 +115,9 @@ class ReplicaDescriptor:
 
     def rank(self) -> str:
         """The rank that has it, as text."""
-        at = self._at
-        on_disk = isinstance(at, LocalDiskDescriptor)
-        return at.transport_endpoint if on_disk else at.buffer_descriptor.transport_endpoint
+        if isinstance(self._at, LocalDiskDescriptor):
+            return self._at.transport_endpoint
+        return self._at.buffer_descriptor.transport_endpoint
 
 
 @dataclass
