@@ -73,8 +73,8 @@ pub struct Failing {
     pub syncs: bool,
     pub names: bool,
     pub removals: bool,
-    /// One file alone is not removed.
-    pub one_removal: Option<u64>,
+    /// After so many removals one fails.
+    pub removals_until_one_fails: Option<u64>,
     pub panics: bool,
 }
 
@@ -235,8 +235,9 @@ impl Storage for Ram {
         if !world.names.contains_key(name) {
             return Err(ErrorKind::NotFound.into());
         }
-        let number = world.names.keys().position(|there| there == name).unwrap_or(0) as u64;
-        if world.failing.removals || world.failing.one_removal == Some(number) {
+        let left = world.failing.removals_until_one_fails;
+        world.failing.removals_until_one_fails = left.and_then(|left| left.checked_sub(1));
+        if world.failing.removals || left == Some(0) {
             return Err(Error::other("the disk does not remove files"));
         }
         world.change(NameChange::Removed(name.to_owned()))
