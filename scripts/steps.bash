@@ -158,8 +158,15 @@ run_step() {
     printf 'FAILED   %5d s   %s' $TOOK_S "$COUNTED"
     case $status in 124 | 137) printf ' (ran past %d s)' "$limit" ;; esac
     printf '\n'
+    failures_in "$log" | sed 's/^/    ! /'
     tail -n $TAIL_LINES "$log" | sed 's/^/    | /'
     printf '    whole log: %s\n' "$log"
+}
+
+# The names of the tests that failed, and where they panicked: the end of a long log may lack both.
+failures_in() {
+    grep -E -A 1 '^test .* FAILED$|^test result: FAILED|^ +(FAIL|TIMEOUT|ABORT|SIG[A-Z]+) \[|'`
+        `'^(FAILED|ERROR) |panicked at ' "$1" | head -n 40 | cut -c 1-200
 }
 
 # provide NEED LOG: true if it is there; with CI=true installs it.

@@ -143,6 +143,66 @@ async fn a_retrieve_gives_all_or_nothing() {
     cluster.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_of_one_key_are_finished_one_by_one() {
+    let cluster = start().await;
+    let pool = attach(&cluster).await;
+    cluster.client().put(b"k", &[1; 1000], &PutOptions::default()).await.unwrap();
+    let first = pool.prepare_retrieve(&[b"k"]).await.unwrap().unwrap();
+    let second = pool.prepare_retrieve(&[b"k"]).await.unwrap().unwrap();
+    pool.finish_slots(&second);
+    pool.finish_slots(&second);
+    assert_eq!(pool.outstanding(), (0, 1), "the first one stays");
+    pool.finish_slots(&first);
+    assert_eq!(pool.outstanding(), (0, 0));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_at_the_limit_and_empty_lists_have_clear_answers() {
+    let cluster = start().await;
+    let layout = PoolOptions { layout: "bfloat16".into(), ..options() };
+    let pool = cluster.client().attach_pool(layout).await.unwrap();
+    let long = vec![b'k'; 991];
+    assert_eq!(pool.prepare_store(&[&long], 0).await.unwrap().len(), 1);
+    assert_eq!(pool.commit_store(&[&long]).await, [Ok(())]);
+    assert_eq!(pool.prepare_retrieve(&[&long]).await.unwrap().unwrap()[0].bytes(), b"");
+    for key in [&[b'k'; 992][..], b""] {
+        let refused = pool.prepare_store(&[key], CHUNK).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+        assert!(refused.message().contains("1 to 991"), "{refused}");
+    }
+    assert!(pool.prepare_store(&[], CHUNK).await.unwrap().is_empty());
+    assert_eq!(pool.prepare_retrieve(&[]).await.unwrap().unwrap().len(), 0);
+    // One place for a key, however often it is named.
+    assert_eq!(pool.prepare_store(&[b"twice", b"twice"], CHUNK).await.unwrap().len(), 1);
+    assert_eq!(pool.outstanding(), (1, 1));
+    cluster.stop().await;
+}
+
+/// Another thread of the worker still writes when the commit begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_what_is_written_during_a_commit_is_in_the_object_or_refused() {
+    let cluster = start().await;
+    let pool = attach(&cluster).await;
+    for round in 0..60u32 {
+        let key = round.to_le_bytes();
+        let slot = pool.prepare_store(&[&key], MIB).await.unwrap().remove(0);
+        fill(&slot, 0);
+        let writer = tokio::task::spawn_blocking(move || {
+            (1..).take_while(|n| slot.write(0, &vec![*n as u8; MIB as usize]).is_ok()).count()
+        });
+        tokio::time::sleep(Duration::from_micros(u64::from(round) * 50)).await;
+        assert_eq!(pool.commit_store(&[&key]).await, [Ok(())]);
+        let read = cluster.client().get(&key).await.unwrap();
+        writer.await.unwrap();
+        assert!(read.iter().all(|byte| *byte == read[0]), "round {round}: half of a write");
+        assert!(cluster.client().get(&key).await.unwrap() == read, "round {round}: it changed");
+        cluster.client().remove(&key).await.unwrap();
+    }
+    cluster.stop().await;
+}
+
 /// The worker is slow, and not gone: what it still keeps is its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i9_i10_a_slot_that_expired_is_not_reused_before_the_worker_lets_it_go() {

@@ -398,6 +398,7 @@ def _array(data: memoryview, shape: Shape, *, strict: bool) -> Any:
         dtype = numpy.dtype(long_name(shape.dtype))
     except TypeError as error:
         raise InvalidArgument(
-            f'NumPy has no type {shape.dtype}: get the value with library="torch" or "bytes"'
+            f'NumPy has no type {shape.dtype}: get the value with library="torch" or "bytes", '
+            "a slot with tensor()"
         ) from error
     return numpy.frombuffer(data, dtype=dtype).reshape(shape.dims)

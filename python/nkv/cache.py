@@ -411,11 +411,15 @@ class NanoKVCache(AsyncCalls):
             rank: whose memory; None: that of the first rank on this host.
             layout: what the bytes mean, such as model, type, parallelism, tokens of a chunk; values
                 that JSON can hold. It belongs to every key: with another one none of them is found.
-            expected_bytes: the size that this worker was told; InvalidArgument if it is another.
+            expected_bytes: the ``pool_size`` that this worker was told; InvalidArgument if it is
+                another.
             write_ttl: seconds after which a slot that was not committed is given up.
             read_ttl: seconds after which a slot that was not finished is finished.
         """
-        text = "" if layout is None else json.dumps(dict(layout), sort_keys=True)
+        try:
+            text = json.dumps(dict(layout), sort_keys=True) if layout else ""
+        except TypeError as error:
+            raise InvalidArgument(f"a layout has values that JSON can hold: {error}") from error
         return ShmPool(self._c.pool(rank, expected_bytes, text, (write_ttl, read_ttl)))
 
     # Figures and maintenance

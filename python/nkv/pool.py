@@ -11,20 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _nkv, arrays
-from .errors import Error
+from .errors import Error, InvalidArgument
 from .layouts import Key, listed
 
 
 @dataclass(frozen=True)
 class PoolInfo:
-    """The memory that a pool is: a file in /dev/shm.
+    """The memory that a pool is: a file in /dev/shm of ``pool_size`` bytes, with the index.
 
-    ``boot_id`` is another one after each start of the rank.
+    ``store_bytes`` of it are for slots to write: what the rank has beside its log. ``boot_id`` is
+    another one after each start of the rank.
     """
 
     rank: int
     shm_name: str
     pool_size: int
+    store_bytes: int
     boot_id: int
 
 
@@ -32,9 +34,11 @@ class PoolInfo:
 class Slot:
     """A place in the memory of a rank: to write until its commit, or to read until it is finished.
 
-    ``offset`` and ``length`` are bytes in the file ``shm_name``. Arrays and tensors made from a
-    slot keep it: its memory is not reused before the last of them is gone, so keep none longer than
-    needed. Nobody may write to one that was given to read, or that is committed.
+    ``offset`` and ``length`` are bytes in the file ``shm_name``; keep the slot also where only they
+    are used. Arrays and tensors made from a slot keep it. What was given to read is not reused
+    before the last of them is gone, and what was given to write not before that or the commit. An
+    array of a slot that is committed shows the object, and later what else is put there: nobody may
+    write to it, nor to one that was given to read.
     """
 
     key: Key
@@ -46,6 +50,7 @@ class Slot:
     #: The bytes, in place.
     data: memoryview = field(repr=False, compare=False)
     _shape: arrays.Shape = field(repr=False, compare=False)
+    _native: _nkv.Slot = field(repr=False, compare=False)
 
     def array(self) -> Any:
         """A NumPy array in place."""
@@ -67,6 +72,7 @@ class ShmPool:
 
     def __init__(self, native: _nkv.Pool) -> None:
         self._pool = native
+        self._mismatched = 0
 
     @property
     def info(self) -> PoolInfo:
@@ -76,7 +82,9 @@ class ShmPool:
     def prepare_store(self, keys: Iterable[Key], shape: Sequence[int], dtype: Any) -> list[Slot]:
         """Slots to write, one for each key that is not stored or being written and has room.
 
-        The others are skipped, and counted in :attr:`figures`.
+        The others are skipped, and counted in :attr:`figures` by reason. Memory that is full is
+        waited for, about a second. A key that has another slot of this worker, which its rank has
+        ended, loses that.
 
         Args:
             keys: as of ``put``.
@@ -85,9 +93,11 @@ class ShmPool:
         """
         names = listed(keys)
         dims = tuple(int(dim) for dim in shape)
+        if any(dim < 0 for dim in dims):
+            raise InvalidArgument(f"a shape with a negative dimension: {dims}")
         described, size = arrays.of_torch(arrays.name_of_type(dtype), dims)
         trailer = arrays.trailer(described, size)
-        given = {name.encode() if isinstance(name, str) else name: name for name in names}
+        given = {name.encode() if isinstance(name, str) else bytes(name): name for name in names}
         slots = []
         for native in self._pool.prepare_store(names, size + len(trailer)):
             whole = arrays.memory(native, readonly=False)
@@ -102,7 +112,8 @@ class ShmPool:
 
         Returns:
             For each None, or its error, such as NotFound for a key that has no slot or whose slot
-            has expired. Without ``return_errors`` the first is raised, after all were tried.
+            has expired. An error ends the slot: store that key again. Without ``return_errors`` the
+            first is raised, after all were tried.
         """
         done: list[Any] = self._pool.commit_store(listed(keys))
         if not return_errors:
@@ -121,9 +132,12 @@ class ShmPool:
         """Slots to read, one for each key; None if one of them is not there.
 
         What only a disk has is brought back first. With ``shape`` or ``dtype`` an object that has
-        others is not there.
+        others is not there, and counted as mismatched: it cannot be stored again with these before
+        it is removed. Where workers may differ, let the layout of the pool say so.
         """
         names = listed(keys)
+        dims = None if shape is None else tuple(int(dim) for dim in shape)
+        wanted = None if dtype is None else arrays.long_name(arrays.name_of_type(dtype))
         found = self._pool.prepare_retrieve(names)
         if found is None:
             return None
@@ -133,17 +147,22 @@ class ShmPool:
             parsed = arrays.parse(whole[-arrays.MAX_TRAILER_BYTES :], len(whole))
             described, tail = parsed or (arrays.plain(len(whole)), 0)
             slots.append(_slot(name, native, whole[: len(whole) - tail], described))
-        dims = None if shape is None else tuple(int(dim) for dim in shape)
-        wanted = None if dtype is None else arrays.long_name(arrays.name_of_type(dtype))
-        for slot in slots:
-            if (dims or slot.shape) != slot.shape or (wanted or slot.dtype) != slot.dtype:
-                self._pool.finish_read(names)
-                return None
+        other = [
+            slot
+            for slot in slots
+            if dims not in (None, slot.shape) or wanted not in (None, slot.dtype)
+        ]
+        if other:
+            self._mismatched += len(other)
+            self._pool.finish_slots(found)
+            return None
         return slots
 
-    def finish_read(self, keys: Iterable[Key]) -> None:
-        """The objects were read, each once for each time that it was given."""
-        self._pool.finish_read(listed(keys))
+    def finish_read(self, keys: Iterable[Key | Slot]) -> None:
+        """These slots were read, or objects of these keys: the one that was given first."""
+        named = list(keys) if not isinstance(keys, (str, bytes)) else listed(keys)
+        self._pool.finish_slots([item._native for item in named if isinstance(item, Slot)])
+        self._pool.finish_read(listed(item for item in named if not isinstance(item, Slot)))
 
     @property
     def outstanding(self) -> tuple[int, int]:
@@ -152,14 +171,17 @@ class ShmPool:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Slots prepared, skipped because stored or full, committed, retrieved, missed, expired.
+        """Slots prepared, committed, retrieved and expired, and keys without one, by reason.
 
-        And how often the rank was started again.
+        ``skipped_exists``: stored already; ``skipped_busy``: being written or removed, or not known
+        to the master yet, so that a later try may store them; ``skipped_full``: no room;
+        ``failed``: another error. ``missed``: retrieved and not there; ``mismatched``: there, of
+        another shape or type. ``restarts``: how often the rank was found started again.
         """
-        return self._pool.figures()
+        return {**self._pool.figures(), "mismatched": self._mismatched}
 
 
 def _slot(key: Key, native: _nkv.Slot, data: memoryview, shape: arrays.Shape) -> Slot:
     shm_name, offset = native.place
     dtype = arrays.long_name(shape.dtype)
-    return Slot(key, shm_name, offset, len(data), tuple(shape.dims), dtype, data, shape)
+    return Slot(key, shm_name, offset, len(data), tuple(shape.dims), dtype, data, shape, native)

@@ -79,19 +79,29 @@ impl Slot {
 pub(crate) struct Pool {
     pool: ShmPool,
     handles: Arc<Handles>,
+    made: ProcessMark,
 }
 
 impl Pool {
     pub(crate) fn new(pool: ShmPool, handles: Arc<Handles>) -> Self {
-        Self { pool, handles }
+        Self { pool, handles, made: ProcessMark::here() }
+    }
+
+    /// The pool; a child made by fork has none.
+    fn here(&self, py: Python<'_>) -> PyResult<&ShmPool> {
+        match self.made.is_here() {
+            true => Ok(&self.pool),
+            false => Err(of_kind(py, ErrorKind::Disconnected, fork::MESSAGE)),
+        }
     }
 }
 
 #[pymethods]
 impl Pool {
-    /// Rank, file in /dev/shm, bytes, incarnation.
-    fn info(&self, py: Python<'_>) -> PyResult<(u32, String, u64, u64)> {
-        let info = self.pool.info().map(|i| (i.rank, i.shm_name, i.bytes, i.incarnation));
+    /// Rank, file in /dev/shm, bytes, bytes for slots to write, incarnation.
+    fn info(&self, py: Python<'_>) -> PyResult<(u32, String, u64, u64, u64)> {
+        let info = self.here(py)?.info();
+        let info = info.map(|i| (i.rank, i.shm_name, i.bytes, i.store_bytes, i.incarnation));
         info.ok_or_else(|| of_kind(py, ErrorKind::Disconnected, "the pool is not attached"))
     }
 
@@ -121,7 +131,8 @@ impl Pool {
 
     fn abort_store(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let keys = arguments::keys(&keys)?;
-        py.detach(|| self.pool.abort_store(&keys));
+        let pool = self.here(py)?;
+        py.detach(|| pool.abort_store(&keys));
         Ok(())
     }
 
@@ -137,36 +148,54 @@ impl Pool {
         Ok(slots.map(|slots| slots.into_iter().map(slot).collect()))
     }
 
-    fn finish_read(&self, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        self.pool.finish_read(&arguments::keys(&keys)?);
+    fn finish_read(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let keys = arguments::keys(&keys)?;
+        let pool = self.here(py)?;
+        py.detach(|| pool.finish_read(&keys));
+        Ok(())
+    }
+
+    /// These slots, and no others of their keys.
+    fn finish_slots(&self, py: Python<'_>, slots: Vec<PyRef<'_, Slot>>) -> PyResult<()> {
+        let read = |slot: &PyRef<'_, Slot>| match &slot.inner {
+            Given::Read(slot) => Some(slot.clone()),
+            Given::Store(_) => None,
+        };
+        let slots: Vec<ReadSlot> = slots.iter().filter_map(read).collect();
+        let pool = self.here(py)?;
+        py.detach(|| pool.finish_slots(&slots));
         Ok(())
     }
 
     /// Slots to write and to read that were given and are not ended.
-    fn outstanding(&self) -> (usize, usize) {
-        self.pool.outstanding()
+    fn outstanding(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        Ok(self.here(py)?.outstanding())
     }
 
-    fn figures(&self) -> HashMap<&'static str, u64> {
+    fn figures(&self, py: Python<'_>) -> PyResult<HashMap<&'static str, u64>> {
         let PoolFigures {
             prepared,
             skipped_exists,
+            skipped_busy,
             skipped_full,
+            failed,
             committed,
             retrieved,
             missed,
             expired,
             restarts,
-        } = self.pool.figures();
-        HashMap::from([
+        } = self.here(py)?.figures();
+        Ok(HashMap::from([
             ("prepared", prepared),
             ("skipped_exists", skipped_exists),
+            ("skipped_busy", skipped_busy),
             ("skipped_full", skipped_full),
+            ("failed", failed),
             ("committed", committed),
             ("retrieved", retrieved),
             ("missed", missed),
             ("expired", expired),
             ("restarts", restarts),
-        ])
+        ]))
     }
 }

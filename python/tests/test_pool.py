@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -103,7 +104,8 @@ def test_an_object_of_another_shape_type_or_layout_is_not_there(
     pool.finish_read([key])
     assert pool.prepare_retrieve([key], (64, 1025), "float16") is None
     assert pool.prepare_retrieve([key], CHUNK, "bfloat16") is None
-    assert pool.outstanding == (0, 0)
+    assert pool.prepare_retrieve([key], ()) is None
+    assert (pool.outstanding, pool.figures["mismatched"]) == ((0, 0), 3)
     # The order of a layout's names does not matter, its values do.
     same = cache.shm_pool(layout={"tp": 2, "model": "a"})
     assert same.prepare_retrieve([key]) is not None
@@ -114,8 +116,17 @@ def test_an_object_of_another_shape_type_or_layout_is_not_there(
 def test_what_cannot_be_is_a_clear_error(job: tuple[nkv.NanoKVCache, str, str], key: str) -> None:
     cache, name, address = job
     pool = cache.shm_pool()
-    with pytest.raises(nkv.NotFound, match="no place was prepared"):
+    with pytest.raises(nkv.NotFound, match="has no place"):
         pool.commit_store([key])
+    cache.put(key, content(1))
+    for shape, dtype in [(CHUNK, "float31"), (("x",), None)]:
+        with pytest.raises((nkv.InvalidArgument, ValueError)):
+            pool.prepare_retrieve([key], shape, dtype)  # type: ignore[arg-type]
+    assert pool.outstanding == (0, 0), "nothing is left behind"
+    with pytest.raises(nkv.InvalidArgument, match="negative"):
+        pool.prepare_store([key], (-1,), "float32")
+    with pytest.raises(nkv.InvalidArgument, match="JSON"):
+        cache.shm_pool(layout={"dtype": np.float32})
     with pytest.raises(nkv.InvalidArgument, match="float31"):
         pool.prepare_store([key], CHUNK, "float31")
     with pytest.raises(nkv.InvalidArgument, match="not 4096"):
@@ -222,17 +233,90 @@ def test_a_worker_that_is_killed_while_it_reads_lets_its_slots_go() -> None:
         until("the memory comes back", all_is_back)
 
 
-def test_a_slot_that_a_worker_forgot_expires(cache: nkv.NanoKVCache, key: str) -> None:
-    pool = cache.shm_pool(write_ttl=0.2, read_ttl=0.2)
-    cache.put(f"{key}/read", content(1))
-    found = pool.prepare_retrieve([f"{key}/read"])
+def test_a_slot_that_a_worker_forgot_expires() -> None:
+    with nkv.NanoKVCache(16 << 20, log_bytes=0, **settings()) as cache:
+        pool = cache.shm_pool(write_ttl=0.2, read_ttl=0.2)
+        cache.put("read", content(1))
+        found = pool.prepare_retrieve(["read"])
+        assert found is not None
+        read = found[0].array()
+        written = pool.prepare_store(["key"], CHUNK, "float32")[0].array()
+        written[:] = content(2)
+        del found
+        until("both expire", lambda: pool.outstanding == (0, 0))
+        assert pool.figures["expired"] == 2
+        cache.remove("read")
+        # Twice the memory.
+        flood(cache, 128)
+        assert (read == content(1)).all(), "an array that is kept keeps its memory"
+        assert (written == content(2)).all()
+        del read, written
+        until("it can be stored", lambda: pool.prepare_store(["key"], CHUNK, "float32"))
+
+
+def flood(cache: nkv.NanoKVCache, count: int) -> None:
+    """Puts objects, so that all memory that nobody keeps has other bytes."""
+    for number in range(count):
+        cache.put(f"flood/{number}", content(100 + number))
+
+
+def test_an_array_of_a_slot_keeps_its_memory_when_its_handle_is_closed() -> None:
+    named = settings()
+    with nkv.NanoKVCache(16 << 20, log_bytes=0, **named) as cache:
+        with nkv.connect(cache.control_address, job=str(named["job"])) as handle:
+            pool = handle.shm_pool()
+            [slot] = pool.prepare_store(["key"], CHUNK, "float32")
+            kept = slot.array()
+            kept[:] = content(1)
+        del slot, pool, handle
+        flood(cache, 128)
+        assert (kept == content(1)).all()
+        kept[:] = content(2)
+        for number in range(128):
+            found = cache.get(f"flood/{number}", None, library="numpy")
+            assert found is None or (found == content(100 + number)).all(), "not written over"
+        assert not cache.exists("key")
+        del kept
+        again = cache.shm_pool()
+        until("it can be stored", lambda: again.prepare_store(["key"], CHUNK, "float32"))
+
+
+def test_slots_are_finished_by_themselves_or_by_key(cache: nkv.NanoKVCache, key: str) -> None:
+    cache.put(key, content(1))
+    pool = cache.shm_pool()
+    first, second = pool.prepare_retrieve([key]), pool.prepare_retrieve([key])
+    assert first is not None
+    assert second is not None
+    pool.finish_read(second)
+    pool.finish_read(second)
+    assert pool.outstanding == (0, 1), "the second time it is not there"
+    pool.finish_read([key])
+    assert pool.outstanding == (0, 0)
+
+
+def test_a_child_made_by_fork_has_no_pool(cache: nkv.NanoKVCache, key: str) -> None:
+    cache.put(key, content(1))
+    pool = cache.shm_pool()
+    found = pool.prepare_retrieve([key])
     assert found is not None
-    kept = found[0].array()
-    assert len(pool.prepare_store([key], CHUNK, "float32")) == 1
-    until("both expire", lambda: pool.outstanding == (0, 0))
-    assert pool.figures["expired"] == 2
-    cache.remove(f"{key}/read")
-    for number in range(100):
-        cache.put(f"{key}/{number}", content(number))
-    assert (kept == content(1)).all(), "an array that is kept keeps its memory"
-    until("it can be stored", lambda: pool.prepare_store([key], CHUNK, "float32"))
+
+    def refused(call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except nkv.Disconnected:
+            return True
+        return False
+
+    child = os.fork()
+    if child == 0:
+        calls: list[Callable[[], object]] = [
+            lambda: pool.finish_read([key]),
+            lambda: pool.abort_store([key]),
+            lambda: pool.outstanding,
+            lambda: pool.figures,
+            lambda: pool.info,
+        ]
+        os._exit(0 if all(map(refused, calls)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.outstanding == (0, 1)
+    pool.finish_read(found)

@@ -7,17 +7,18 @@
 //! The second form: how long a start takes with that many objects.
 //!
 //! The first: one line for each size, number of threads, and objects in a call: GB/s of saves into
-//! slabs that were written before, under both durabilities in turn, and of loads.
-//! `scripts/ssd-bench` runs it beside fio.
+//! slabs that were written before, under both durabilities, and of loads; beside fio (`psync`, one
+//! job for each thread, each in a part of the file of its own), in turn in each round.
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
 use nkv_ssd::{Disk, Engine, Object, Payload, Saved, SlabEngine};
 use nkv_ssd::{Durability, slab::SlabOptions};
-use nkv_store::{AnonMemory, Key, Memory};
+use nkv_store::{AnonMemory, Key, Memory, OwnMemory};
 use std::path::Path;
-use std::sync::Arc;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 const GIB: u64 = 1 << 30;
@@ -32,33 +33,81 @@ fn main() {
         return starts(Path::new(&directory), objects.unwrap_or(1_000_000));
     }
     let gib = second.map_or(2, |text| text.parse().expect("a number of GiB"));
-    let (effort, load) = ("best effort", "load");
     println!(
-        "{:>8} {:>7} {:>5} {effort:>11} {:>10} {:>5} {load:>5}  GB/s, medians of {ROUNDS} rounds",
-        "size", "threads", "group", "persistent", "ratio"
+        "GB/s, medians of {ROUNDS} rounds, and of the rounds' ratios\n\
+         {:>8} {:>7} {:>5} {:>10} {:>11} {:>6} {:>10} {:>9} {:>9} {:>5} {:>6}",
+        "size",
+        "threads",
+        "group",
+        "fio write",
+        "best effort",
+        "of fio",
+        "persistent",
+        "of effort",
+        "fio read",
+        "load",
+        "of fio"
     );
+    let (slabs, file) = (Path::new(&directory).join("slabs"), Path::new(&directory).join("fio"));
+    std::fs::create_dir_all(&slabs).unwrap();
+    fio(&file, "write", gib, (1 << 20, 1));
     for size in [256 << 10, 1 << 20] {
         for (threads, group) in [(1, 1), (4, 1), (8, 1), (1, 32), (4, 32)] {
-            let (mut saves, mut loads) = ([Vec::new(), Vec::new()], Vec::new());
-            let mut ratios = Vec::new();
-            for _ in 0..ROUNDS {
-                let both = [Durability::BestEffort, Durability::Persistent];
-                let [(effort, load), (persistent, _)] = both.map(|durability| {
-                    measured(Path::new(&directory), gib * GIB, (size, threads, group), durability)
-                });
-                saves[0].push(effort);
-                saves[1].push(persistent);
-                ratios.push(persistent / effort);
-                loads.push(load);
-            }
-            let [effort, persistent] = saves.map(median);
-            let (ratio, load) = (median(ratios), median(loads));
+            let job = (size, threads, group);
+            let rounds: Vec<_> = (0..ROUNDS).map(|_| round(&slabs, &file, gib, job)).collect();
+            let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
             println!(
-                "{size:>8} {threads:>7} {group:>5} {effort:>11.2} {persistent:>10.2} {ratio:>5.2} \
-                 {load:>5.2}"
+                "{size:>8} {threads:>7} {group:>5} {:>10.2} {:>11.2} {:>6.2} {:>10.2} {:>9.2} \
+                 {:>9.2} {:>5.2} {:>6.2}",
+                of(|r| r.fio_write),
+                of(|r| r.effort),
+                of(|r| r.effort / r.fio_write),
+                of(|r| r.persistent),
+                of(|r| r.persistent / r.effort),
+                of(|r| r.fio_read),
+                of(|r| r.load),
+                of(|r| r.load / r.fio_read),
             );
         }
     }
+}
+
+/// GB/s of one round.
+struct Round {
+    fio_write: f64,
+    effort: f64,
+    persistent: f64,
+    fio_read: f64,
+    load: f64,
+}
+
+fn round(slabs: &Path, file: &Path, gib: u64, job: (u64, usize, usize)) -> Round {
+    let (size, threads, _) = job;
+    let fio_write = fio(file, "write", gib, (size, threads));
+    let (effort, load) = measured(slabs, gib * GIB, job, Durability::BestEffort);
+    let fio_read = fio(file, "read", gib, (size, threads));
+    let (persistent, _) = measured(slabs, gib * GIB, job, Durability::Persistent);
+    Round { fio_write, effort, persistent, fio_read, load }
+}
+
+/// GB/s of fio, whose jobs share the file among them.
+fn fio(file: &Path, rw: &str, gib: u64, (size, jobs): (u64, usize)) -> f64 {
+    let part = gib * GIB / jobs as u64;
+    let done = Command::new("fio")
+        .args(["--name=ssd", "--direct=1", "--ioengine=psync", "--thread", "--group_reporting"])
+        .args(["--output-format=terse", "--terse-version=3"])
+        .arg(format!("--filename={}", file.display()))
+        .arg(format!("--rw={rw}"))
+        .arg(format!("--bs={size}"))
+        .arg(format!("--numjobs={jobs}"))
+        .arg(format!("--size={part}"))
+        .arg(format!("--offset_increment={part}"))
+        .output()
+        .expect("fio is missing: apt-get install fio");
+    let text = String::from_utf8_lossy(&done.stdout);
+    let column = if rw == "write" { 47 } else { 6 };
+    let kib_s = text.lines().find_map(|line| line.split(';').nth(column)?.parse::<f64>().ok());
+    kib_s.expect("a line of fio") * 1024.0 / 1e9
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
@@ -123,16 +172,22 @@ fn measured(
     // A header and rounding of each object come on top.
     let options = options(bytes + bytes / 4, durability);
     let engine = SlabEngine::open(Arc::new(Disk::open(directory).unwrap()), options).unwrap();
-    let memory = AnonMemory::huge((threads as u64 * size).max(2 << 20)).unwrap();
-    memory.write(0, &vec![7; memory.len() as usize]).unwrap();
+    // Of each thread, as the threads that bring objects back have it.
+    let buffers: Vec<Mutex<AnonMemory>> = (0..threads)
+        .map(|_| {
+            let memory = AnonMemory::huge(size.max(2 << 20)).unwrap();
+            memory.write(0, &vec![7; size as usize]).unwrap();
+            Mutex::new(memory)
+        })
+        .collect();
     let keys: Vec<Key> =
         (0..bytes / size).map(|number| Key::new(&number.to_le_bytes()).unwrap()).collect();
     let all: Vec<&Key> = keys.iter().collect();
     engine.remove(&all).unwrap();
-    let payload =
-        |thread: usize| Payload { memory: &memory, offset: thread as u64 * size, len: size };
     let save = |thread: usize, keys: &[Key]| {
-        let object = |key| Object { key, layout: 0, payload: payload(thread) };
+        let memory: &AnonMemory = &buffers[thread].lock().unwrap();
+        let payload = Payload { memory, offset: 0, len: size };
+        let object = |key| Object { key, layout: 0, payload };
         let objects: Vec<Object<'_>> = keys.iter().map(object).collect();
         let saved = engine.save(&objects);
         assert!(saved.iter().all(|saved| matches!(saved, Saved::Saved)), "{saved:?}");
@@ -142,7 +197,9 @@ fn measured(
     engine.remove(&all).unwrap();
     let saves = rate(threads, &keys, (size, group), save);
     let loads = rate(threads, &keys, (size, 1), |thread, keys| {
-        engine.load(&keys[0], payload(thread)).unwrap();
+        let memory: &mut AnonMemory = &mut buffers[thread].lock().unwrap();
+        let own = OwnMemory::of(memory);
+        engine.load(&keys[0], Payload { memory: &own, offset: 0, len: size }).unwrap();
     });
     (saves, loads)
 }

@@ -53,7 +53,7 @@ pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Heap, HeapConfig, SegmentIdentity};
 pub use incarnation::{boot_id, random_u64};
 pub use key::{Key, KeyHasher, KeyId, KeyPool};
-pub use memory::{AnonMemory, Export, Memory};
+pub use memory::{AnonMemory, Export, Memory, OwnMemory};
 pub use object::{Expect, Slots, Unreadable};
 pub use random::{OsRandom, Random};
 pub use segment_layout::SegmentLayout;

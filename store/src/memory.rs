@@ -95,6 +95,13 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError>;
     /// Fetch-and-add (acquire-release); returns the word before.
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError>;
+    /// Bytes where they lie. None where others than the caller may write.
+    ///
+    /// # Safety
+    /// The caller writes nothing there while they are borrowed.
+    unsafe fn unshared(&self, _offset: u64, _len: u64) -> Option<&[u8]> {
+        None
+    }
     /// A full fence: every access before it is complete before any access after it.
     fn flush(&self) {
         fence(Ordering::SeqCst);
@@ -425,6 +432,59 @@ impl AnonMemory {
         // SAFETY: so many bytes are mapped until Drop, and `self`, through which alone they are
         // written, is borrowed mutably.
         unsafe { std::slice::from_raw_parts(self.region.base().as_ptr(), len) }
+    }
+}
+
+/// Anonymous memory that one caller has for itself, as a buffer for a disk.
+#[derive(Debug)]
+pub struct OwnMemory<'a>(&'a AnonMemory);
+
+impl<'a> OwnMemory<'a> {
+    /// Nobody else has it meanwhile.
+    pub fn of(memory: &'a mut AnonMemory) -> Self {
+        Self(memory)
+    }
+}
+
+impl Memory for OwnMemory<'_> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn export(&self) -> Export {
+        self.0.export()
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        self.0.host_base()
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.0.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.0.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.0.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.0.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.0.fetch_add(offset, add)
+    }
+    unsafe fn unshared(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        let end = offset.checked_add(len)?;
+        if end > self.len() {
+            return None;
+        }
+        // SAFETY: within the mapping, which lives as long as `self`; the memory is borrowed mutably
+        // by this value, and its only user writes nothing there, as the caller says.
+        unsafe {
+            let start = self.0.region.base().add(offset as usize);
+            Some(std::slice::from_raw_parts(start.as_ptr(), len as usize))
+        }
     }
 }
 

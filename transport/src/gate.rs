@@ -26,6 +26,15 @@ pub struct InFlight<'a>(&'a Gate);
 #[must_use = "the gate is left when this is dropped"]
 pub struct Inside(Arc<Gate>);
 
+impl Inside {
+    /// Another one, also of a gate that was closed meanwhile: a fence waits for both.
+    pub fn again(&self) -> Self {
+        // Inside already, so the count is at least one and no fence has passed.
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+        Self(self.0.clone())
+    }
+}
+
 impl Gate {
     /// An open gate, empty.
     pub fn new() -> Self {
@@ -144,6 +153,9 @@ mod tests {
         assert_eq!(shared.inside(), 2);
         shared.close();
         assert!(shared.enter_shared().is_none());
+        let again = kept.again();
+        assert_eq!(shared.inside(), 3);
+        drop(again);
         drop(kept);
         assert_eq!(shared.inside(), 1);
         assert!(g.is_drained() && g.is_closed());

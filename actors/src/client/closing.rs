@@ -40,7 +40,7 @@ impl Client {
 
     /// Commits what kernels have published, aborts all other open plans, flushes, and detaches from
     /// every owner. As soon as it begins, every call on this handle and its clones fails with
-    /// Disconnected and reserves nothing. Views stay valid.
+    /// Disconnected and reserves nothing. Views stay valid, and slots of pools stay in place.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -73,6 +73,11 @@ impl Client {
             tracing::debug!(%error, "closing");
         }
         for peer in shared.peers.all() {
+            if shared.plans.has_slots_at(peer.incarnation) {
+                // Its owner gets the Detach once the last one is dropped.
+                tracing::warn!(rank = peer.rank, "closed with slots to write: they stay in place");
+                continue;
+            }
             // `detach` marks the peer dead, so it may be among the former ones already: it is left
             // out.
             peer.detach(|| shared.peers.writes_on(peer.incarnation, Some(&peer))).await;

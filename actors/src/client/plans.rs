@@ -36,6 +36,8 @@ pub struct PlanState {
     // Inside the gate for kernels, whose writes it does not see.
     held: Mutex<Option<Inside>>,
     for_kernels: AtomicBool,
+    // Held until its slot is dropped, also when the plan is closed before.
+    in_place: AtomicBool,
     announced: AtomicBool,
     sealed: AtomicBool,
     broken: AtomicBool,
@@ -56,6 +58,7 @@ impl PlanState {
             gate: Arc::new(Gate::new()),
             held: Mutex::default(),
             for_kernels: AtomicBool::new(false),
+            in_place: AtomicBool::new(false),
             announced: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -88,6 +91,29 @@ impl PlanState {
             *held = Some(self.gate.enter_shared().ok_or_else(|| self.ended())?);
         }
         Ok(())
+    }
+
+    /// Stays inside the gate until [`Self::let_go`], also after the plan is closed: who has a slot
+    /// may write there as long as it keeps that.
+    pub(crate) fn keep_held(&self) {
+        self.in_place.store(true, Ordering::SeqCst);
+    }
+
+    /// Enters a plan that is held, to write or read in place: also past the deadline, and after its
+    /// owner has ended it.
+    pub(crate) fn enter_held(&self) -> Result<Inside> {
+        let inside = self.held().as_ref().map(Inside::again);
+        // In this order: a seal that does not see this one inside is seen here.
+        if self.sealed.load(Ordering::SeqCst) || inside.is_none() {
+            let text = format!("key {} is committed, or being committed, or given up", self.key);
+            return Err(Error::invalid(text));
+        }
+        inside.ok_or_else(|| self.ended())
+    }
+
+    /// Whether its slot keeps it, and nobody writes through this library now.
+    fn is_kept_alone(&self) -> bool {
+        self.in_place.load(Ordering::SeqCst) && self.is_held() && self.gate.inside() <= 1
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Inside>> {
@@ -364,7 +390,9 @@ impl OpenPlans {
         // A thread that still holds the plan cannot write any more: the object may be LIVE now
         // [I6].
         plan.gate.close();
-        plan.let_go();
+        if !plan.in_place.load(Ordering::SeqCst) {
+            plan.let_go();
+        }
         let mut inner = self.lock();
         let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
         if is(&plan.for_kernels) && is(&plan.committed) && !is(&plan.forgotten) {
@@ -412,14 +440,23 @@ impl OpenPlans {
         }
     }
 
-    /// True when no write is in flight for any plan, open or closed.
+    /// True when no write is in flight for any plan, open or closed, beside those of who keeps a
+    /// slot.
     pub(crate) fn all_drained(&self) -> bool {
         let mut inner = self.lock();
         let gone = inner.leave();
-        let out = inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_drained());
+        let mut all = inner.leaving.values().chain(inner.by_plan.values());
+        let out = all.all(|p| p.gate.is_drained() || p.is_kept_alone());
         drop(inner);
         drop(gone);
         out
+    }
+
+    /// Whether somebody keeps a slot in the memory of this owner.
+    pub(crate) fn has_slots_at(&self, incarnation: u64) -> bool {
+        let inner = self.lock();
+        let mut all = inner.leaving.values().chain(inner.by_plan.values());
+        all.any(|p| p.desc.meta.at.incarnation == incarnation && p.is_kept_alone())
     }
 
     /// True if this plan is open.

@@ -6,27 +6,29 @@
 //! pin [I9] [I10]. The times to live end what it forgot; a slot that it still keeps is not reused
 //! before the slot is dropped.
 
+mod given;
+mod slots;
+
+pub use given::PoolFigures;
+pub use slots::{ReadSlot, StoreSlot};
+
 use super::addresses::MappedSegment;
 use super::peer::Peer;
-use super::view::ObjectView;
+use super::view::{ObjectView, no_pins};
 use super::write::InPlace;
 use super::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Existence, RankInfo};
-use hashbrown::HashMap;
+use crate::message::{Existence, MAX_BATCH, RankInfo};
+use given::{Counts, GivenOut, Slots, add, expire_until_dropped};
 use nkv_store::Key;
-use nkv_store::clock::Clock;
-use nkv_store::key::{HASHER_KEY_BYTES, KeyHasher};
+use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::threads::spawn_named;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use sha2::{Digest, Sha256};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Hashes layouts: the same in every process, and no secret.
-const LAYOUTS: KeyHasher = KeyHasher::new([0; HASHER_KEY_BYTES]);
-
-const EXPIRE_EVERY: Duration = Duration::from_secs(1);
+/// Of the SHA-256 of a layout, before each of its keys.
+const LAYOUT_BYTES: usize = 16;
 
 /// How a worker uses a pool.
 #[derive(Debug, Clone)]
@@ -65,144 +67,11 @@ pub struct PoolInfo {
     pub shm_name: String,
     /// Length of the file.
     pub bytes: u64,
+    /// Bytes for slots to write: what the rank has beside its log. All of its memory with
+    /// `log_bytes` 0.
+    pub store_bytes: u64,
     /// Another one after each start of the rank.
     pub incarnation: u64,
-}
-
-/// What a pool did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PoolFigures {
-    /// Slots to write that were given.
-    pub prepared: u64,
-    /// Keys that were not stored: they are stored or being written already.
-    pub skipped_exists: u64,
-    /// Keys that were not stored: the memory is full.
-    pub skipped_full: u64,
-    /// Slots committed.
-    pub committed: u64,
-    /// Slots to read that were given.
-    pub retrieved: u64,
-    /// Keys that a retrieve did not find.
-    pub missed: u64,
-    /// Slots that were neither committed nor finished within their time to live.
-    pub expired: u64,
-    /// How often the rank was found started again.
-    pub restarts: u64,
-}
-
-/// A place to write one object.
-#[derive(Debug, Clone)]
-pub struct StoreSlot {
-    /// Its key, without the layout.
-    pub key: Vec<u8>,
-    /// File in /dev/shm.
-    pub shm_name: Arc<str>,
-    /// Offset of its first byte in that file.
-    pub offset: u64,
-    /// Its length in bytes.
-    pub len: u64,
-    place: Arc<InPlace>,
-}
-
-impl StoreSlot {
-    /// Where it begins in this process. It may be written until the commit, as long as this slot or
-    /// a clone of it lives.
-    pub fn address(&self) -> u64 {
-        self.place.address()
-    }
-
-    /// Copies bytes to an offset of the object; `InvalidArgument` once it is committed.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.place.write(offset, bytes)
-    }
-
-    /// Copies out what was written so far.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.place.read(offset, bytes)
-    }
-}
-
-/// An object to read in place. Its bytes do not change as long as this slot or a clone of it lives.
-#[derive(Debug, Clone)]
-pub struct ReadSlot {
-    /// Its key, without the layout.
-    pub key: Vec<u8>,
-    /// File in /dev/shm.
-    pub shm_name: Arc<str>,
-    /// Offset of its first byte in that file.
-    pub offset: u64,
-    view: Arc<ObjectView>,
-}
-
-impl ReadSlot {
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        &self.view
-    }
-}
-
-/// Slots that a worker was given, by key, with the time at which they expire; the oldest first.
-#[derive(Debug)]
-struct Given<T>(HashMap<Key, VecDeque<(u64, T)>>);
-
-impl<T> Default for Given<T> {
-    fn default() -> Self {
-        Self(HashMap::new())
-    }
-}
-
-impl<T> Given<T> {
-    fn add(&mut self, key: Key, until_ns: u64, slot: T) {
-        self.0.entry(key).or_default().push_back((until_ns, slot));
-    }
-
-    fn take(&mut self, key: &Key) -> Option<T> {
-        let slots = self.0.get_mut(key)?;
-        let (_, slot) = slots.pop_front()?;
-        if slots.is_empty() {
-            self.0.remove(key);
-        }
-        Some(slot)
-    }
-
-    /// Takes out those whose time is over.
-    fn expired(&mut self, now_ns: u64) -> Vec<T> {
-        let mut out = Vec::new();
-        self.0.retain(|_, slots| {
-            while slots.front().is_some_and(|(until_ns, _)| *until_ns <= now_ns) {
-                out.extend(slots.pop_front().map(|(_, slot)| slot));
-            }
-            !slots.is_empty()
-        });
-        out
-    }
-
-    fn len(&self) -> usize {
-        self.0.values().map(VecDeque::len).sum()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Slots {
-    stores: Given<Arc<InPlace>>,
-    reads: Given<Arc<ObjectView>>,
-    info: Option<PoolInfo>,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    prepared: AtomicU64,
-    skipped_exists: AtomicU64,
-    skipped_full: AtomicU64,
-    committed: AtomicU64,
-    retrieved: AtomicU64,
-    missed: AtomicU64,
-    expired: AtomicU64,
-    restarts: AtomicU64,
-}
-
-fn add(count: &AtomicU64, n: usize) {
-    count.fetch_add(n as u64, Ordering::Relaxed);
 }
 
 /// See the file's first paragraph. Calls may come from several threads.
@@ -215,48 +84,12 @@ pub struct ShmPool {
     given: Arc<GivenOut>,
 }
 
-/// What the worker was given, shared with the thread that ends what it forgot.
-#[derive(Debug)]
-struct GivenOut {
-    rank: u32,
-    slots: Mutex<Slots>,
-    counts: Counts,
-    clock: Arc<dyn Clock>,
-}
-
-impl GivenOut {
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn expire(&self) {
-        let now_ns = self.clock.now_ns();
-        let (stores, reads) = {
-            let mut slots = self.lock();
-            (slots.stores.expired(now_ns), slots.reads.expired(now_ns))
-        };
-        let expired = stores.len() + reads.len();
-        if expired > 0 {
-            add(&self.counts.expired, expired);
-            let (writes, rank) = (stores.len(), self.rank);
-            tracing::warn!(rank, writes, reads = reads.len(), "slots of a pool expired");
-        }
-    }
-}
-
-fn expire_until_dropped(given: &Weak<GivenOut>) {
-    while let Some(given) = given.upgrade() {
-        given.expire();
-        drop(given);
-        std::thread::sleep(EXPIRE_EVERY);
-    }
-}
-
 impl Client {
     /// Attaches to the memory of a rank on this host, for the life of the pool.
     ///
     /// # Errors
-    /// `Unsupported` if there is no such rank, or this process does not map its memory;
+    /// `Unsupported` if there is no such rank, this process does not map its memory, or 128 handles
+    /// read there in place already;
     /// `InvalidArgument` if the memory has another size than was expected.
     ///
     /// ```
@@ -280,14 +113,10 @@ impl Client {
         let rank = options.rank.or_else(|| self.home()).ok_or_else(|| {
             Error::unsupported("no rank of the job runs on this host: name one, or start one here")
         })?;
-        let id = LAYOUTS.id(options.layout.as_bytes());
-        let prefix = match options.layout.is_empty() {
-            true => Vec::new(),
-            false => format!("{id:?}:").into_bytes(),
-        };
+        let prefix = prefix_of(&options.layout);
         let (slots, counts) = (Mutex::default(), Counts::default());
-        let clock = self.shared.env.clock.clone();
-        let given = Arc::new(GivenOut { rank, slots, counts, clock });
+        let (client, clock) = (self.clone(), self.shared.env.clock.clone());
+        let given = Arc::new(GivenOut { rank, client, slots, counts, clock });
         let pool = ShmPool { client: self.clone(), rank, options, prefix, given };
         pool.attach(self).await?;
         let weak = Arc::downgrade(&pool.given);
@@ -302,6 +131,14 @@ impl ShmPool {
     }
 
     fn key(&self, key: &[u8]) -> Result<Key> {
+        let most = MAX_KEY_BYTES - self.prefix.len();
+        if key.is_empty() || key.len() > most {
+            let of = if self.prefix.is_empty() { "" } else { " with a layout" };
+            return Err(Error::invalid(format!(
+                "a key of {} bytes: in a pool{of} it has 1 to {most}",
+                key.len()
+            )));
+        }
         Ok(Key::new(&[&self.prefix, key].concat())?)
     }
 
@@ -317,18 +154,7 @@ impl ShmPool {
 
     /// What it did so far.
     pub fn figures(&self) -> PoolFigures {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let c = &self.given.counts;
-        PoolFigures {
-            prepared: of(&c.prepared),
-            skipped_exists: of(&c.skipped_exists),
-            skipped_full: of(&c.skipped_full),
-            committed: of(&c.committed),
-            retrieved: of(&c.retrieved),
-            missed: of(&c.missed),
-            expired: of(&c.expired),
-            restarts: of(&c.restarts),
-        }
+        self.given.counts.figures()
     }
 
     /// Slots that were given and are neither committed nor finished: to write, and to read.
@@ -355,11 +181,11 @@ impl ShmPool {
             Error::disconnected(format!("rank {} is not a member now: start it", self.rank))
         })?;
         let peer = client.peer(info.incarnation).await?;
-        self.take_on(&info, &peer)?;
+        self.take_on(client, &info, &peer)?;
         Ok(peer)
     }
 
-    fn take_on(&self, info: &RankInfo, peer: &Peer) -> Result<()> {
+    fn take_on(&self, client: &Client, info: &RankInfo, peer: &Peer) -> Result<()> {
         let (rank, bytes) = (self.rank, info.layout.segment_bytes);
         let mapped = MappedSegment::of(peer).filter(|segment| segment.control == segment.payload);
         let (Some(name), Some(_)) = (info.memory.name(), mapped) else {
@@ -369,28 +195,41 @@ impl ShmPool {
                 peer.kind()
             )));
         };
+        if peer.pins.is_none() {
+            return Err(no_pins(peer));
+        }
         if let Some(expected) = self.options.expected_bytes.filter(|expected| *expected != bytes) {
             return Err(Error::invalid(format!(
                 "the memory of rank {rank} has {bytes} bytes, not {expected} as this worker was \
-                 told: give both the same settings"
+                 told: expected_bytes is the length of its file in /dev/shm, with the index, as \
+                 the rank's own pool says"
             )));
         }
         let (shm_name, incarnation) = (name.to_string(), info.incarnation);
-        let now = PoolInfo { rank, shm_name, bytes, incarnation };
-        let mut slots = self.lock();
-        if slots.info.as_ref().is_some_and(|before| before.incarnation != incarnation) {
-            add(&self.given.counts.restarts, 1);
-            tracing::warn!(rank, "the rank of a pool was started again: slots to write are gone");
+        let (store_bytes, of) = (info.layout.arena.len, info.layout.payloads().len);
+        if store_bytes < of / 2 {
+            let text = "slots of a pool are not in a rank's log: start the rank with log_bytes 0";
+            tracing::warn!(rank, store_bytes, payload_bytes = of, "{text}");
         }
-        slots.info = Some(now);
+        let now = PoolInfo { rank, shm_name, bytes, store_bytes, incarnation };
+        let mut slots = self.lock();
+        let before = slots.info.replace(now).map(|before| before.incarnation);
+        let Some(before) = before.filter(|before| *before != incarnation) else { return Ok(()) };
+        let lost = slots.stores.take_any(|_, place| place.meta().at.incarnation == before);
+        drop(slots);
+        add(&self.given.counts.restarts, 1);
+        let lost_slots = lost.len();
+        tracing::warn!(rank, lost_slots, "the rank of a pool was started again");
+        client.give_up_in_place(lost);
         Ok(())
     }
 
     /// Places for objects of `bytes` each: of those keys that are neither stored nor being written,
-    /// as far as there is room. The others are counted.
+    /// as far as there is room. The others are counted, by reason.
     ///
     /// # Errors
-    /// If the rank or the master cannot be reached, or a key or the length cannot be.
+    /// If the rank or the master cannot be reached, or a key or the length cannot be. What one key
+    /// fails with is an error only if no other one was given a place.
     pub async fn prepare_store(&self, keys: &[&[u8]], bytes: u64) -> Result<Vec<StoreSlot>> {
         self.prepare_store_by(&self.client, keys, bytes).await
     }
@@ -407,34 +246,55 @@ impl ShmPool {
         let opts = PutOptions::default().preferred_rank(self.rank);
         let opts = opts.if_exists(super::IfExists::Fail);
         let opened = client.open_in_place(&items, &opts).await?;
-        let mut slots = Vec::new();
-        // Dropped, and so given up, after an error.
+        let (mut slots, mut failed) = (Vec::new(), None);
         for ((key, named), opened) in keys.iter().zip(named).zip(opened) {
-            let place = match opened.map(Arc::new) {
-                Ok(place) => place,
-                Err(e) if is_there(e.kind()) => {
-                    add(&self.given.counts.skipped_exists, 1);
-                    continue;
-                }
-                // Full, or there was room on another host alone.
-                Err(e) if matches!(e.kind(), ErrorKind::OutOfMemory | ErrorKind::Unsupported) => {
-                    add(&self.given.counts.skipped_full, 1);
-                    continue;
-                }
-                Err(e) => return Err(e),
+            let slot = match opened {
+                Ok(place) => self.slot_of(client, key, place).await,
+                Err(e) => Err(e),
             };
-            let shm_name = self.name_of(client, place.meta().at.incarnation).await?;
-            let (offset, key) = (place.meta().object.payload_off(), key.to_vec());
-            slots.push((named, StoreSlot { key, shm_name, offset, len: bytes, place }));
+            match slot {
+                Ok(slot) => slots.push((named, slot)),
+                Err(e) => failed = self.not_given(e.about(key)).or(failed),
+            }
+        }
+        if let Some(error) = failed.filter(|_| slots.is_empty()) {
+            return Err(error);
         }
         add(&self.given.counts.prepared, slots.len());
         let until_ns = self.until(self.options.write_ttl);
+        let (mut out, mut replaced) = (Vec::with_capacity(slots.len()), Vec::new());
         let mut given = self.lock();
-        let each = slots.into_iter().map(|(named, slot)| {
+        given.expires_at(until_ns);
+        for (named, slot) in slots {
+            // A key has one plan at a time: the one before has ended.
+            replaced.append(&mut given.stores.take_all(&named));
             given.stores.add(named, until_ns, slot.place.clone());
-            slot
-        });
-        Ok(each.collect())
+            out.push(slot);
+        }
+        drop(given);
+        client.give_up_in_place(replaced);
+        Ok(out)
+    }
+
+    async fn slot_of(&self, client: &Client, key: &[u8], place: InPlace) -> Result<StoreSlot> {
+        let (meta, key) = (place.meta(), key.to_vec());
+        let shm_name = self.name_of(client, meta.at.incarnation).await?;
+        let (offset, len) = (meta.object.payload_off(), meta.object.bytes_total);
+        Ok(StoreSlot { key, shm_name, offset, len, place: Arc::new(place) })
+    }
+
+    /// Counts a key without a place; gives its error back if that is no usual reason.
+    fn not_given(&self, error: Error) -> Option<Error> {
+        let counts = &self.given.counts;
+        let (count, error) = match error.kind() {
+            ErrorKind::AlreadyExists => (&counts.skipped_exists, None),
+            ErrorKind::NotReady => (&counts.skipped_busy, None),
+            // Full, or there was room on another host alone.
+            ErrorKind::OutOfMemory | ErrorKind::Unsupported => (&counts.skipped_full, None),
+            _ => (&counts.failed, Some(error)),
+        };
+        add(count, 1);
+        error
     }
 
     async fn name_of(&self, client: &Client, incarnation: u64) -> Result<Arc<str>> {
@@ -444,7 +304,8 @@ impl ShmPool {
     }
 
     /// Makes objects readable. The worker has written them, and writes there no more. `NotFound`
-    /// for a key for which it was given no place, or whose place has expired.
+    /// for a key that has no place: none was given, it expired, or its rank was started again. An
+    /// error ends the place, too: store that key again.
     pub async fn commit_store(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         self.commit_store_by(&self.client, keys).await
     }
@@ -454,13 +315,19 @@ impl ShmPool {
         let place = |key: &&[u8]| {
             let place = self.lock().stores.take(&self.key(key)?);
             place.ok_or_else(|| {
-                let text = "no place was prepared for this key, or it has expired";
+                let text = "this key has no place: none was prepared, it expired, its commit \
+                            failed before, or its rank was started again; prepare it again";
                 Error::not_found(text).about(key)
             })
         };
         let places: Vec<Result<Arc<InPlace>>> = keys.iter().map(place).collect();
         let open: Vec<_> = places.iter().flatten().cloned().collect();
-        let mut done = client.commit_in_place(&open).await.into_iter();
+        let mut done = Vec::with_capacity(open.len());
+        for part in open.chunks(MAX_BATCH) {
+            done.extend(client.commit_in_place(part).await);
+        }
+        drop(open);
+        let mut done = done.into_iter();
         let lost = || Err(Error::internal("a commit without a result"));
         let each = |place: Result<_>| place.and_then(|_| done.next().unwrap_or_else(lost));
         let done: Vec<Result<()>> = places.into_iter().map(each).collect();
@@ -471,11 +338,9 @@ impl ShmPool {
     /// Gives up places that the worker does not write after all; they are free once it keeps their
     /// slots no more.
     pub fn abort_store(&self, keys: &[&[u8]]) {
-        self.expire();
-        for key in keys {
-            let given_up = self.key(key).ok().and_then(|key| self.lock().stores.take(&key));
-            drop(given_up);
-        }
+        let named = keys.iter().filter_map(|key| self.key(key).ok());
+        let given_up = named.filter_map(|key| self.lock().stores.take(&key));
+        self.client.give_up_in_place(given_up.collect());
     }
 
     /// All objects, to be read in place; None if one of them is not there. What only disks have is
@@ -504,6 +369,7 @@ impl ShmPool {
         }
         add(&self.given.counts.retrieved, slots.len());
         let mut given = self.lock();
+        given.expires_at(until_ns);
         let each = slots.into_iter().map(|(named, slot)| {
             given.reads.add(named, until_ns, slot.view.clone());
             slot
@@ -549,17 +415,30 @@ impl ShmPool {
         Ok((self.name_of(client, incarnation).await?, offset))
     }
 
-    /// The worker has read these objects, once for each time that it was given them.
+    /// The worker has read these objects, once for each time that it was given them: the oldest of
+    /// a key first.
     pub fn finish_read(&self, keys: &[&[u8]]) {
-        self.expire();
         for key in keys {
             let finished = self.key(key).ok().and_then(|key| self.lock().reads.take(&key));
             drop(finished);
         }
     }
+
+    /// As [`Self::finish_read`] of these slots, and of no other ones of their keys.
+    pub fn finish_slots(&self, slots: &[ReadSlot]) {
+        for slot in slots {
+            let key = self.key(&slot.key).ok();
+            drop(key.and_then(|key| self.lock().reads.take_same(&key, &slot.view)));
+        }
+    }
 }
 
-/// Stored, or being written.
-fn is_there(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::AlreadyExists | ErrorKind::NotReady)
+/// What stands before the keys of a layout: the same in every process.
+fn prefix_of(layout: &str) -> Vec<u8> {
+    if layout.is_empty() {
+        return Vec::new();
+    }
+    let digest = Sha256::digest(layout);
+    let hex = digest.iter().take(LAYOUT_BYTES).map(|byte| format!("{byte:02x}"));
+    format!("{}:", hex.collect::<String>()).into_bytes()
 }

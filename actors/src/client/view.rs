@@ -7,7 +7,7 @@ use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, Touch, Via};
-use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins};
+use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins, TABLES};
 use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -181,11 +181,7 @@ impl Client {
         pin: impl FnOnce(&Arc<Pins>, &Reader) -> std::result::Result<P, NoPin>,
     ) -> Viewed<P> {
         let Some((reader, pins)) = peer.reader.as_ref().zip(peer.pins.as_ref()) else {
-            return Some(Err(Error::unsupported(format!(
-                "rank {} has no room for the pins of one more process: read with get_into, or \
-                 close handles that are not used",
-                peer.rank
-            ))));
+            return Some(Err(no_pins(peer)));
         };
         match pin(pins, reader) {
             // Checked last: the memory of an owner that is gone may hold anything.
@@ -210,6 +206,15 @@ impl Client {
             ))),
         }
     }
+}
+
+/// Why nothing can be read in place in the memory of this owner.
+pub(super) fn no_pins(peer: &Peer) -> Error {
+    Error::unsupported(format!(
+        "rank {} has no room for the pins of one more handle: {TABLES} read in place already; \
+         read with get_into, or close handles that are not used",
+        peer.rank
+    ))
 }
 
 /// Why there is no view of an object in the memory of this owner.

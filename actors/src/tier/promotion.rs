@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::KeyBytes;
 use hashbrown::HashMap;
 use nkv_ssd::{LoadError, Payload};
-use nkv_store::{AnonMemory, Key};
+use nkv_store::{AnonMemory, Key, OwnMemory};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -229,7 +229,8 @@ impl DiskTier {
         let found = self.engine.find(key).filter(|_| !self.removals.covers(key));
         let found = found.ok_or_else(none)?;
         let memory = buffer.of(found.len)?;
-        let into = Payload { memory, offset: 0, len: found.len };
+        let own = OwnMemory::of(memory);
+        let into = Payload { memory: &own, offset: 0, len: found.len };
         let loaded = self.engine.load(key, into).map_err(|error| match error {
             LoadError::NotFound => none(),
             LoadError::Corrupt(what) => {

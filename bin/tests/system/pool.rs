@@ -33,6 +33,10 @@ fn i9_a_worker_outlives_the_rank_whose_memory_it_uses() {
     assert_ne!(failed.kind(), ErrorKind::Internal, "{failed}");
     cluster.restart(1);
     until(HANGS, "it stores in the memory of the new rank", || stores(&handle, &pool, b"after", 2));
+    assert_eq!(pool.outstanding(), (0, 1), "the old place is gone");
+    assert!(stores(&handle, &pool, b"open", 3), "the same key has a new place");
+    assert_eq!(handle.get(b"open").unwrap()[0], 3);
+    handle.remove(b"open").unwrap();
     let now = pool.info().unwrap();
     assert_ne!(now.incarnation, before.incarnation);
     assert_eq!(pool.figures().restarts, 1);

@@ -1,9 +1,13 @@
 //! Large reads of a real file, by io_uring where the kernel has it and by `preadv`.
 
+use crate::scene::{Clock, KINDS, Segment, content, is_saved, key};
 use nkv_ssd::piece::Piece;
 use nkv_ssd::storage::{Disk, Storage};
-use nkv_store::Buffer;
-use std::io::ErrorKind;
+use nkv_ssd::{Durability, Engine, LoadError, Payload};
+use nkv_store::{AnonMemory, Buffer, Key, OwnMemory};
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::sync::Arc;
 
 const BLOCK: usize = 4096;
 
@@ -103,5 +107,47 @@ fn a_panic_in_the_middle_leaves_no_read_behind() {
         let mut pieces = [Piece::of_buffer(&mut buffer)];
         file.read(0, &mut pieces).unwrap();
         assert_eq!(buffer[5 * BLOCK], 5);
+    }
+}
+
+/// A buffer that its caller has alone is checked where its bytes lie.
+#[test]
+fn i21_what_is_loaded_into_a_buffer_of_its_own_is_whole_or_refused() {
+    for kind in KINDS {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::new();
+        let storage = Arc::new(Disk::open(dir.path()).unwrap());
+        let engine = kind.open(storage, &clock, 4, Durability::BestEffort).unwrap();
+        let segment = Segment::new(1 << 20);
+        let mut buffer = AnonMemory::huge(1 << 20).unwrap();
+        let mut load = |engine: &dyn Engine, key: &Key, len: u64| {
+            let own = OwnMemory::of(&mut buffer);
+            let done = engine.load(key, Payload { memory: &own, offset: 0, len });
+            done.map(|_| buffer.bytes(len as usize).to_vec())
+        };
+        let lengths = [0u64, 1, 4095, 4096, 5000, 262_144, 262_145, 600_001];
+        for len in lengths {
+            let name = key(&format!("{len}"));
+            let bytes = content(&name, 1, len);
+            assert!(is_saved(&segment.save(&*engine, &name, &bytes)));
+            assert!(load(&*engine, &name, len).unwrap() == bytes, "{kind:?} {len}");
+        }
+        // A byte of the last chunk of the last one; a start would notice by itself.
+        let damaged = content(&key("600001"), 1, 600_001)[599_900..600_000].to_vec();
+        let mut flipped = 0;
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            let Some(at) = bytes.windows(damaged.len()).position(|w| w == damaged) else {
+                continue;
+            };
+            bytes[at] ^= 1;
+            OpenOptions::new().write(true).open(&path).unwrap().write_all(&bytes).unwrap();
+            flipped += 1;
+        }
+        assert_eq!(flipped, 1, "{kind:?}");
+        let error = load(&*engine, &key("600001"), 600_001).unwrap_err();
+        assert!(matches!(error, LoadError::Corrupt(_)), "{kind:?}: {error}");
+        assert!(load(&*engine, &key("262145"), 262_145).is_ok());
     }
 }

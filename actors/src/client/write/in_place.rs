@@ -6,14 +6,15 @@ use crate::client::addresses::MappedSegment;
 use crate::client::plans::PlanState;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, Result};
-use crate::message::ObjMeta;
+use crate::message::{MAX_BATCH, ObjMeta};
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{ready, writing};
 use nkv_store::{Memory, words};
+use nkv_transport::gate::Inside;
 use std::sync::Arc;
 
-/// A plan that is held: its memory is not reused until it is committed or dropped [I10]. The caller
-/// drops it once nobody writes there any more.
+/// A plan that is held: its memory is not reused until it is committed or dropped [I10], also if the
+/// handle is closed before. The caller drops it once nobody writes there any more.
 #[derive(Debug)]
 pub(in crate::client) struct InPlace {
     plan: WritePlan,
@@ -35,6 +36,7 @@ impl InPlace {
         if segment.control != segment.payload || !plan.announce()? {
             return Err(unmapped());
         }
+        plan.state()?.keep_held();
         let address = segment.payload.wrapping_add(meta.object.payload_off());
         Ok(Self { plan, address, meta })
     }
@@ -48,8 +50,8 @@ impl InPlace {
         &self.meta
     }
 
-    /// The segment, and the offset there of a part of the object.
-    fn part(&self, offset: u64, len: u64) -> Result<(&dyn Memory, u64)> {
+    /// The segment, and the offset there of a part of the object; no commit begins meanwhile.
+    fn part(&self, offset: u64, len: u64) -> Result<(Inside, &dyn Memory, u64)> {
         let plan = self.plan.state()?;
         let object = &self.meta.object;
         if offset.checked_add(len).is_none_or(|end| end > object.bytes_total) {
@@ -59,30 +61,45 @@ impl InPlace {
                 object.bytes_total
             )));
         }
-        let reader = plan.peer.reader.as_ref().filter(|_| plan.is_held());
-        let reader = reader.ok_or_else(|| Error::invalid("the object is committed, or gone"))?;
-        Ok((&**reader.memory().memory(), object.payload_off() + offset))
+        let inside = plan.enter_held()?;
+        let reader = plan.peer.reader.as_ref().ok_or_else(unmapped_plan)?;
+        Ok((inside, &**reader.memory().memory(), object.payload_off() + offset))
     }
 
     /// Copies bytes into the object.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let (memory, at) = self.part(offset, bytes.len() as u64)?;
+        let (_inside, memory, at) = self.part(offset, bytes.len() as u64)?;
         Ok(memory.write(at, bytes)?)
     }
 
     /// Copies out what was written so far.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let (memory, at) = self.part(offset, bytes.len() as u64)?;
+        let (_inside, memory, at) = self.part(offset, bytes.len() as u64)?;
         Ok(memory.read(at, bytes)?)
     }
+}
+
+impl Drop for InPlace {
+    fn drop(&mut self) {
+        let Some(plan) = &self.plan.plan else { return };
+        plan.let_go();
+        let plans = &self.plan.client.shared.plans;
+        // Closed before, with its handle.
+        if !plans.holds(plan.desc.plan) {
+            plans.close(plan);
+        }
+    }
+}
+
+fn unmapped_plan() -> Error {
+    Error::internal("a plan in place without a mapping")
 }
 
 /// Sets READY, as a kernel does: what this process wrote before is seen by whoever sees READY [I4].
 /// Also past the plan's deadline.
 fn set_ready(p: &PlanState) -> Result<()> {
     let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
-    let unmapped = || Error::internal("a plan in place without a mapping");
-    let memory = p.peer.reader.as_ref().ok_or_else(unmapped)?.memory();
+    let memory = p.peer.reader.as_ref().ok_or_else(unmapped_plan)?.memory();
     let found = words::compare_swap(memory.words(), offset, writing(epoch), ready(epoch))?;
     if found == writing(epoch) || is_ready(p)? {
         return Ok(());
@@ -106,7 +123,26 @@ impl Client {
         Ok(opened.into_iter().map(|opened| opened.and_then(plan)).collect())
     }
 
-    /// Commits objects that are whole now, in one request.
+    /// Gives up objects that are not written after all, in one request. Those that somebody keeps
+    /// are given up when they are dropped.
+    pub(in crate::client) fn give_up_in_place(&self, list: Vec<Arc<InPlace>>) {
+        let plan = |mut object: InPlace| {
+            let plan = object.plan.plan.take()?;
+            plan.let_go();
+            self.shared.plans.forget(&plan);
+            match self.shared.plans.holds(plan.desc.plan) {
+                true => Some(plan),
+                false => {
+                    self.shared.plans.close(&plan);
+                    None
+                }
+            }
+        };
+        let plans: Vec<_> = list.into_iter().filter_map(Arc::into_inner).filter_map(plan).collect();
+        plans.chunks(MAX_BATCH).for_each(|part| self.abandon(part));
+    }
+
+    /// Commits objects that are whole now, in one request: `MAX_BATCH` at most.
     pub(in crate::client) async fn commit_in_place(
         &self,
         list: &[Arc<InPlace>],
@@ -120,6 +156,8 @@ impl Client {
                     plan.key, plan.desc.meta.rank
                 )));
             }
+            // What another thread writes now is in the object, or refused.
+            plan.peer.run_blocking(|| plan.seal(&*self.shared.env.machine))?;
             set_ready(plan)?;
             plan.let_go();
             Ok(plan.clone())
