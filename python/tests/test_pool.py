@@ -273,7 +273,7 @@ def test_an_array_of_a_slot_keeps_its_memory_when_its_handle_is_closed() -> None
         assert (kept == content(1)).all()
         kept[:] = content(2)
         for number in range(128):
-            found = cache.get(f"flood/{number}", None, library="numpy")
+            [found] = cache.get_many([f"flood/{number}"], library="numpy")
             assert found is None or (found == content(100 + number)).all(), "not written over"
         assert not cache.exists("key")
         del kept
