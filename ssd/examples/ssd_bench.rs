@@ -1,6 +1,6 @@
 //! Speed of the slab engine on a directory's disk.
 //!
-//!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY [GIB]
+//!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY [GIB [MEMORY]]
 //!
 //!     cargo run --release -p nkv-ssd --example ssd_bench -- DIRECTORY index OBJECTS
 //!
@@ -8,21 +8,25 @@
 //!
 //! The first: one line for each size, number of threads, and objects in a call: GB/s of saves into
 //! slabs that were written before, under both durabilities, and of loads; beside fio (`psync`, one
-//! job for each thread, each in a part of the file of its own), in turn in each round.
+//! job for each thread, each in a part of the file of its own), in turn in each round. MEMORY is
+//! that of fio's buffers: `malloc` by default; `shmhuge` is in huge pages, as the buffers here are
+//! (reserve some: `echo 64 >/proc/sys/vm/nr_hugepages`).
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
 use nkv_ssd::{Disk, Engine, Object, Payload, Saved, SlabEngine};
 use nkv_ssd::{Durability, slab::SlabOptions};
 use nkv_store::{AnonMemory, Key, Memory, OwnMemory};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 const GIB: u64 = 1 << 30;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
+/// Threads, and objects in a call.
+const JOBS: [(usize, usize); 5] = [(1, 1), (4, 1), (8, 1), (1, 32), (4, 32)];
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -33,6 +37,7 @@ fn main() {
         return starts(Path::new(&directory), objects.unwrap_or(1_000_000));
     }
     let gib = second.map_or(2, |text| text.parse().expect("a number of GiB"));
+    let memory = arguments.next().unwrap_or_else(|| "malloc".to_owned());
     println!(
         "GB/s, medians of {ROUNDS} rounds, and of the rounds' ratios\n\
          {:>8} {:>7} {:>5} {:>10} {:>11} {:>6} {:>10} {:>9} {:>9} {:>5} {:>6}",
@@ -50,11 +55,12 @@ fn main() {
     );
     let (slabs, file) = (Path::new(&directory).join("slabs"), Path::new(&directory).join("fio"));
     std::fs::create_dir_all(&slabs).unwrap();
-    fio(&file, "write", gib, (1 << 20, 1));
+    let disk = Bench { slabs, file, memory, gib };
+    disk.fio("write", (1 << 20, 1));
     for size in [256 << 10, 1 << 20] {
-        for (threads, group) in [(1, 1), (4, 1), (8, 1), (1, 32), (4, 32)] {
+        for (threads, group) in JOBS {
             let job = (size, threads, group);
-            let rounds: Vec<_> = (0..ROUNDS).map(|_| round(&slabs, &file, gib, job)).collect();
+            let rounds: Vec<_> = (0..ROUNDS).map(|number| disk.round(number, job)).collect();
             let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
             println!(
                 "{size:>8} {threads:>7} {group:>5} {:>10.2} {:>11.2} {:>6.2} {:>10.2} {:>9.2} \
@@ -81,33 +87,50 @@ struct Round {
     load: f64,
 }
 
-fn round(slabs: &Path, file: &Path, gib: u64, job: (u64, usize, usize)) -> Round {
-    let (size, threads, _) = job;
-    let fio_write = fio(file, "write", gib, (size, threads));
-    let (effort, load) = measured(slabs, gib * GIB, job, Durability::BestEffort);
-    let fio_read = fio(file, "read", gib, (size, threads));
-    let (persistent, _) = measured(slabs, gib * GIB, job, Durability::Persistent);
-    Round { fio_write, effort, persistent, fio_read, load }
+struct Bench {
+    slabs: PathBuf,
+    file: PathBuf,
+    memory: String,
+    gib: u64,
 }
 
-/// GB/s of fio, whose jobs share the file among them.
-fn fio(file: &Path, rw: &str, gib: u64, (size, jobs): (u64, usize)) -> f64 {
-    let part = gib * GIB / jobs as u64;
-    let done = Command::new("fio")
-        .args(["--name=ssd", "--direct=1", "--ioengine=psync", "--thread", "--group_reporting"])
-        .args(["--output-format=terse", "--terse-version=3"])
-        .arg(format!("--filename={}", file.display()))
-        .arg(format!("--rw={rw}"))
-        .arg(format!("--bs={size}"))
-        .arg(format!("--numjobs={jobs}"))
-        .arg(format!("--size={part}"))
-        .arg(format!("--offset_increment={part}"))
-        .output()
-        .expect("fio is missing: apt-get install fio");
-    let text = String::from_utf8_lossy(&done.stdout);
-    let column = if rw == "write" { 47 } else { 6 };
-    let kib_s = text.lines().find_map(|line| line.split(';').nth(column)?.parse::<f64>().ok());
-    kib_s.expect("a line of fio") * 1024.0 / 1e9
+impl Bench {
+    fn round(&self, number: usize, job: (u64, usize, usize)) -> Round {
+        let (size, threads, _) = job;
+        let measured = |durability| measured(&self.slabs, self.gib * GIB, job, durability);
+        let fio = || ["write", "read"].map(|rw| self.fio(rw, (size, threads)));
+        // Each reads what it has just written, and each is the first one in half of the rounds.
+        let ((effort, load), [fio_write, fio_read]) = if number.is_multiple_of(2) {
+            let first = measured(Durability::BestEffort);
+            (first, fio())
+        } else {
+            let first = fio();
+            (measured(Durability::BestEffort), first)
+        };
+        let (persistent, _) = measured(Durability::Persistent);
+        Round { fio_write, effort, persistent, fio_read, load }
+    }
+
+    /// GB/s of fio, whose jobs share the file among them.
+    fn fio(&self, rw: &str, (size, jobs): (u64, usize)) -> f64 {
+        let part = self.gib * GIB / jobs as u64;
+        let done = Command::new("fio")
+            .args(["--name=ssd", "--direct=1", "--ioengine=psync", "--thread"])
+            .args(["--group_reporting", "--output-format=terse", "--terse-version=3"])
+            .arg(format!("--filename={}", self.file.display()))
+            .arg(format!("--mem={}", self.memory))
+            .arg(format!("--rw={rw}"))
+            .arg(format!("--bs={size}"))
+            .arg(format!("--numjobs={jobs}"))
+            .arg(format!("--size={part}"))
+            .arg(format!("--offset_increment={part}"))
+            .output()
+            .expect("fio is missing: apt-get install fio");
+        let text = String::from_utf8_lossy(&done.stdout);
+        let column = if rw == "write" { 47 } else { 6 };
+        let kib_s = text.lines().find_map(|line| line.split(';').nth(column)?.parse::<f64>().ok());
+        kib_s.expect("a line of fio") * 1024.0 / 1e9
+    }
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
