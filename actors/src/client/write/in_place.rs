@@ -13,8 +13,8 @@ use nkv_store::{Memory, words};
 use nkv_transport::gate::Inside;
 use std::sync::Arc;
 
-/// A plan that is held: its memory is not reused until it is committed or dropped [I10], also if the
-/// handle is closed before. The caller drops it once nobody writes there any more.
+/// A plan that is held: its memory is not reused until it is committed or dropped [I10], also when
+/// the handle is closed. The caller drops it once nobody writes there any more.
 #[derive(Debug)]
 pub(in crate::client) struct InPlace {
     plan: WritePlan,
