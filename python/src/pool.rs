@@ -4,7 +4,7 @@ use crate::arguments;
 use crate::batches::{Results, results};
 use crate::errors::of_kind;
 use crate::handles::Handles;
-use nkv::{ErrorKind, PoolFigures, ReadSlot, ShmPool, StoreSlot};
+use nkv::{ErrorKind, ReadSlot, ShmPool, StoreSlot};
 use nkv_store::fork::{self, ProcessMark};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -173,29 +173,6 @@ impl Pool {
     }
 
     fn figures(&self, py: Python<'_>) -> PyResult<HashMap<&'static str, u64>> {
-        let PoolFigures {
-            prepared,
-            skipped_exists,
-            skipped_busy,
-            skipped_full,
-            failed,
-            committed,
-            retrieved,
-            missed,
-            expired,
-            restarts,
-        } = self.here(py)?.figures();
-        Ok(HashMap::from([
-            ("prepared", prepared),
-            ("skipped_exists", skipped_exists),
-            ("skipped_busy", skipped_busy),
-            ("skipped_full", skipped_full),
-            ("failed", failed),
-            ("committed", committed),
-            ("retrieved", retrieved),
-            ("missed", missed),
-            ("expired", expired),
-            ("restarts", restarts),
-        ]))
+        Ok(self.here(py)?.figures().all().into_iter().collect())
     }
 }

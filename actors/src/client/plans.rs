@@ -104,11 +104,10 @@ impl PlanState {
     pub(crate) fn enter_held(&self) -> Result<Inside> {
         let inside = self.held().as_ref().map(Inside::again);
         // In this order: a seal that does not see this one inside is seen here.
-        if self.sealed.load(Ordering::SeqCst) || inside.is_none() {
+        inside.filter(|_| !self.sealed.load(Ordering::SeqCst)).ok_or_else(|| {
             let text = format!("key {} is committed, or being committed, or given up", self.key);
-            return Err(Error::invalid(text));
-        }
-        inside.ok_or_else(|| self.ended())
+            Error::invalid(text)
+        })
     }
 
     /// Whether its slot keeps it, and nobody writes through this library now.

@@ -19,7 +19,7 @@ use super::write::InPlace;
 use super::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Existence, MAX_BATCH, RankInfo};
-use given::{Counts, GivenOut, Slots, add, expire_until_dropped};
+use given::{Counts, GivenOut, Slots, expire_until_dropped};
 use nkv_store::Key;
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::threads::spawn_named;
@@ -154,7 +154,7 @@ impl ShmPool {
 
     /// What it did so far.
     pub fn figures(&self) -> PoolFigures {
-        self.given.counts.figures()
+        self.given.counts.snapshot()
     }
 
     /// Slots that were given and are neither committed nor finished: to write, and to read.
@@ -217,7 +217,7 @@ impl ShmPool {
         let Some(before) = before.filter(|before| *before != incarnation) else { return Ok(()) };
         let lost = slots.stores.take_any(|_, place| place.meta().at.incarnation == before);
         drop(slots);
-        add(&self.given.counts.restarts, 1);
+        self.given.counts.restarts.one();
         let lost_slots = lost.len();
         tracing::warn!(rank, lost_slots, "the rank of a pool was started again");
         client.give_up_in_place(lost);
@@ -260,7 +260,7 @@ impl ShmPool {
         if let Some(error) = failed.filter(|_| slots.is_empty()) {
             return Err(error);
         }
-        add(&self.given.counts.prepared, slots.len());
+        self.given.counts.prepared.add(slots.len());
         let until_ns = self.until(self.options.write_ttl);
         let (mut out, mut replaced) = (Vec::with_capacity(slots.len()), Vec::new());
         let mut given = self.lock();
@@ -293,7 +293,7 @@ impl ShmPool {
             ErrorKind::OutOfMemory | ErrorKind::Unsupported => (&counts.skipped_full, None),
             _ => (&counts.failed, Some(error)),
         };
-        add(count, 1);
+        count.one();
         error
     }
 
@@ -331,7 +331,7 @@ impl ShmPool {
         let lost = || Err(Error::internal("a commit without a result"));
         let each = |place: Result<_>| place.and_then(|_| done.next().unwrap_or_else(lost));
         let done: Vec<Result<()>> = places.into_iter().map(each).collect();
-        add(&self.given.counts.committed, done.iter().filter(|done| done.is_ok()).count());
+        self.given.counts.committed.add(done.iter().filter(|done| done.is_ok()).count());
         done
     }
 
@@ -367,7 +367,7 @@ impl ShmPool {
             let (shm_name, offset) = self.place_of(client, &view).await?;
             slots.push((named.clone(), ReadSlot { key: key.to_vec(), shm_name, offset, view }));
         }
-        add(&self.given.counts.retrieved, slots.len());
+        self.given.counts.retrieved.add(slots.len());
         let mut given = self.lock();
         given.expires_at(until_ns);
         let each = slots.into_iter().map(|(named, slot)| {
@@ -392,7 +392,7 @@ impl ShmPool {
             let is_there =
                 |found: &&Existence| matches!(found, Existence::Ready | Existence::OnDisk);
             let missed = asked.len() - found.iter().filter(is_there).count();
-            add(&self.given.counts.missed, missed);
+            self.given.counts.missed.add(missed);
             if missed > 0 {
                 return Ok(None);
             }
@@ -401,7 +401,7 @@ impl ShmPool {
             match client.get_view(keys[at].as_bytes()).await {
                 Ok(view) => views[at] = Some(view),
                 Err(e) if e.kind() == ErrorKind::NotFound => {
-                    add(&self.given.counts.missed, 1);
+                    self.given.counts.missed.one();
                     return Ok(None);
                 }
                 Err(e) => return Err(e),
@@ -438,7 +438,7 @@ fn prefix_of(layout: &str) -> Vec<u8> {
     if layout.is_empty() {
         return Vec::new();
     }
-    let digest = Sha256::digest(layout);
-    let hex = digest.iter().take(LAYOUT_BYTES).map(|byte| format!("{byte:02x}"));
-    format!("{}:", hex.collect::<String>()).into_bytes()
+    let mut id = [0; LAYOUT_BYTES];
+    id.copy_from_slice(&Sha256::digest(layout)[..LAYOUT_BYTES]);
+    format!("{:032x}:", u128::from_be_bytes(id)).into_bytes()
 }

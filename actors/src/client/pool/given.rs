@@ -5,75 +5,41 @@ use super::PoolInfo;
 use crate::client::Client;
 use crate::client::view::ObjectView;
 use crate::client::write::InPlace;
+use crate::slow_path::counters;
 use hashbrown::HashMap;
 use nkv_store::Key;
 use nkv_store::clock::Clock;
+use serde::Serialize;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// What a pool did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PoolFigures {
-    /// Slots to write that were given.
-    pub prepared: u64,
-    /// Keys that were not stored: they are stored already.
-    pub skipped_exists: u64,
-    /// Keys that were not stored: they are being written or removed, or the master does not know
-    /// yet. A later try may find room for them.
-    pub skipped_busy: u64,
-    /// Keys that were not stored: the memory is full.
-    pub skipped_full: u64,
-    /// Keys that were not stored because of another error.
-    pub failed: u64,
-    /// Slots committed.
-    pub committed: u64,
-    /// Slots to read that were given.
-    pub retrieved: u64,
-    /// Keys that a retrieve did not find.
-    pub missed: u64,
-    /// Slots that were neither committed nor finished within their time to live.
-    pub expired: u64,
-    /// How often the rank was found started again.
-    pub restarts: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub prepared: AtomicU64,
-    pub skipped_exists: AtomicU64,
-    pub skipped_busy: AtomicU64,
-    pub skipped_full: AtomicU64,
-    pub failed: AtomicU64,
-    pub committed: AtomicU64,
-    pub retrieved: AtomicU64,
-    pub missed: AtomicU64,
-    pub expired: AtomicU64,
-    pub restarts: AtomicU64,
-}
-
-pub(super) fn add(count: &AtomicU64, n: usize) {
-    count.fetch_add(n as u64, Ordering::Relaxed);
-}
-
-impl Counts {
-    pub fn figures(&self) -> PoolFigures {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        PoolFigures {
-            prepared: of(&self.prepared),
-            skipped_exists: of(&self.skipped_exists),
-            skipped_busy: of(&self.skipped_busy),
-            skipped_full: of(&self.skipped_full),
-            failed: of(&self.failed),
-            committed: of(&self.committed),
-            retrieved: of(&self.retrieved),
-            missed: of(&self.missed),
-            expired: of(&self.expired),
-            restarts: of(&self.restarts),
-        }
+counters! {
+    /// What a pool did.
+    Counts as PoolFigures {
+        /// Slots to write that were given.
+        prepared,
+        /// Keys that were not stored: they are stored already.
+        skipped_exists,
+        /// Keys that were not stored: they are being written or removed, or the master does not
+        /// know yet. A later try may find room for them.
+        skipped_busy,
+        /// Keys that were not stored: the memory is full.
+        skipped_full,
+        /// Keys that were not stored because of another error.
+        failed,
+        /// Slots committed.
+        committed,
+        /// Slots to read that were given.
+        retrieved,
+        /// Keys that a retrieve did not find.
+        missed,
+        /// Slots that were neither committed nor finished within their time to live.
+        expired,
+        /// How often the rank was found started again.
+        restarts,
     }
 }
 
@@ -188,7 +154,7 @@ impl GivenOut {
         };
         let expired = stores.len() + reads.len();
         if expired > 0 {
-            add(&self.counts.expired, expired);
+            self.counts.expired.add(expired);
             let (writes, rank) = (stores.len(), self.rank);
             tracing::warn!(rank, writes, reads = reads.len(), "slots of a pool expired");
             self.client.give_up_in_place(stores);
