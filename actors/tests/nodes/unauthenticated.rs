@@ -1,9 +1,6 @@
 //! Connections that send nothing do not keep members out [I20].
-#![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
-mod embedding;
-
-use embedding::config;
+use crate::embedding::config;
 use nkv_actors::{Client, ClientConfig, Cluster, PutOptions, TransportChoice};
 use nkv_transport::wire::Address;
 use std::io::Read;

@@ -1,8 +1,6 @@
 //! Actors that neither answer nor panic: they are detected within 2 s, callers get Timeout, and in
 //! the end the node exits, since only a new process frees their thread.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use nkv_actors::actor::{ActorStatus, Crash, Freeze, RESTART_BUDGET};
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig, PutOptions};

@@ -1,11 +1,8 @@
 //! Puts through the device log: they send no message, every handle finds the objects, they are
 //! listed once their key is reported, a removal is final, and every claim is accounted for.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
-use embedding::{bytes, client_by, config, eventually, used_is_live};
+use crate::embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
+use crate::embedding::{bytes, client_by, config, eventually, used_is_live};
 use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::message::Existence;
 use nkv_actors::{
@@ -338,7 +335,7 @@ async fn i15_what_a_plan_brings_second_is_retired_and_the_first_stays() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_object_is_evicted() {
-    let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
+    let cluster = Cluster::start(1, with_log("log-asked-again")).await.unwrap();
     let fresh = client_by(&cluster, TransportChoice::Tcp).await;
     for turn in 0..3u8 {
         let key = [b'a', turn];

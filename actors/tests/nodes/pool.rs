@@ -1,9 +1,6 @@
 //! The memory of a rank as a pool of workers, in one process.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::eventually;
+use crate::embedding::eventually;
 use nkv_actors::message::Existence;
 use nkv_actors::tier::{SsdConfig, SsdPolicy};
 use nkv_actors::{Cluster, ErrorKind, NodeConfig, PoolOptions, PutOptions, ShmPool, StoreSlot};

@@ -1,11 +1,8 @@
 //! A handle that was closed does nothing any more: every call fails with an error that says so, and
 //! it reserves no key.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{attached, gauges, logged, with_log};
-use embedding::{bytes, client_by, config, eventually};
+use crate::embedding::log::{attached, gauges, logged, with_log};
+use crate::embedding::{bytes, client_by, config, eventually};
 use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, PutOptions, TransportChoice};
 use std::time::Duration;
 

@@ -1,12 +1,9 @@
 //! Two keys whose unkeyed hashes are equal: both halves of an identity were, as long as both were
 //! unkeyed (xxh64, and the low half of XXH3-128). Such pairs can be made in microseconds, so only
 //! the job's key keeps two keys apart wherever identities are compared [I16].
-#![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
-mod embedding;
-
-use embedding::log::{at_rest, logged, with_log};
-use embedding::{client_by, config, eventually};
+use crate::embedding::log::{at_rest, logged, with_log};
+use crate::embedding::{client_by, config, eventually};
 use nkv_actors::{Client, Cluster, ErrorKind, PutOptions, TransportChoice};
 use nkv_store::key::key_hash;
 

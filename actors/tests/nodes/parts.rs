@@ -1,10 +1,7 @@
 //! Values in several buffers, and many values at once, by every transport of one host.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{at_rest, gauges, with_log};
-use embedding::{bytes, client_by};
+use crate::embedding::log::{at_rest, gauges, with_log};
+use crate::embedding::{bytes, client_by};
 use nkv_actors::{Client, Cluster, ErrorKind, IfExists, PutOptions, TransportChoice};
 use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory};

@@ -1,10 +1,7 @@
 //! Segments mounted and unmounted while a cluster of real nodes runs: objects there are found and
 //! read by every data path, are removed with the segment, and nothing is left behind.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::{
+use crate::embedding::{
     bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations, used_is_live,
 };
 use nkv_actors::message::RankState;

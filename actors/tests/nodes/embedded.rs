@@ -1,9 +1,6 @@
 //! An embedded cluster: all calls through real actors, in one process.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::eventually;
+use crate::embedding::eventually;
 use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions};
 use std::time::Duration;

@@ -1,12 +1,9 @@
 //! Ranks whose payloads lie in a memory that the processor cannot address, as that of a GPU, while
 //! the words before them can be loaded: every call does what it does in host memory.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "a double of RDMA devices has a method whose caller promises much")]
 
-mod embedding;
-
-use embedding::log::{logged, with_log};
-use embedding::{bytes, eventually, on};
+use crate::embedding::log::{logged, with_log};
+use crate::embedding::{bytes, eventually, on};
 use nkv_actors::machine::{
     AgentConfig, Connected, DataAgent, Machine, NewSegment, OsMachine, SegmentKind,
 };

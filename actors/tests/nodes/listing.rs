@@ -1,10 +1,7 @@
 //! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and
 //! panics.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::eventually;
+use crate::embedding::eventually;
 use nkv_actors::actor::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig, PutOptions};

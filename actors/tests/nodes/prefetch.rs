@@ -1,10 +1,7 @@
 //! `exists` with prefetch: a test for each branch of the flow chart of its source, named after the
 //! branch, and the races beside it. What is on disk alone is what an earlier cluster has saved.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::{eventually, on};
+use crate::embedding::{eventually, on};
 use nkv_actors::message::{Existence, Tier};
 use nkv_actors::tier::{SsdConfig, SsdPolicy, TierFigures};
 use nkv_actors::{Cluster, ErrorKind, NodeConfig, PutOptions};

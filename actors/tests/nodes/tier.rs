@@ -1,10 +1,7 @@
 //! The SSD tier of nodes in one process: what leaves memory is saved, found, brought back, and
 //! removed; a new node finds what an earlier one saved.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::eventually;
+use crate::embedding::eventually;
 use nkv_actors::message::{Existence, Tier};
 use nkv_actors::tier::{SsdConfig, SsdPolicy, TierFigures};
 use nkv_actors::{Cluster, ErrorKind, NodeConfig, PutOptions};

@@ -1,10 +1,7 @@
 //! A full device log: puts take plans meanwhile, and the log is used again once it has room.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
-use embedding::{bytes, eventually, used_is_live};
+use crate::embedding::log::{LOG, at_rest, attached, gauges, logged, with_log};
+use crate::embedding::{bytes, eventually, used_is_live};
 use nkv_actors::message::Existence;
 use nkv_actors::{Cluster, PutOptions, TransportChoice};
 

@@ -1,10 +1,7 @@
 //! Waiting for objects that are not READY yet.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{logged, with_log};
-use embedding::{bytes, client_by, on};
+use crate::embedding::log::{logged, with_log};
+use crate::embedding::{bytes, client_by, on};
 use nkv_actors::actor::Crash;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, Result, TransportChoice};
 use nkv_pace::HANGS;

@@ -1,10 +1,7 @@
 //! Supervision: a panic injected into each actor while 64 callers are queued. The call that
 //! panicked gets Internal, all others a correct answer from rebuilt state.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::eventually;
+use crate::embedding::eventually;
 use nkv_actors::actor::Crash;
 use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;

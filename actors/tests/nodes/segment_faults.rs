@@ -1,10 +1,9 @@
 //! Faults of mounted segments: a panic or a freeze of their actors, a master that declares them
 //! gone, a restarted master.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::{bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations};
+use crate::embedding::{
+    bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations,
+};
 use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{

@@ -1,12 +1,9 @@
 //! A listing and a removal by pattern contain what was put into a log before they began, whoever
 //! put it and by whatever transport: producers send key strings later, but the master asks for
 //! them.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::bytes;
-use embedding::log::{attached, logged, with_log};
+use crate::embedding::bytes;
+use crate::embedding::log::{attached, logged, with_log};
 use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
 
 async fn keys(client: &Client, pattern: &str) -> usize {
@@ -60,7 +57,7 @@ async fn i6_what_was_just_put_into_a_log_is_removed_by_a_pattern_whoever_put_it(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_is_listed_whole_at_once() {
-    let cluster = Cluster::start(1, with_log("log-many")).await.unwrap();
+    let cluster = Cluster::start(1, with_log("named-many")).await.unwrap();
     let client = attached(&cluster, TransportChoice::Shm).await;
     let names: Vec<_> = (0..700).map(|i| format!("many/{i:05}")).collect();
     for turn in 0..3 {

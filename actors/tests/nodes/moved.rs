@@ -1,11 +1,8 @@
 //! A key that exists is found although its last known location is out of date: the owner has just
 //! retired that object, and neither the master nor this handle knows that yet [I7].
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{at_rest, gauges, logged, with_log};
-use embedding::{bytes, client_by, eventually, on};
+use crate::embedding::log::{at_rest, gauges, logged, with_log};
+use crate::embedding::{bytes, client_by, eventually, on};
 use nkv_actors::message::{Existence, ObjMeta};
 use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
 use nkv_store::key::key_hash;

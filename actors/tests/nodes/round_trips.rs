@@ -1,11 +1,8 @@
 //! Round trips of a handle that reaches its owners by tcp, counted as the requests that their
 //! agents served.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::log::{LOG, at_rest, gauges, logged, with_log};
-use embedding::{bytes, client_by, eventually};
+use crate::embedding::log::{LOG, at_rest, gauges, logged, with_log};
+use crate::embedding::{bytes, client_by, eventually};
 use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, PutOptions, TransportChoice};
 

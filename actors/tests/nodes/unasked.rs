@@ -1,10 +1,9 @@
 //! What a reader finds without a message: through indexes, cached locations and views. The counters
 //! show which of them was used.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live};
+use crate::embedding::{
+    bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live,
+};
 use nkv_actors::actor::Freeze;
 use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice};

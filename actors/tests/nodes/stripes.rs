@@ -1,10 +1,7 @@
 //! Large objects in stripes, from the handle to the owner and back, by every transport; and the
 //! buffers in which `get` returns them.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod embedding;
-
-use embedding::{bytes, config, on, used_is_live};
+use crate::embedding::{bytes, config, on, used_is_live};
 use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
 
 const MIB: usize = 1 << 20;

@@ -1,6 +1,5 @@
 //! A member's hello is checked before it is used: a process of rank 0 with bounded memory, and
 //! members that lie about every size [I19].
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use nkv_actors::message::{
     ExportedMemory, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
@@ -73,7 +72,7 @@ impl Rank0 {
         let port = any.local_addr().unwrap().port();
         drop(any);
         let exe = std::env::current_exe().unwrap();
-        let role = format!("exec {} role --exact --nocapture", exe.display());
+        let role = format!("exec {} forged_rank::role --exact --nocapture", exe.display());
         let process = Command::new("sh")
             .args(["-c", &format!("ulimit -v {LIMIT_KIB}; {role}")])
             .env("FORGED_JOB", &job)

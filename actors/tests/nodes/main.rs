@@ -1,0 +1,29 @@
+//! Whole nodes in one process: calls through real actors, panics, forged peers. One program, since
+//! each would compile the runtime's generics again.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod embedding;
+
+mod closed;
+mod collide;
+mod device_log;
+mod device_payload;
+mod embedded;
+mod forged_rank;
+mod frozen;
+mod full_log;
+mod listing;
+mod moved;
+mod named;
+mod panics;
+mod parts;
+mod pool;
+mod prefetch;
+mod round_trips;
+mod segment_faults;
+mod segments;
+mod stripes;
+mod tier;
+mod unasked;
+mod unauthenticated;
+mod when_ready;
