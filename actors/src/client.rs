@@ -56,7 +56,7 @@ use crate::actor::{ActorAddr, Message, On};
 use crate::client::producer::{Attach, Producer, ProducerDurable};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::executor::OwnedExecutor;
+use crate::executor::{OnceCompiled, OwnedExecutor};
 use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
 use crate::slow_path::ClientSlowPathCounters;
 use batch::{about_keys, continued, filled, one, spread};
@@ -102,10 +102,19 @@ pub(crate) struct Parts {
     pub home: Option<u32>,
 }
 
+#[inline(never)]
+fn connecting(
+    env: Environment,
+    node: &Address,
+    config: ClientConfig,
+) -> OnceCompiled<'_, Result<Client>> {
+    Box::pin(Client::connected(env, node, config))
+}
+
 impl Client {
     /// Connects to a cluster through any of its nodes; starts one background thread.
     pub async fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        Self::connect_in(Environment::of_this_process(), node, config).await
+        connecting(Environment::of_this_process(), node, config).await
     }
 
     /// As [`Client::connect`], in an environment that the caller provides.
@@ -114,6 +123,10 @@ impl Client {
         node: &Address,
         config: ClientConfig,
     ) -> Result<Self> {
+        connecting(env, node, config).await
+    }
+
+    async fn connected(env: Environment, node: &Address, config: ClientConfig) -> Result<Self> {
         let producer_id = env.random.u64();
         let limit = Duration::from_millis(config.call_timeout_ms);
         let credentials = Credentials::of_client(&config.job, config.secret.clone());

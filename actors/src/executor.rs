@@ -12,6 +12,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
+/// What an async function returns, boxed in a function that is never inlined. A program compiles
+/// the body of every async function that it awaits, and of all that this one awaits, for itself;
+/// behind this type they are compiled once, in this crate. For calls that are rare or send a
+/// message: the box is an allocation.
+pub(crate) type OnceCompiled<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What an executor runs on.
 #[derive(Debug, Clone)]
 enum Backend {

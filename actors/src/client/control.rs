@@ -7,6 +7,7 @@ use super::keys::HandleKeys;
 use crate::actor::ActorAddr;
 use crate::control_hello::{HelloError, hello};
 use crate::error::{Error, ErrorKind, Result};
+use crate::executor::OnceCompiled;
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
 use crate::slow_path::ClientSlowPath;
@@ -164,10 +165,19 @@ impl ControlPool {
     }
 
     /// One request, one response, within `limit`.
+    #[inline(never)]
+    pub(crate) fn call(
+        &self,
+        request: Request,
+        limit: Duration,
+    ) -> OnceCompiled<'_, Result<Response>> {
+        Box::pin(self.called(request, limit))
+    }
+
     #[tracing::instrument(level = "debug", name = "request", skip_all, fields(
         kind = Request::KINDS[request.kind()]
     ))]
-    pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
+    async fn called(&self, request: Request, limit: Duration) -> Result<Response> {
         let asked = async {
             match self.call_once(&request, limit).await {
                 // A panic in another call dropped this call's parked reply: ask the restarted

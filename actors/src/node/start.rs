@@ -11,7 +11,7 @@ use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::executor::{Executor, OwnedExecutor};
+use crate::executor::{Executor, OnceCompiled, OwnedExecutor};
 use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
@@ -30,6 +30,15 @@ use tokio::sync::{Semaphore, oneshot, watch};
 /// How often the node checks that the job's cookie still exists.
 const COOKIE_CHECK: Duration = Duration::from_secs(1);
 
+/// Boxed here, so that this crate alone compiles what a node is made of ([`OnceCompiled`]).
+#[inline(never)]
+fn starting(
+    env: Environment,
+    config: NodeConfig,
+) -> OnceCompiled<'static, Result<Node, StartError>> {
+    Box::pin(Node::started(env, config))
+}
+
 /// A node under construction: results of earlier steps that later ones need.
 struct Building {
     segments: Arc<Segments>,
@@ -42,11 +51,15 @@ struct Building {
 impl Node {
     /// Starts a rank; it has joined the cluster when this returns. Errors say what to do.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
-        Self::start_in(Environment::of_this_process(), config).await
+        starting(Environment::of_this_process(), config).await
     }
 
     /// As [`Node::start`], in an environment that the caller provides.
     pub async fn start_in(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
+        starting(env, config).await
+    }
+
+    async fn started(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         config.validate()?;
         let building = Building::new(env, config).await?;
         let info = building.listen().await?;
