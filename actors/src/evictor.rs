@@ -9,7 +9,6 @@ use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::error::Result;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner};
-use nkv_store::arena::Arena;
 use nkv_store::evict::{Policy, PolicyKind, Watermarks};
 use nkv_store::heap::Heap;
 use reading::Reading;
@@ -177,7 +176,7 @@ impl Evictor {
 
     /// Evicts so that an open of this many contiguous bytes finds room.
     fn make_room(&mut self, bytes: u64, attempt: u32, ctx: &Context<'_, Self>) {
-        let need = Arena::rounded_within(bytes, self.capacity);
+        let need = self.durable.heap.layout().placed_bytes(bytes);
         self.read_if_blind(ctx);
         if attempt >= WINDOW_FROM_ATTEMPT
             && let Some(owner) = self.durable.owner.get()

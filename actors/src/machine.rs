@@ -5,7 +5,7 @@
 mod device;
 
 use nkv_store::segment_layout::SegmentLayout;
-use nkv_store::shm::{self, SegmentName};
+use nkv_store::shm::{self, Allocation, SegmentName};
 use nkv_store::threads::sleep_shortly;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::fabric::{Fabric, FabricConfig};
@@ -117,12 +117,12 @@ pub trait Machine: Send + Sync + fmt::Debug {
     fn pid(&self) -> u32;
 
     /// Makes a segment of `bytes` zero bytes. Blocks: with `prefault` it takes up to seconds per
-    /// GiB.
+    /// GiB. Memory of this process alone and of a GPU is allocated as it comes.
     fn create(
         &self,
         kind: SegmentKind<'_>,
         bytes: u64,
-        prefault: bool,
+        allocation: Allocation,
     ) -> Result<NewSegment, StoreError>;
 
     /// Whether this process can use the GPU with this id. It opens none.
@@ -221,7 +221,7 @@ impl Machine for OsMachine {
         &self,
         kind: SegmentKind<'_>,
         bytes: u64,
-        prefault: bool,
+        allocation: Allocation,
     ) -> Result<NewSegment, StoreError> {
         let name = match kind {
             SegmentKind::Shared(name) => name,
@@ -229,13 +229,13 @@ impl Machine for OsMachine {
                 return Ok(NewSegment::private(Arc::new(AnonMemory::new(bytes)?)));
             }
             SegmentKind::Device { name, ordinal, payloads } => {
-                let control = self.create(SegmentKind::Shared(name), payloads, prefault)?;
+                let control = self.create(SegmentKind::Shared(name), payloads, allocation)?;
                 return device::create(control, ordinal, bytes - payloads);
             }
         };
         // Logs what it removes.
         shm::remove_stale();
-        let named = shm::create(name, bytes, prefault)?;
+        let named = shm::create(name, bytes, allocation)?;
         // The node keeps the handle that unlinks the name; the heap has its own mapping, for those
         // still using it.
         let memory = shm::attach(named.file_name(), false)?;

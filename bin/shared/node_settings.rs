@@ -41,6 +41,15 @@ pub struct SettingFlags {
     /// memory there is, shared by the ranks of this host, at most 1GiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub heap_bytes: Option<String>,
+    /// Objects in the heap begin at multiples of this and take whole multiples of it: at 2MiB each
+    /// lies in huge pages of its own. Those in the log take 4 KiB units [range: a power of two,
+    /// 4KiB to 2MiB] [default: 4KiB]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub heap_align: Option<String>,
+    /// The NUMA node whose memory holds payloads and headers in host memory [default: none: that of
+    /// the processor which touches a page first, with --prefault at start]
+    #[arg(long, value_name = "N|none", allow_hyphen_values = true)]
+    pub numa_node: Option<String>,
     /// Where payloads lie: shared memory of this host (also called shm), a GPU, a GPU if there is
     /// one that can be used, or memory of this process alone [default: dram]
     #[arg(long, value_name = "dram|cuda|auto|private", allow_hyphen_values = true)]

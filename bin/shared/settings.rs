@@ -16,6 +16,7 @@ use nkv_actors::tier::{
     DAY_S, DEFAULT_TTL_DAYS, Durability, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine,
     SsdPolicy,
 };
+use nkv_store::ArenaUnit;
 use nkv_store::evict::Watermarks;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
@@ -264,6 +265,12 @@ fn heap_use(
         "private" => MemoryChoice::Private,
         _ => MemoryChoice::Shm,
     };
+    let unit = |text: &str| {
+        let bytes = u32::try_from(parse_bytes(text)?).unwrap_or(u32::MAX);
+        ArenaUnit::try_from(bytes).map_err(|e| e.to_string())
+    };
+    node.heap_align = r.take("heap_align", unit, node.heap_align)?;
+    node.numa_node = r.take_unless("numa_node", "none", number, node.numa_node)?;
     node.prefault = r.take("prefault", boolean, node.prefault)?;
     node.pool_pinned = r.take("pool_pinned", boolean, false)?.then_some(gpu);
     let page_bytes = |text: &str| {

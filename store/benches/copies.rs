@@ -23,7 +23,7 @@ unsafe fn memcpy(src: *const u8, dst: *mut u8, len: usize) {
 
 fn main() {
     let name = SegmentName { job: "copies".into(), rank: 0, incarnation: random_u64() };
-    let segment = shm::create(&name, WALKED as u64, true).unwrap();
+    let segment = shm::create(&name, WALKED as u64, shm::Allocation::NOW).unwrap();
     let base = segment.host_base().unwrap().as_ptr();
     let mut huge = Buffer::new((16 << 20) + 1).unwrap();
     let mut small = vec![1u8; (16 << 20) + 1];

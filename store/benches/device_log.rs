@@ -98,7 +98,8 @@ impl Process {
 
 fn world() -> (Process, DeviceLog) {
     let name = SegmentName { job: "log-bench".into(), rank: 0, incarnation: random_u64() };
-    let memory: Arc<dyn Memory> = Arc::new(shm::create(&name, LOG_BASE + LOG_BYTES, true).unwrap());
+    let memory: Arc<dyn Memory> =
+        Arc::new(shm::create(&name, LOG_BASE + LOG_BYTES, shm::Allocation::NOW).unwrap());
     let layout = LogLayout::new(LOG_BASE, LOG_BYTES, UNIT, HEADER_BASE).unwrap();
     let rules = LogRules::with_a_quarter_free(0, 5_000_000_000);
     let log = DeviceLog::fresh(memory.clone(), layout, rules, Arc::default()).unwrap();

@@ -25,7 +25,7 @@ fn name(there: bool, index: u32) -> [u8; 32] {
 
 fn filled(config: &HeapConfig) -> Reader {
     let named = SegmentName { job: "lookups".into(), rank: 0, incarnation: random_u64() };
-    let memory = shm::create(&named, config.segment_bytes(), false).unwrap();
+    let memory = shm::create(&named, config.segment_bytes(), shm::Allocation::LATER).unwrap();
     let heap = Heap::format(std::sync::Arc::new(memory), config).unwrap();
     let (mut slots, mut index) =
         (Slots::fresh(heap.clone()), Index::empty(heap.memory().clone(), heap.layout().index));

@@ -11,8 +11,10 @@
 
 mod free_ranges;
 mod packed;
+mod unit;
 
 pub use packed::PackedExtent;
+pub use unit::ArenaUnit;
 
 use crate::error::StoreError;
 use crate::layout::{PAYLOAD_ALIGN, Region};
@@ -47,6 +49,7 @@ impl Extent {
 /// some 40 bytes for a free range between two.
 pub struct Arena {
     region: Region,
+    unit: ArenaUnit,
     units: u32,
     max_extents: u32,
     extents: u32,
@@ -65,39 +68,26 @@ impl std::fmt::Debug for Arena {
 }
 
 impl Arena {
-    /// An empty arena over a region (4 KiB aligned, as `Heap::open` checked it) that holds at most
+    /// An empty arena over a region (whole units, as `Heap::open` checked it) that holds at most
     /// `max_extents` extents at a time.
-    pub fn new(region: Region, max_extents: u32) -> Arena {
-        let units = u32::try_from(region.len / PAYLOAD_ALIGN).unwrap_or(u32::MAX);
+    pub fn new(region: Region, unit: ArenaUnit, max_extents: u32) -> Arena {
+        let units = u32::try_from(region.len / unit.bytes()).unwrap_or(u32::MAX);
         // An extent has at least one unit, so there are never more extents than units.
         let max_extents = max_extents.min(units);
         let free = FreeRanges::new(units);
-        Arena { region, units, max_extents, extents: 0, used_units: 0, free }
-    }
-
-    /// Bytes that an object of `bytes` takes: whole 4 KiB units, rounded up to the allocator's bin.
-    /// An empty object takes one unit. Near the capacity see [`Arena::placed_bytes`].
-    pub fn rounded(bytes: u64) -> u64 {
-        bin_up(bytes.div_ceil(PAYLOAD_ALIGN).max(1)).saturating_mul(PAYLOAD_ALIGN)
-    }
-
-    /// [`Arena::rounded`], but at most `capacity` if the object itself fits in an arena of that
-    /// many bytes: the length of its extent.
-    pub fn rounded_within(bytes: u64, capacity: u64) -> u64 {
-        let rounded = Arena::rounded(bytes);
-        if rounded > capacity && bytes <= capacity { capacity } else { rounded }
+        Arena { region, unit, units, max_extents, extents: 0, used_units: 0, free }
     }
 
     /// Bytes that an object of `bytes` takes in this arena.
     pub fn placed_bytes(&self, bytes: u64) -> u64 {
-        Arena::rounded_within(bytes, self.capacity())
+        self.unit.placed_bytes(bytes, self.capacity())
     }
 
     /// Allocates an extent for `bytes`. `ArenaFull` changes nothing and has the largest size.
     pub fn alloc(&mut self, bytes: u64) -> Result<Extent, StoreError> {
         let asked = self.placed_bytes(bytes);
         let room = self.extents < self.max_extents;
-        let units = u32::try_from(asked / PAYLOAD_ALIGN).ok().filter(|_| room);
+        let units = u32::try_from(asked / self.unit.bytes()).ok().filter(|_| room);
         let Some((first, units)) = units.and_then(|units| Some((self.free.take(units)?, units)))
         else {
             return Err(self.full(asked));
@@ -107,7 +97,7 @@ impl Arena {
 
     /// Frees an extent. Refuses an extent that was not allocated here or has another length.
     pub fn free(&mut self, extent: Extent) -> Result<(), StoreError> {
-        let (unit, units) = (self.unit_of(&extent), u32::try_from(extent.len / PAYLOAD_ALIGN));
+        let (unit, units) = (self.unit_of(&extent), u32::try_from(extent.len / self.unit.bytes()));
         if let (Some(unit), Ok(units)) = (unit, units)
             && self.free.give_back(unit, units)
         {
@@ -125,12 +115,12 @@ impl Arena {
 
     /// Bytes in extents.
     pub fn used_bytes(&self) -> u64 {
-        self.used_units * PAYLOAD_ALIGN
+        self.used_units * self.unit.bytes()
     }
 
     /// Bytes that can be placed in all.
     pub fn capacity(&self) -> u64 {
-        u64::from(self.units) * PAYLOAD_ALIGN
+        u64::from(self.units) * self.unit.bytes()
     }
 
     /// Bytes outside every extent.
@@ -151,7 +141,7 @@ impl Arena {
         }
         match self.free.longest() {
             all if all == self.units => self.capacity(),
-            longest => u64::from(bin_down(longest)) * PAYLOAD_ALIGN,
+            longest => u64::from(bin_down(longest)) * self.unit.bytes(),
         }
     }
 
@@ -159,10 +149,11 @@ impl Arena {
     /// extents that lie outside, overlap, or have a length that [`Arena::alloc`] never returns.
     pub fn rebuild(
         region: Region,
+        unit: ArenaUnit,
         max_extents: u32,
         extents: &[Extent],
     ) -> Result<Arena, StoreError> {
-        let mut arena = Arena::new(region, max_extents);
+        let mut arena = Arena::new(region, unit, max_extents);
         if extents.len() > arena.max_extents as usize {
             let asked = extents.iter().fold(0u64, |sum, e| sum.saturating_add(e.len));
             return Err(arena.full(asked));
@@ -182,7 +173,7 @@ impl Arena {
                 extent.offset, extent.len
             ))
         };
-        let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok();
+        let units = u32::try_from(extent.len / self.unit.bytes()).ok();
         let (Some(first), Some(units)) = (self.unit_of(&extent), units) else {
             return Err(bad("lies outside the arena or off its units"));
         };
@@ -201,15 +192,16 @@ impl Arena {
 
     /// The first unit of an extent; None if it lies outside the arena or off its units.
     fn unit_of(&self, extent: &Extent) -> Option<u32> {
-        let unit = extent.offset.checked_sub(self.region.offset)? / PAYLOAD_ALIGN;
-        u32::try_from(unit).ok().filter(|_| extent.within(&self.region))
+        let (at, unit) = (extent.offset.checked_sub(self.region.offset)?, self.unit.bytes());
+        let whole = at.is_multiple_of(unit) && extent.len.is_multiple_of(unit);
+        u32::try_from(at / unit).ok().filter(|_| whole && extent.within(&self.region))
     }
 
     fn count(&mut self, first: u32, units: u32) -> Extent {
         self.extents += 1;
         self.used_units += u64::from(units);
-        let offset = self.region.offset + u64::from(first) * PAYLOAD_ALIGN;
-        Extent { offset, len: u64::from(units) * PAYLOAD_ALIGN }
+        let offset = self.region.offset + u64::from(first) * self.unit.bytes();
+        Extent { offset, len: u64::from(units) * self.unit.bytes() }
     }
 
     fn full(&self, asked: u64) -> StoreError {

@@ -1,6 +1,7 @@
 //! Divides a segment into regions. Formatting writes the control block and arms every heap slot.
 //! Opening validates everything it reads, since another process wrote those bytes.
 
+use crate::arena::ArenaUnit;
 use crate::arming::arm;
 use crate::device_log::MIN_LOG_UNITS;
 use crate::error::StoreError;
@@ -42,6 +43,8 @@ pub struct HeapConfig {
     pub water_lo: u32,
     /// Which device executes the atomic operations on claims in the device log [I1].
     pub atomic_domain: AtomicDomain,
+    /// Unit of the extents in the arena, whose bytes are rounded up to it.
+    pub arena_unit: ArenaUnit,
 }
 
 impl Default for HeapConfig {
@@ -58,6 +61,7 @@ impl Default for HeapConfig {
             water_hi: 95,
             water_lo: 85,
             atomic_domain: AtomicDomain::Cpu,
+            arena_unit: ArenaUnit::default(),
         }
     }
 }
@@ -99,7 +103,7 @@ impl HeapConfig {
     }
 
     fn arena_units(&self) -> u64 {
-        self.arena_bytes.div_ceil(PAYLOAD_ALIGN)
+        self.arena_bytes.div_ceil(self.arena_unit.bytes())
     }
 
     /// Header slots: one per 4 KiB unit of the log, then one per unit of the arena.
@@ -135,10 +139,12 @@ impl HeapConfig {
             (RegionKind::Index, index::region_bytes(slots)),
             (RegionKind::Pins, pins::REGION_BYTES),
             (RegionKind::Log, self.log_units() * PAYLOAD_ALIGN),
-            (RegionKind::Arena, self.arena_units() * PAYLOAD_ALIGN),
+            (RegionKind::Arena, self.arena_units() * self.arena_unit.bytes()),
         ] {
             if kind == RegionKind::Log {
-                next += self.claim_page();
+                // The arena follows at once, on a unit of its own.
+                let before = self.claim_page() + len;
+                next = (next + before).next_multiple_of(self.arena_unit.bytes()) - len;
             }
             regions[kind as usize] = Region { offset: next, len };
             next += len.next_multiple_of(PAYLOAD_ALIGN);
@@ -258,6 +264,7 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
         // At most `slots`, which is a u32.
         log_slots: config.log_units() as u32,
         regions,
+        arena_unit: config.arena_unit.into(),
         ..HeapExt::default()
     };
     (ctl, ext)
@@ -296,6 +303,7 @@ fn check(
         pins: region(RegionKind::Pins),
         log: region(RegionKind::Log),
         arena: region(RegionKind::Arena),
+        arena_unit: ArenaUnit::try_from(ext.arena_unit).map_err(|e| bad(e.to_string()))?,
         quarantine_ms: ext.quarantine_ms,
         atomic_domain,
     };

@@ -8,12 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First bytes of the extension block: "nkvheap1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nkvheap1");
 /// Version of everything in this file. A reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 /// Bytes reserved for [`HeapCtl`] and [`HeapExt`] at offset 0.
 pub const CTL_BYTES: u64 = 4096;
 /// Bytes of one header slot.
 pub const HEADER_BYTES: u64 = 64;
-/// Unit of payload placement: every extent starts and ends on it.
+/// Smallest unit of payload placement: every extent starts and ends on it.
 pub const PAYLOAD_ALIGN: u64 = 4096;
 
 /// The control block (144 bytes at offset 0).
@@ -85,6 +85,10 @@ pub struct HeapExt {
     pub log_slots: u32,
     /// One [`Region`] per [`RegionKind`], in its order.
     pub regions: [Region; REGIONS],
+    /// Unit in bytes of the extents in the arena.
+    pub arena_unit: u32,
+    /// Unused.
+    pub _pad: u32,
 }
 
 /// Which device executes all atomic operations on words with several writers, in a whole segment
@@ -271,10 +275,10 @@ offsets!(HeapCtl, 144, {
     free_head: 40, ann_base: 104, ann_capacity: 112, ann_head: 116, ann_tail: 120, epoch: 124,
     water_hi: 128, water_lo: 132,
 });
-offsets!(HeapExt, 192, {
+offsets!(HeapExt, 200, {
     magic: 0, layout_version: 8, atomic_domain: 12, segment_id: 16, incarnation: 24, boot_id: 32,
     term_number: 40, term_master: 48, quarantine_ms: 56, log_unit: 60, segment_bytes: 64,
-    rank: 72, log_slots: 76, regions: 80,
+    rank: 72, log_slots: 76, regions: 80, arena_unit: 192,
 });
 offsets!(ObjHeader, 64, {
     key_hash: 0, n_pages: 8, page_size: 12, payload_base: 16, bytes_total: 24, key_check: 32,

@@ -46,7 +46,7 @@ pub mod testkit;
 pub mod threads;
 pub mod words;
 
-pub use arena::{Arena, Extent};
+pub use arena::{Arena, ArenaUnit, Extent};
 pub use buffer::Buffer;
 pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};

@@ -1,6 +1,7 @@
 //! The layout of a segment: computed once by its owner, kept in its control block, and told to
 //! whoever uses it. Arithmetic only: it reads no memory.
 
+use crate::arena::ArenaUnit;
 use crate::device_log::{LogLayout, MIN_LOG_UNITS};
 use crate::error::StoreError;
 use crate::layout::{
@@ -37,6 +38,8 @@ pub struct SegmentLayout {
     pub log: Region,
     /// Payloads of the arena.
     pub arena: Region,
+    /// Unit of their extents.
+    pub arena_unit: ArenaUnit,
     /// Quarantine in milliseconds [I8].
     pub quarantine_ms: u32,
     /// Which device executes the atomic operations on claims in the device log [I1].
@@ -72,6 +75,13 @@ impl SegmentLayout {
             return Err(StoreError::BadSegment(format!(
                 "its arena has {} bytes, its log {}, of at most {MAX_ARENA_BYTES}",
                 self.arena.len, self.log.len
+            )));
+        }
+        let unit = self.arena_unit.bytes();
+        if !self.arena.offset.is_multiple_of(unit) || !self.arena.len.is_multiple_of(unit) {
+            return Err(StoreError::BadSegment(format!(
+                "its arena ({:?}) is not made of whole units of {unit} bytes",
+                self.arena
             )));
         }
         // The log lies just before the arena, in whole units.
@@ -155,6 +165,11 @@ impl SegmentLayout {
     /// The slots of the managed arena.
     pub fn managed_slots(&self) -> std::ops::Range<u32> {
         self.log_slots..self.slots
+    }
+
+    /// Bytes of the extent of an object in the arena.
+    pub fn placed_bytes(&self, bytes: u64) -> u64 {
+        self.arena_unit.placed_bytes(bytes, self.arena.len)
     }
 
     /// Region of all payloads: the log, followed by the arena.

@@ -15,6 +15,7 @@ mod lock;
 mod mapping;
 mod memfd;
 mod name;
+mod numa;
 mod pages;
 mod sealed;
 mod stale;
@@ -99,12 +100,31 @@ impl Drop for ShmMemory {
     }
 }
 
-/// Creates a segment of `bytes` zero bytes, locked, mapped and readable only by this user.
-/// `prefault` allocates every memory page now, in huge pages as far as the kernel has them (about
-/// 0.5 s/GiB; 1.5 to 3 s/GiB in small ones): a lack of memory is then an error here and not a
-/// SIGBUS later. The name appears last, when the lock is held.
-pub fn create(name: &SegmentName, bytes: u64, prefault: bool) -> Result<ShmMemory, StoreError> {
-    create_in(Path::new(SHM_DIR), name, bytes, prefault)
+/// How the memory pages of a new segment are allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allocation {
+    /// Every page now, in huge pages as far as the kernel has them (about 0.5 s/GiB; 1.5 to 3 s/GiB
+    /// in small ones): a lack of memory is then an error at once, and not a SIGBUS later.
+    pub prefault: bool,
+    /// All from this NUMA node; None: each from that of the processor which touches it first.
+    pub numa_node: Option<u32>,
+}
+
+impl Allocation {
+    /// Every page now.
+    pub const NOW: Self = Self { prefault: true, numa_node: None };
+    /// Each page when it is touched.
+    pub const LATER: Self = Self { prefault: false, numa_node: None };
+}
+
+/// Creates a segment of `bytes` zero bytes, locked, mapped and readable only by this user. The name
+/// appears last, when the lock is held.
+pub fn create(
+    name: &SegmentName,
+    bytes: u64,
+    allocation: Allocation,
+) -> Result<ShmMemory, StoreError> {
+    create_in(Path::new(SHM_DIR), name, bytes, allocation)
 }
 
 /// [`create`] in another folder: for tests.
@@ -112,7 +132,7 @@ pub fn create_in(
     dir: &Path,
     name: &SegmentName,
     bytes: u64,
-    prefault: bool,
+    allocation: Allocation,
 ) -> Result<ShmMemory, StoreError> {
     let file_name = name.file_name();
     let path = dir.join(&file_name);
@@ -121,7 +141,12 @@ pub fn create_in(
     }
     limits::check_room(bytes)?;
     let mapping = Mapping::of(sealed::make(&file_name, bytes)?, bytes, &path)?;
-    if prefault && let Some(error) = mapping.prefault_huge(&path)? {
+    if let Some(node) = allocation.numa_node {
+        numa::bind(&mapping.region(), node)?;
+    }
+    if allocation.prefault
+        && let Some(error) = mapping.prefault_huge(&path)?
+    {
         let huge = mapping.huge_bytes();
         tracing::info!(file_name, bytes, huge, %error, "not all pages are of 2 MiB");
     }

@@ -12,6 +12,7 @@ use crate::process::Pid;
 use crate::stack;
 use nkv::Credentials;
 use nkv_actors::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment, SegmentKind};
+use nkv_store::shm::Allocation;
 use nkv_store::{Heap, Memory, SegmentName, StoreError, Stripes};
 use nkv_transport::wire::BoxFuture;
 use nkv_transport::{TransportError, Verbs};
@@ -126,7 +127,12 @@ impl Machine for SimMachine {
         self.pid
     }
 
-    fn create(&self, kind: SegmentKind<'_>, bytes: u64, _: bool) -> Result<NewSegment, StoreError> {
+    fn create(
+        &self,
+        kind: SegmentKind<'_>,
+        bytes: u64,
+        _: Allocation,
+    ) -> Result<NewSegment, StoreError> {
         let name = if let SegmentKind::Shared(name) = kind { Some(name) } else { None };
         let file_name = name.map(SegmentName::file_name);
         let called = (self.host, file_name.clone().unwrap_or_default());

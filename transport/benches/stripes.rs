@@ -71,7 +71,8 @@ fn measure(name: &str, handles: &[Arc<dyn Verbs>]) {
 
 fn main() {
     let name = SegmentName { job: "stripes".into(), rank: 0, incarnation: random_u64() };
-    let segment: Arc<dyn Memory> = Arc::new(shm::create(&name, SEGMENT, true).unwrap());
+    let segment: Arc<dyn Memory> =
+        Arc::new(shm::create(&name, SEGMENT, shm::Allocation::NOW).unwrap());
     let any = "127.0.0.1:0".parse().unwrap();
     let (access, limits) = (Arc::new(OpenAccess), AgentLimits::default());
     let agent = TcpAgent::start(any, segment.clone(), 1, "bench", access, None, limits).unwrap();

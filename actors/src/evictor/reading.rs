@@ -4,7 +4,6 @@
 
 use super::Evictor;
 use crate::actor::{Context, Message, On, Reply};
-use nkv_store::arena::Arena;
 use nkv_store::heap::Heap;
 use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::BinaryHeap;
@@ -62,7 +61,7 @@ impl Evictor {
     /// Bytes of the object's extent. The producer wrote the length, so it is capped at the
     /// capacity.
     fn bytes_of(&self, object: &LiveSlot) -> u64 {
-        Arena::rounded_within(object.bytes_total.min(self.capacity), self.capacity)
+        self.durable.heap.layout().placed_bytes(object.bytes_total.min(self.capacity))
     }
 
     /// Reads one piece; returns the rest of the reading, if any.

@@ -53,7 +53,7 @@ fn managed(info: &RankInfo) -> u32 {
 
 /// The arena of a segment with these extents taken. An error if they overlap or lie outside it.
 pub(super) fn arena_of(info: &RankInfo, taken: &[Extent]) -> Result<Arena, StoreError> {
-    Arena::rebuild(info.layout.arena, managed(info), taken)
+    Arena::rebuild(info.layout.arena, info.layout.arena_unit, managed(info), taken)
 }
 
 impl Taken {
@@ -67,7 +67,7 @@ impl Taken {
 impl SegmentAllocator {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
-            arena: Arena::new(info.layout.arena, managed(&info)),
+            arena: Arena::new(info.layout.arena, info.layout.arena_unit, managed(&info)),
             untouched: info.layout.log_slots,
             taken: SlotMap::new(info.layout.slots),
             listed: SlotMap::new(info.layout.slots),

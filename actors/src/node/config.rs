@@ -2,6 +2,7 @@
 
 use crate::client::GET_POOL_BYTES;
 use crate::tier::SsdConfig;
+use nkv_store::ArenaUnit;
 use nkv_store::device_log::MIN_LOG_UNITS;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
@@ -59,6 +60,11 @@ pub struct NodeConfig {
     pub control_port: u16,
     /// Payload bytes of the arena; headers, index and log come on top.
     pub heap_bytes: u64,
+    /// Objects in the heap begin at multiples of this, and take whole multiples; `heap_bytes` less
+    /// the log is rounded up to it. Objects in the log take 4 KiB units.
+    pub heap_align: ArenaUnit,
+    /// The NUMA node whose memory holds what lies in host memory; None: where it is touched first.
+    pub numa_node: Option<u32>,
     /// Kind of memory.
     pub memory: MemoryChoice,
     /// Allocate every page at start.
@@ -133,6 +139,8 @@ impl Default for NodeConfig {
             listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
             control_port: 0,
             heap_bytes: 64 << 20,
+            heap_align: ArenaUnit::default(),
+            numa_node: None,
             memory: MemoryChoice::Shm,
             prefault: true,
             pool_pinned: None,
@@ -219,6 +227,11 @@ impl NodeConfig {
                  leave it out, or use memory dram"
                     .to_string(),
             );
+        }
+        if self.memory == MemoryChoice::Private && self.numa_node.is_some() {
+            return bad("numa_node is about memory that processes share: leave it out, or use \
+                        memory dram"
+                .to_string());
         }
         if let Some(fault) = self.ssd.as_ref().and_then(SsdConfig::fault) {
             return bad(fault);

@@ -11,7 +11,7 @@ use nkv_store::StoreError;
 use nkv_store::fork::ProcessMark;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
-use nkv_store::shm::SegmentName;
+use nkv_store::shm::{Allocation, SegmentName};
 use nkv_transport::fabric::Exported;
 use serde::Serialize;
 use std::any::Any;
@@ -123,6 +123,7 @@ fn make_memory(
         water_hi: config.water_hi,
         water_lo: config.water_lo,
         atomic_domain: config.atomic_domain,
+        arena_unit: config.heap_align,
     };
     let internal = |e: StoreError| match e {
         StoreError::NotEnoughMemory(text) => StartError::HeapTooLarge(text),
@@ -139,7 +140,8 @@ fn make_memory(
         }
         MemoryChoice::Shm => SegmentKind::Shared(&called),
     };
-    let made = machine.create(kind, bytes, config.prefault);
+    let allocation = Allocation { prefault: config.prefault, numa_node: config.numa_node };
+    let made = machine.create(kind, bytes, allocation);
     let NewSegment { memory, file_name, name, payload } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // A node has one socket, named after its first segment.

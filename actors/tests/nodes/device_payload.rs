@@ -12,6 +12,7 @@ use nkv_actors::{
     TransportChoice,
 };
 use nkv_store::memory::SplitMemory;
+use nkv_store::shm::Allocation;
 use nkv_store::testkit::Unaddressable;
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::TransportError;
@@ -72,10 +73,10 @@ impl Machine for WithDevice {
         &self,
         kind: SegmentKind<'_>,
         bytes: u64,
-        prefault: bool,
+        allocation: Allocation,
     ) -> Result<NewSegment, StoreError> {
         let SegmentKind::Device { payloads, .. } = kind else {
-            return self.0.create(kind, bytes, prefault);
+            return self.0.create(kind, bytes, allocation);
         };
         let control = Arc::new(AnonMemory::new(payloads)?);
         let device = Arc::new(Unaddressable(AnonMemory::new(bytes - payloads)?));

@@ -1,9 +1,11 @@
 //! The memory of a rank as a pool of workers, in one process.
 
-use crate::embedding::eventually;
+use crate::embedding::{eventually, used_is_live};
+use nkv_actors::actor::Crash;
 use nkv_actors::message::Existence;
 use nkv_actors::tier::{SsdConfig, SsdPolicy};
 use nkv_actors::{Cluster, ErrorKind, NodeConfig, PoolOptions, PutOptions, ShmPool, StoreSlot};
+use nkv_store::ArenaUnit;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -48,6 +50,35 @@ fn holds(slot: &StoreSlot, byte: u8) -> bool {
     let mut all = vec![0; slot.len as usize];
     slot.read(0, &mut all).unwrap();
     all.iter().all(|one| *one == byte)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_begin_at_multiples_of_what_the_node_is_set_to() {
+    let unit = 2 * MIB;
+    let heap_align = ArenaUnit::try_from(unit as u32).unwrap();
+    let cluster = Cluster::start(1, NodeConfig { heap_align, heap_bytes: 32 * MIB, ..config() })
+        .await
+        .unwrap();
+    let (pool, client, names) = (attach(&cluster).await, cluster.client(), names(8));
+    let slots = pool.prepare_store(&bytes(&names), CHUNK).await.unwrap();
+    assert_eq!(slots.len(), 8);
+    for (slot, byte) in slots.iter().zip(1..) {
+        assert_eq!((slot.offset % unit, slot.address() % unit, slot.len), (0, 0, CHUNK));
+        fill(slot, byte);
+    }
+    pool.commit_store(&bytes(&names)).await.into_iter().for_each(|done| done.unwrap());
+    // What the owner finds in the headers agrees with what the master has placed.
+    let node = cluster.node(0);
+    node.owner().call(Crash, Duration::from_secs(5)).await.unwrap_err();
+    used_is_live(&cluster).await;
+    assert_eq!(node.status().owner.live_bytes, 8 * unit);
+    for (name, byte) in names.iter().zip(1..) {
+        assert_eq!(client.get(name.as_bytes()).await.unwrap()[..], vec![byte; CHUNK as usize]);
+    }
+    client.remove(names[3].as_bytes()).await.unwrap();
+    used_is_live(&cluster).await;
+    let again = pool.prepare_store(&[b"again"], unit).await.unwrap();
+    assert_eq!((again.len(), again[0].offset % unit), (1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

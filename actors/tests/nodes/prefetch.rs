@@ -4,7 +4,7 @@
 use crate::embedding::{eventually, on};
 use nkv_actors::message::{Existence, Tier};
 use nkv_actors::tier::{SsdConfig, SsdPolicy, TierFigures};
-use nkv_actors::{Cluster, ErrorKind, NodeConfig, PutOptions};
+use nkv_actors::{Cluster, ErrorKind, NodeConfig, PutOptions, WritePlan};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -133,20 +133,41 @@ async fn w_with_wait_it_is_in_memory_at_the_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s_another_segment_takes_it_where_the_preferred_one_is_full() {
     let scene = Scene::new(1).await;
-    let client = scene.cluster.client();
-    // All memory of rank 0 is held by plans of this handle: nothing there can be evicted.
-    let mut plans = Vec::new();
-    for n in 0.. {
-        let name = format!("held/{n}").into_bytes();
-        match client.open_for_write(&name, 1 << 20, &on(0)).await {
-            Ok(plan) if plan.desc().unwrap().meta.rank == 0 => plans.push(plan),
-            _ => break,
-        }
-    }
-    fill_log(&scene.cluster, 0).await;
+    let plans = hold_memory(&scene.cluster, 0).await;
     assert_eq!(scene.prefetch(true).await, Existence::Ready);
     assert_eq!(scene.place().await, (Tier::Memory, 1));
     drop(plans);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x_without_room_anywhere_it_is_counted_and_the_key_exists_all_the_same() {
+    let scene = Scene::new(1).await;
+    let plans = [hold_memory(&scene.cluster, 0).await, hold_memory(&scene.cluster, 1).await];
+    assert_eq!(scene.prefetch(true).await, Existence::OnDisk);
+    // It may wait for room longer than the call that asked for it.
+    eventually("it has failed", async || scene.figures().kv_promote_fail == 1).await;
+    assert_eq!(scene.figures().kv_promote_hits, 0);
+    assert_eq!(scene.place().await, (Tier::Disk, SAVED_AT));
+    drop(plans);
+    assert_eq!(scene.prefetch(true).await, Existence::Ready, "it comes once there is room");
+}
+
+/// Holds all memory of a rank, by plans of this handle and by views: nothing there can be evicted.
+async fn hold_memory(cluster: &Cluster, rank: u32) -> Vec<WritePlan> {
+    let client = cluster.client();
+    let mut plans = Vec::new();
+    // What is left after the large ones is taken by smaller ones.
+    for bytes in [MIB, MIB / 16] {
+        for n in 0.. {
+            let name = format!("held/{rank}/{bytes}/{n}").into_bytes();
+            match client.open_for_write(&name, bytes, &on(rank)).await {
+                Ok(plan) if plan.desc().unwrap().meta.rank == rank => plans.push(plan),
+                _ => break,
+            }
+        }
+    }
+    fill_log(cluster, rank).await;
+    plans
 }
 
 /// Claims the whole log of a rank, and holds what lies there by views.
@@ -154,7 +175,7 @@ async fn fill_log(cluster: &Cluster, rank: u32) {
     let client = cluster.client();
     let mut views = Vec::new();
     for n in 0..4096u32 {
-        let name = format!("log/{n}").into_bytes();
+        let name = format!("log/{rank}/{n}").into_bytes();
         if client.put(&name, &[7; BLOCK], &on(rank)).await.is_err() {
             break;
         }

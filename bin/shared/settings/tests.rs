@@ -249,6 +249,19 @@ fn the_pool_is_pinned_with_the_gpu_of_this_rank_if_that_is_asked_for() {
 }
 
 #[test]
+fn the_heap_is_aligned_and_bound_as_asked() {
+    let of =
+        |args: &[&str]| settings(args, &[]).map(|s| (s.node.heap_align.bytes(), s.node.numa_node));
+    assert_eq!(of(&[]), Ok((4096, None)));
+    assert_eq!(of(&["--heap-align", "2MiB", "--numa-node", "1"]), Ok((2 << 20, Some(1))));
+    assert_eq!(of(&["--numa-node", "none"]), Ok((4096, None)));
+    for wrong in ["0", "4095", "12KiB", "4MiB", "8GiB"] {
+        let error = of(&["--heap-align", wrong]).unwrap_err();
+        assert!(error.contains("--heap-align") && error.contains("power of two"), "{error}");
+    }
+}
+
+#[test]
 fn the_default_heap_is_shared_by_the_ranks_of_the_host() {
     let heap = |args: &[&str], pairs: &[(&str, &str)], memory_bytes| {
         let machine = Machine { memory_bytes, ..MACHINE };

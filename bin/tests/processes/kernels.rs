@@ -12,6 +12,7 @@ use nkv_store::layout::{AtomicDomain, CTL_BYTES, HEADER_BYTES, PUBLISH_OFF, low,
 use nkv_store::{Memory, shm};
 use putting::{is_served, key, value};
 use std::io::{BufRead, BufReader};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -63,26 +64,16 @@ fn with_stand_in(mut command: Command, libraries: &Path) -> Command {
 pub fn i1_kernels_of_two_processes_put_into_one_log_for_several_laps() {
     let folder = with_driver();
     let cluster = cluster(folder.path());
-    let mut producers: Vec<_> =
-        (1..=2).map(|seed| producer(&cluster, folder.path(), (seed, OBJECTS), 32)).collect();
     // By tcp, while they put: right bytes or none.
     let client = cluster.connect_by(0, TransportChoice::Tcp);
-    let (mut served, mut n) = (0_u64, 0_u64);
-    let running = |producers: &mut Vec<Child>| {
-        producers.iter_mut().any(|child| child.try_wait().unwrap().is_none())
-    };
-    while running(&mut producers) {
-        for seed in 1..=2 {
-            served += u64::from(is_served(&client, seed, n % OBJECTS));
-        }
-        n += 1;
-    }
-    for mut child in producers {
-        assert!(child.wait().unwrap().success());
-    }
-    assert!(served > 0, "nothing was read while kernels put");
+    // Other keys each time, until something was read: a busy machine may not run the reader.
+    let seeds = (1..20).step_by(2).map(|first| first..=first + 1).find(|seeds| {
+        let one = |seed| producer(&cluster, folder.path(), (seed, OBJECTS), 32);
+        read_beside(&client, seeds, seeds.clone().map(one).collect()) > 0
+    });
+    let seeds = seeds.expect("something is read while kernels put");
     // One producer may have ended long before the other.
-    let all = (1..=2).flat_map(|seed| (0..OBJECTS).map(move |n| (seed, n)));
+    let all = seeds.flat_map(|seed| (0..OBJECTS).map(move |n| (seed, n)));
     let left: Vec<_> = all.filter(|(seed, n)| is_served(&client, *seed, *n)).collect();
     assert!((1..200).contains(&left.len()), "after several laps: {left:?}");
     // They are listed, since their keys were reported, and can be removed.
@@ -94,6 +85,22 @@ pub fn i1_kernels_of_two_processes_put_into_one_log_for_several_laps() {
     let (seed, n) = left[left.len() - 1];
     client.remove(key(seed, n).as_bytes()).unwrap();
     assert!(!is_served(&client, seed, n));
+}
+
+/// How many reads found something until all producers had ended.
+fn read_beside(client: &Blocking, seeds: &RangeInclusive<u64>, mut producers: Vec<Child>) -> u64 {
+    let (mut served, mut n) = (0, 0);
+    while producers.iter_mut().any(|child| child.try_wait().unwrap().is_none()) {
+        for seed in seeds.clone() {
+            // In no order of theirs, or a slow reader would always be behind.
+            served += u64::from(is_served(client, seed, n * 89 % OBJECTS));
+        }
+        n += 1;
+    }
+    for mut child in producers {
+        assert!(child.wait().unwrap().success());
+    }
+    served
 }
 
 /// A process of these tests: a producer, or a node whose own kernels put.

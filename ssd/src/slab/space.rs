@@ -3,7 +3,7 @@
 use crate::piece::BLOCK;
 use crate::sync::lock;
 use nkv_store::layout::Region;
-use nkv_store::{Arena, Extent, StoreError};
+use nkv_store::{Arena, ArenaUnit, Extent, StoreError};
 use std::sync::{Arc, Mutex};
 
 /// Space that was given back, and is not in an arena again yet.
@@ -41,7 +41,8 @@ impl Space {
     /// If a range cannot be: see [`Arena::rebuild`].
     pub fn new(slabs: usize, slab_bytes: u64) -> Self {
         let region = Region { offset: 0, len: slab_bytes };
-        let arenas = (0..slabs).map(|_| Arena::new(region, u32::MAX)).collect();
+        let arenas =
+            (0..slabs).map(|_| Arena::new(region, ArenaUnit::default(), u32::MAX)).collect();
         Self { arenas, last: 0, returned: Returned::default() }
     }
 

@@ -11,19 +11,58 @@ fn region(units: u64) -> Region {
 }
 
 fn arena(units: u64) -> Arena {
-    Arena::new(region(units), units as u32)
+    Arena::new(region(units), ArenaUnit::default(), units as u32)
 }
 
 #[test]
 fn sizes_are_rounded_up_to_eight_bins_per_power_of_two() {
-    let units = |n: u64| Arena::rounded(n * PAYLOAD_ALIGN) / PAYLOAD_ALIGN;
-    assert_eq!(Arena::rounded(0), PAYLOAD_ALIGN);
-    assert_eq!(Arena::rounded(1), PAYLOAD_ALIGN);
-    assert_eq!(Arena::rounded(PAYLOAD_ALIGN + 1), 2 * PAYLOAD_ALIGN);
+    let rounded = |bytes| ArenaUnit::default().placed_bytes(bytes, u64::MAX);
+    let units = |n: u64| rounded(n * PAYLOAD_ALIGN) / PAYLOAD_ALIGN;
+    assert_eq!(rounded(0), PAYLOAD_ALIGN);
+    assert_eq!(rounded(1), PAYLOAD_ALIGN);
+    assert_eq!(rounded(PAYLOAD_ALIGN + 1), 2 * PAYLOAD_ALIGN);
     assert_eq!([15, 16, 17, 18, 19, 33, 1025].map(units), [15, 16, 18, 18, 20, 36, 1152]);
     for n in 1..5000 {
         assert_eq!(units(n), u64::from(min_size(n as u32)), "{n}");
         assert!(units(n) * 8 <= n * 9, "{n}: more than 1/8 is lost");
+    }
+}
+
+#[test]
+fn in_larger_units_each_extent_begins_on_one() {
+    let unit = ArenaUnit::try_from(2 << 20).unwrap();
+    let region = Region { offset: 6 << 20, len: 40 << 20 };
+    let mut a = Arena::new(region, unit, 100);
+    let extents: Vec<Extent> =
+        [1, 4096, 2 << 20, (2 << 20) + 1].map(|n| a.alloc(n).unwrap()).into();
+    for e in &extents {
+        assert!(
+            e.offset.is_multiple_of(unit.bytes()) && e.len.is_multiple_of(unit.bytes()),
+            "{e:?}"
+        );
+    }
+    assert_eq!(extents[3].len, 4 << 20);
+    assert_eq!((a.used_bytes(), a.capacity()), (10 << 20, 40 << 20));
+    let again = Arena::rebuild(region, unit, 100, &extents).unwrap();
+    assert_eq!((again.used_bytes(), again.largest_hole()), (a.used_bytes(), a.largest_hole()));
+    for off in [
+        Extent { offset: extents[0].offset + 4096, len: 2 << 20 },
+        Extent { offset: extents[0].offset, len: (2 << 20) + 4096 },
+    ] {
+        assert!(a.free(off).is_err() && a.take_at(off).is_err(), "{off:?}");
+    }
+    extents.into_iter().for_each(|e| a.free(e).unwrap());
+    assert_eq!(a.largest_hole(), a.capacity());
+}
+
+#[test]
+fn units_are_powers_of_two_from_4_kib_to_2_mib() {
+    for bytes in (12..=21).map(|bits| 1 << bits) {
+        assert_eq!(ArenaUnit::try_from(bytes).unwrap().bytes(), u64::from(bytes));
+    }
+    for bytes in [0, 1, 2048, 4097, 12 << 10, 4 << 20, u32::MAX] {
+        let error = ArenaUnit::try_from(bytes).unwrap_err().to_string();
+        assert!(error.contains(&bytes.to_string()), "{error}");
     }
 }
 
@@ -41,7 +80,8 @@ fn an_object_of_exactly_the_capacity_fits_an_empty_arena() {
         assert_eq!(all, Extent { offset: BASE, len: a.capacity() });
         assert_eq!((a.free_bytes(), a.largest_hole()), (0, 0));
         assert!(matches!(a.alloc(1), Err(StoreError::ArenaFull { free: 0, .. })));
-        let again = Arena::rebuild(region(units), units as u32, &[all]).unwrap();
+        let again =
+            Arena::rebuild(region(units), ArenaUnit::default(), units as u32, &[all]).unwrap();
         assert_eq!(again.used_bytes(), a.used_bytes());
         a.free(all).unwrap();
         assert!(a.free(all).is_err());
@@ -68,7 +108,7 @@ fn a_full_arena_says_how_large_its_holes_are() {
 
 #[test]
 fn the_bound_on_extents_holds() {
-    let mut a = Arena::new(region(1000), 3);
+    let mut a = Arena::new(region(1000), ArenaUnit::default(), 3);
     let first = a.alloc(1).unwrap();
     a.alloc(1).unwrap();
     a.alloc(1).unwrap();
@@ -106,11 +146,11 @@ fn a_rebuild_refuses_what_cannot_have_been_placed() {
         &[Extent { offset: u64::MAX - 4095, len: 4096 }],
     ];
     for extents in refused {
-        let rebuilt = Arena::rebuild(region(100), 100, extents);
+        let rebuilt = Arena::rebuild(region(100), ArenaUnit::default(), 100, extents);
         assert!(matches!(rebuilt, Err(StoreError::BadSegment(_))), "{extents:?}");
     }
-    Arena::rebuild(region(100), 100, &[e(84, 16), e(0, 1)]).unwrap();
-    assert!(Arena::rebuild(region(100), 1, &[e(84, 16), e(0, 1)]).is_err());
+    Arena::rebuild(region(100), ArenaUnit::default(), 100, &[e(84, 16), e(0, 1)]).unwrap();
+    assert!(Arena::rebuild(region(100), ArenaUnit::default(), 1, &[e(84, 16), e(0, 1)]).is_err());
 }
 
 /// Taken ranges, by offset.
@@ -190,7 +230,7 @@ fn apply(a: &mut Arena, model: &mut Model, region: Region, op: Op) -> Result<(),
         Op::Rebuild => {
             let extents: Vec<Extent> =
                 model.0.iter().rev().map(|(&offset, &len)| Extent { offset, len }).collect();
-            *a = Arena::rebuild(region, a.max_extents, &extents).unwrap();
+            *a = Arena::rebuild(region, ArenaUnit::default(), a.max_extents, &extents).unwrap();
         }
     }
     prop_assert_eq!(a.used_bytes(), model.used());
@@ -252,11 +292,12 @@ fn random_eviction_keeps_nine_tenths_of_the_arena_in_use() {
 fn what_an_arena_claims_to_hold_costs_nothing_before_it_is_used() {
     // 8 TiB, an extent for each of its units.
     let units = 1 << 31;
-    let mut a = Arena::new(region(units), units as u32);
+    let mut a = Arena::new(region(units), ArenaUnit::default(), units as u32);
     let one = a.alloc(1).unwrap();
     assert!(a.free.bytes_of_bits() < 1024);
     let last = Extent { offset: BASE + (units - 1) * PAYLOAD_ALIGN, len: PAYLOAD_ALIGN };
-    let mut again = Arena::rebuild(region(units), units as u32, &[last, one]).unwrap();
+    let mut again =
+        Arena::rebuild(region(units), ArenaUnit::default(), units as u32, &[last, one]).unwrap();
     assert_eq!(again.used_bytes(), 2 * PAYLOAD_ALIGN);
     assert!(again.free.bytes_of_bits() < 8 << 20);
     again.free(last).unwrap();

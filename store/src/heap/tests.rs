@@ -90,6 +90,34 @@ fn a_log_has_the_first_slots_and_lies_before_the_arena() {
 }
 
 #[test]
+fn an_arena_of_larger_units_begins_on_one_and_has_a_slot_for_each() {
+    let arena_unit = ArenaUnit::try_from(2 << 20).unwrap();
+    for (log_bytes, atomic_domain) in
+        [(0, AtomicDomain::Cpu), (20_000, AtomicDomain::Cpu), (20_000, AtomicDomain::Gpu)]
+    {
+        let arena_bytes = (6 << 20) + 1;
+        let config = HeapConfig { log_bytes, arena_bytes, arena_unit, atomic_domain, ..small() };
+        let heap = formatted(&config);
+        let g = *heap.layout();
+        assert_eq!((g.arena_unit, g.arena.len, g.managed_slots().len()), (arena_unit, 8 << 20, 4));
+        assert_eq!((g.arena.offset % (2 << 20), g.payloads().len), (0, g.arena.len + g.log.len));
+        assert_eq!((g.placed_bytes(1), g.placed_bytes(3 << 20)), (2 << 20, 4 << 20));
+        for wrong in [0, 4095, 4 << 20, 1 << 31] {
+            let mut ext = ext_of(&heap);
+            ext.arena_unit = wrong;
+            heap.memory().write(EXT_OFF, ext.as_bytes()).unwrap();
+            let opened = Heap::open(heap.memory().clone());
+            assert!(matches!(opened, Err(StoreError::BadSegment(_))), "{opened:?}");
+        }
+        let mut off = g;
+        (off.log, off.log_slots, off.slots) = (Region::default(), 0, 4);
+        (off.arena.offset, off.segment_bytes) = (g.arena.offset + 4096, g.segment_bytes + 4096);
+        let refused = off.check().unwrap_err().to_string();
+        assert!(refused.contains("whole units"), "{refused}");
+    }
+}
+
+#[test]
 fn i1_the_claim_word_of_kernels_has_the_page_before_the_log() {
     let atomic_domain = AtomicDomain::Gpu;
     let config = HeapConfig { log_bytes: 20_000, atomic_domain, ..small() };
@@ -217,7 +245,7 @@ fn a_segment_does_not_fit_into_less_memory() {
 proptest! {
     #[test]
     fn hostile_bytes_are_refused_or_describe_regions_that_exist(
-        at in 0usize..368, garbage in prop::collection::vec(any::<u8>(), 1..200)
+        at in 0usize..392, garbage in prop::collection::vec(any::<u8>(), 1..200)
     ) {
         let heap = formatted(&small());
         let end = (at + garbage.len()).min(CTL_BYTES as usize);

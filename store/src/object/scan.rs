@@ -5,9 +5,10 @@
 use super::read_header;
 use super::slots::Slots;
 use super::transition::{Slot, State};
-use crate::arena::{Arena, Extent, PackedExtent};
+use crate::arena::{Extent, PackedExtent};
 use crate::heap::Heap;
-use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
+use crate::layout::{ObjHeader, epoch_of, flag, low, state};
+use crate::segment_layout::SegmentLayout;
 use std::collections::HashMap;
 
 /// An open plan in the table outside the owner's actor.
@@ -43,10 +44,9 @@ impl Slots {
     /// that its plan can open it. The master, which granted that plan, keeps slot and extent
     /// reserved, so no other plan gets them.
     ///
-    /// The extent of a live object is computed from its header as `Arena::rounded` of
-    /// `bytes_total`. This is right if the producer wrote as many bytes as its plan asked for. The
-    /// extent of a retired slot without a plan may be unknown (length 0 in `Freed`, none in the
-    /// report).
+    /// The extent of a live object is computed from its header, by [`SegmentLayout::placed_bytes`].
+    /// This is right if the producer wrote as many bytes as its plan asked for. The extent of a
+    /// retired slot without a plan may be unknown (length 0 in `Freed`, none in the report).
     pub fn scan(
         heap: Heap,
         open: &[OpenSlot],
@@ -55,7 +55,7 @@ impl Slots {
     ) -> Slots {
         let plans: HashMap<(u32, u32), &OpenSlot> =
             open.iter().map(|plan| ((plan.slot, plan.epoch), plan)).collect();
-        let arena = heap.layout().arena;
+        let layout = *heap.layout();
         let managed = heap.layout().managed_slots();
         let mut slots = Vec::with_capacity(managed.len());
         let (mut retire, mut held) = (Vec::new(), Vec::new());
@@ -64,7 +64,7 @@ impl Slots {
             let found = match read_header(&heap, slot) {
                 Ok(header) => {
                     let plan = plans.get(&(slot, epoch_of(header.owner))).copied();
-                    recover(&header, plan, committed(slot, epoch_of(header.owner)), &arena)
+                    recover(&header, plan, committed(slot, epoch_of(header.owner)), &layout)
                 }
                 Err(error) => {
                     tracing::error!(slot, %error, "a header cannot be read: its slot is lost");
@@ -105,19 +105,24 @@ impl Found {
 }
 
 /// The state of one slot, from its header and the plan of its epoch.
-fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Region) -> Found {
+fn recover(
+    h: &ObjHeader,
+    plan: Option<&OpenSlot>,
+    committed: bool,
+    layout: &SegmentLayout,
+) -> Found {
     let epoch = epoch_of(h.owner);
     let live = low(h.owner) & flag::LIVE != 0;
     let published = epoch_of(h.publish) == epoch && low(h.publish) == state::READY;
     if let Some(plan) = plan {
-        let packed = PackedExtent::of(plan.extent, arena).unwrap_or(PackedExtent::UNKNOWN);
+        let packed = PackedExtent::of(plan.extent, &layout.arena).unwrap_or(PackedExtent::UNKNOWN);
         // A plan that is not marked as ending but has lost LIVE was retired just before the panic:
         // its producer may still write.
         let kept = live && !plan.ending;
         let state = if kept { State::Open(packed) } else { State::Fencing(packed) };
         return Found { clear: live && !kept, ..Found::held(epoch, state) };
     }
-    let packed = if published { claimed(h, arena) } else { None };
+    let packed = if published { claimed(h, layout) } else { None };
     if !live {
         return Found::held(epoch, State::Quarantined(packed.unwrap_or(PackedExtent::UNKNOWN)));
     }
@@ -129,11 +134,11 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
 }
 
 /// The extent of a published object according to its header.
-pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<PackedExtent> {
+pub(super) fn claimed(h: &ObjHeader, layout: &SegmentLayout) -> Option<PackedExtent> {
+    let arena = &layout.arena;
     if !arena.covers(h.payload_base, h.bytes_total) {
         return None;
     }
-    let capacity = arena.len - arena.len % PAYLOAD_ALIGN;
-    let len = Arena::rounded_within(h.bytes_total, capacity);
+    let len = layout.placed_bytes(h.bytes_total);
     PackedExtent::of(Extent { offset: h.payload_base, len }, arena)
 }

@@ -13,7 +13,7 @@ impl Slots {
     /// Slot, epoch and the extent that the header states (none if it is not valid). Walks all slots
     /// and reads the header of every free one. Call it only while no producer can be writing.
     pub fn written_but_free(&self) -> Vec<(u32, u32, Option<Extent>)> {
-        let arena = self.heap().layout().arena;
+        let layout = *self.heap().layout();
         let free = self.all().filter(|(_, at)| at.state == State::Free);
         free.filter_map(|(slot, at)| {
             let header = read_header(self.heap(), slot).ok()?;
@@ -21,7 +21,7 @@ impl Slots {
             if armed || epoch_of(header.publish) != at.epoch {
                 return None;
             }
-            Some((slot, at.epoch, claimed(&header, &arena).map(|p| p.extent(&arena))))
+            Some((slot, at.epoch, claimed(&header, &layout).map(|p| p.extent(&layout.arena))))
         })
         .collect()
     }

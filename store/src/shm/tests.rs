@@ -90,7 +90,7 @@ fn child_process() {
     let mut held = None;
     match role.as_str() {
         "hold" | "hold and fork" => {
-            let made = create_in(&dir, &name(1), BYTES, true).unwrap();
+            let made = create_in(&dir, &name(1), BYTES, Allocation::NOW).unwrap();
             made.write(4096, b"from the child").unwrap();
             let forked = if role == "hold" { 0 } else { fork_idle() };
             println!("{CHILD_LINE}{} {forked}", made.file_name());
@@ -172,7 +172,7 @@ fn a_forked_child_does_not_keep_the_lock_of_its_dead_parent() {
 #[test]
 fn our_own_segment_keeps_its_lock_whatever_we_do_with_its_name() {
     let dir = folder();
-    let made = create_in(dir.path(), &name(0), BYTES, false).unwrap();
+    let made = create_in(dir.path(), &name(0), BYTES, Allocation::LATER).unwrap();
     let again = attach_in(dir.path(), made.file_name(), false).unwrap();
     again.write(100, b"same bytes").unwrap();
     let mut seen = [0; 10];
@@ -206,7 +206,7 @@ fn attaches_of_one_name_share_one_mapping() {
 #[test]
 fn a_mapping_is_not_inherited_by_forked_children() {
     let dir = folder();
-    let made = create_in(dir.path(), &name(0), BYTES, false).unwrap();
+    let made = create_in(dir.path(), &name(0), BYTES, Allocation::LATER).unwrap();
     let at = format!("{:x}-", made.host_base().unwrap().as_ptr() as usize);
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&at));
@@ -217,7 +217,7 @@ fn a_mapping_is_not_inherited_by_forked_children() {
 #[test]
 fn a_segment_is_zero_private_to_its_user_and_has_its_size() {
     let dir = folder();
-    let made = create_in(dir.path(), &name(0), BYTES, true).unwrap();
+    let made = create_in(dir.path(), &name(0), BYTES, Allocation::NOW).unwrap();
     let meta = std::fs::metadata(dir.path().join(made.file_name())).unwrap();
     assert_eq!((meta.permissions().mode() & 0o7777, meta.len()), (0o600, BYTES));
     let mut bytes = vec![1; BYTES as usize];
@@ -230,14 +230,14 @@ fn a_segment_is_zero_private_to_its_user_and_has_its_size() {
 fn a_name_taken_and_sizes_that_cannot_be_are_refused() {
     let dir = folder();
     let name = name(0);
-    let made = create_in(dir.path(), &name, BYTES, false).unwrap();
-    let second = create_in(dir.path(), &name, BYTES, false);
+    let made = create_in(dir.path(), &name, BYTES, Allocation::LATER).unwrap();
+    let second = create_in(dir.path(), &name, BYTES, Allocation::LATER);
     assert!(matches!(second, Err(StoreError::InUse(_))), "{second:?}");
     assert!(dir.path().join(made.file_name()).exists());
     assert!(swept_by_another(dir.path()).is_empty(), "the lock was lost");
-    let none = create_in(dir.path(), &name, 0, false);
+    let none = create_in(dir.path(), &name, 0, Allocation::LATER);
     assert!(matches!(none, Err(StoreError::InvalidConfig(_))), "{none:?}");
-    let huge = create_in(dir.path(), &name, 1 << 50, true);
+    let huge = create_in(dir.path(), &name, 1 << 50, Allocation::NOW);
     assert!(matches!(huge, Err(StoreError::NotEnoughMemory(_))), "{huge:?}");
 }
 

@@ -58,7 +58,7 @@ pub fn shm() -> Fixture {
     let dir = tempfile::tempdir_in(shm::SHM_DIR).unwrap();
     let name =
         shm::SegmentName { job: "conformance".to_string(), rank: 0, incarnation: random_u64() };
-    let owner = shm::create_in(dir.path(), &name, SEGMENT_BYTES, false).unwrap();
+    let owner = shm::create_in(dir.path(), &name, SEGMENT_BYTES, shm::Allocation::LATER).unwrap();
     let mapped = shm::attach_in(dir.path(), owner.file_name(), false).unwrap();
     let alive = Alive::new();
     let verbs = Arc::new(MappedVerbs::shm(mapped, alive.clone()));

@@ -89,7 +89,7 @@ impl World {
             bytes: 0,
         };
         World {
-            arena: Arena::new(heap.layout().arena, 64),
+            arena: Arena::new(heap.layout().arena, heap.layout().arena_unit, 64),
             slots: Slots::fresh(heap.clone()),
             heap,
             cells: vec![cell; SLOTS as usize],

@@ -102,7 +102,7 @@ fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
     // Rounded up to the allocator's bin, 18 units, it would be larger than the arena.
     let mut slots = Slots::fresh(heap(17));
     let heap = slots.heap().clone();
-    let mut arena = Arena::new(heap.layout().arena, 17);
+    let mut arena = Arena::new(heap.layout().arena, heap.layout().arena_unit, 17);
     let at = arena.alloc(17 * 4096 - 100).unwrap();
     slots.open(0, 1, at).unwrap();
     begin(&heap, 0, 1, KEYS.id(b"all of it"), at, 17 * 4096 - 100);

@@ -47,7 +47,7 @@ fn pages_are_taken_in_huge_ones_as_far_as_the_kernel_has_them() {
     let dir = folder();
     let whole = BATCH + HUGE_PAGE;
     let bytes = whole + 5_000;
-    let made = create_in(dir.path(), &name(0), bytes, true).unwrap();
+    let made = create_in(dir.path(), &name(0), bytes, Allocation::NOW).unwrap();
     let base = made.host_base().unwrap().as_ptr() as usize;
     assert_eq!(base as u64 % HUGE_PAGE, 0, "no huge page can be mapped elsewhere");
     let huge = made.mapping.huge_bytes();
@@ -59,6 +59,6 @@ fn pages_are_taken_in_huge_ones_as_far_as_the_kernel_has_them() {
     }
     made.write(bytes - 4, b"last").unwrap();
     // Reserved addresses were released: other mappings of the same size are not far.
-    let small = create_in(dir.path(), &name(1), BYTES, true).unwrap();
+    let small = create_in(dir.path(), &name(1), BYTES, Allocation::NOW).unwrap();
     assert_eq!(small.mapping.huge_bytes(), 0);
 }
