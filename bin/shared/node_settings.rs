@@ -41,9 +41,9 @@ pub struct SettingFlags {
     /// memory there is, shared by the ranks of this host, at most 1GiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub heap_bytes: Option<String>,
-    /// Objects in the heap begin at multiples of this and take whole multiples of it: at 2MiB each
-    /// lies in huge pages of its own. Those in the log take 4 KiB units [range: a power of two,
-    /// 4KiB to 2MiB] [default: 4KiB]
+    /// Objects outside the log begin at multiples of this and take whole multiples of it: in shared
+    /// memory with pages of 2 MiB, at 2MiB each has pages of its own. Those in the log take 4 KiB
+    /// units: see --log-bytes [range: a power of two, 4KiB to 2MiB] [default: 4KiB]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub heap_align: Option<String>,
     /// The NUMA node whose memory holds payloads and headers in host memory [default: none: that of

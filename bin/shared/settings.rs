@@ -265,10 +265,7 @@ fn heap_use(
         "private" => MemoryChoice::Private,
         _ => MemoryChoice::Shm,
     };
-    let unit = |text: &str| {
-        let bytes = u32::try_from(parse_bytes(text)?).unwrap_or(u32::MAX);
-        ArenaUnit::try_from(bytes).map_err(|e| e.to_string())
-    };
+    let unit = |text: &str| ArenaUnit::of_bytes(parse_bytes(text)?).map_err(|e| e.to_string());
     node.heap_align = r.take("heap_align", unit, node.heap_align)?;
     node.numa_node = r.take_unless("numa_node", "none", number, node.numa_node)?;
     node.prefault = r.take("prefault", boolean, node.prefault)?;

@@ -6,6 +6,7 @@ are. No byte goes through the rank's process, and none is serialized.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,13 @@ class ShmPool:
     def __init__(self, native: _nkv.Pool) -> None:
         self._pool = native
         self._mismatched = 0
+        info = self.info
+        if info.store_bytes < info.bytes // 2:
+            warnings.warn(
+                f"slots of a pool are not in a rank's log: rank {info.rank} has {info.store_bytes} "
+                f"of its {info.bytes} bytes for them; start it with log_bytes 0",
+                stacklevel=3,
+            )
 
     @property
     def info(self) -> PoolInfo:

@@ -27,7 +27,7 @@ pub fn open(dir: &Path, access: Access, clock: WallClock) -> Result<Box<dyn Engi
     // Looked at first: a directory of something else gets no lock file.
     if !dir.join(DESCRIPTION).is_file() {
         let text =
-            format!("there is no {DESCRIPTION}: name the directory of a rank, or that above");
+            format!("there is no {DESCRIPTION}: name the SSD directory of one rank, as .../rank-0");
         return Err(io::Error::new(io::ErrorKind::NotFound, text).into());
     }
     let disk: Arc<dyn Storage> = Arc::new(Disk::open(dir)?);

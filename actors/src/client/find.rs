@@ -17,6 +17,7 @@ use nkv_transport::verbs::{Find, Op};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// If the client has a location to fall back on, the master gets this fraction of the call's limit.
@@ -123,6 +124,11 @@ impl Client {
     /// The rank on whose host this handle is used, if it is known.
     pub(crate) fn home(&self) -> Option<u32> {
         self.shared.home
+    }
+
+    /// Whether the job has one rank.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.shared.world.load(Ordering::Relaxed) == 1
     }
 
     /// Locations of keys, one result per key. `tried` holds, per key, the locations to skip. Only

@@ -172,8 +172,10 @@ impl Master {
             };
             match question {
                 DiskQuestion::Find(_) | DiskQuestion::Promote { find: true, .. } => {
-                    let text =
-                        format!("{segment_id} did not answer in {FIND_LIMIT_MS} ms for its disk");
+                    let text = format!(
+                        "{segment_id} did not answer in time for its disk, or is still bringing it \
+                         back: memory may be full of what is being written and read"
+                    );
                     self.unsure(asked.ask, asked.reply, &text);
                 }
                 // What has come back is there; the rest goes on.

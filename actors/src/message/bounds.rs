@@ -16,7 +16,6 @@ use crate::message::{KeyBytes, ObjectDesc};
 use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
-use nkv_store::layout::PAYLOAD_ALIGN;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::wire::Address;
 
@@ -84,12 +83,10 @@ impl RankInfo {
         text("a segment's name", self.memory.name().map_or(0, str::len))?;
         ensure(self.incarnation != 0, || "incarnation 0, which means none".to_string())?;
         self.layout.check().map_err(|e| Error::invalid(e.to_string()))?;
-        let (slots, units) = (self.layout.slots, self.layout.payloads().len / PAYLOAD_ALIGN);
-        ensure(u64::from(slots) <= units, || {
-            format!(
-                "{slots} header slots for {units} units of {PAYLOAD_ALIGN} bytes: there is one for \
-                 each"
-            )
+        let (slots, unit) = (self.layout.managed_slots().len(), self.layout.arena_unit);
+        let units = self.layout.arena.len / unit.bytes();
+        ensure(slots as u64 <= units, || {
+            format!("{slots} header slots for {units} units of {unit} bytes: there is one for each")
         })?;
         let (segment, last) = (self.segment_id, MAX_SEGMENTS - 1);
         ensure(segment <= last, || format!("segment {segment}; a rank's count from 0 to {last}"))

@@ -60,8 +60,8 @@ pub struct NodeConfig {
     pub control_port: u16,
     /// Payload bytes of the arena; headers, index and log come on top.
     pub heap_bytes: u64,
-    /// Objects in the heap begin at multiples of this, and take whole multiples; `heap_bytes` less
-    /// the log is rounded up to it. Objects in the log take 4 KiB units.
+    /// Objects outside the log begin at multiples of this in the segment, and take whole multiples;
+    /// `heap_bytes` less the log is rounded up to it. Objects in the log take 4 KiB units.
     pub heap_align: ArenaUnit,
     /// The NUMA node whose memory holds what lies in host memory; None: where it is touched first.
     pub numa_node: Option<u32>,

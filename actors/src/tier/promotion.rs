@@ -184,7 +184,10 @@ fn put(
     }
     let first = ranks.first().copied().flatten();
     match client.put(key, bytes, &opts.clone().preferred_rank(first)) {
-        Err(e) if e.kind() == ErrorKind::OutOfMemory => client.put(key, bytes, &opts),
+        // Waited for once already, where there is no other rank.
+        Err(e) if e.kind() == ErrorKind::OutOfMemory && !client.client().is_alone() => {
+            client.put(key, bytes, &opts)
+        }
         done => done,
     }
 }

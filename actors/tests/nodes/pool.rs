@@ -313,3 +313,68 @@ async fn what_only_the_disk_has_is_brought_back_before_it_is_read_in_place() {
     }
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_beside_panics_of_the_master_is_whole_or_an_error_and_can_be_done_again() {
+    let cluster = start().await;
+    let (pool, client, names) = (attach(&cluster).await, cluster.client(), names(20));
+    let master = cluster.node(0).master().unwrap().clone();
+    let mut committed = 0;
+    for (round, names) in names.chunks(4).enumerate() {
+        let byte = |at: usize| (1 + 10 * round + at) as u8;
+        for (at, slot) in pool.prepare_store(&bytes(names), CHUNK).await.unwrap().iter().enumerate()
+        {
+            fill(slot, byte(at));
+        }
+        let (keys, crash) = (bytes(names), master.call(Crash, Duration::from_secs(5)));
+        let (done, panicked) = tokio::join!(pool.commit_store(&keys), crash);
+        panicked.unwrap_err();
+        for (at, (name, done)) in names.iter().zip(done).enumerate() {
+            if done.is_ok() {
+                committed += 1;
+            } else if let [slot] = &pool.prepare_store(&[name.as_bytes()], CHUNK).await.unwrap()[..]
+            {
+                fill(slot, byte(at));
+                pool.commit_store(&[name.as_bytes()]).await.remove(0).unwrap();
+            }
+            let read = client.get(name.as_bytes()).await.unwrap();
+            assert_eq!(read[..], vec![byte(at); CHUNK as usize], "{name}: {done:?}");
+        }
+    }
+    used_is_live(&cluster).await;
+    assert!(committed > 0, "a commit is repeated once the master is back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_cannot_be_committed_do_not_keep_the_others_from_it() {
+    let cluster = start().await;
+    let pool = attach(&cluster).await;
+    let late = pool.prepare_store(&[b"late"], CHUNK).await.unwrap();
+    pool.abort_store(&[b"late"]);
+    let slots = pool.prepare_store(&[b"first", b"second"], CHUNK).await.unwrap();
+    slots.iter().zip(1..).for_each(|(slot, byte)| fill(slot, byte));
+    let done = pool.commit_store(&[b"first", b"late", b"never prepared", b"second"]).await;
+    let [Ok(()), Err(expired), Err(unknown), Ok(())] = &done[..] else { panic!("{done:?}") };
+    assert_eq!((expired.key(), unknown.key()), (Some(&b"late"[..]), Some(&b"never prepared"[..])));
+    for (key, byte) in [(&b"first"[..], 1), (b"second", 2)] {
+        assert_eq!(cluster.client().get(key).await.unwrap()[..], vec![byte; CHUNK as usize]);
+    }
+    drop(late);
+    assert_eq!(cluster.client().get(b"late").await.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_memory_holds_is_an_error_that_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let ssd = SsdConfig { policy: SsdPolicy::WriteThrough, ..SsdConfig::new(dir.path(), 64 * MIB) };
+    let cluster = Cluster::start(1, NodeConfig { ssd: Some(ssd), ..config() }).await.unwrap();
+    let (pool, client, names) = (attach(&cluster).await, cluster.client(), names(100));
+    for name in &names {
+        client.put(name.as_bytes(), &[7; CHUNK as usize], &PutOptions::default()).await.unwrap();
+    }
+    let e = pool.prepare_retrieve(&bytes(&names)).await.unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::OutOfMemory | ErrorKind::NotReady), "{e}");
+    // Its pins are gone with it.
+    let some = pool.prepare_retrieve(&bytes(&names[..20])).await.unwrap().unwrap();
+    assert!(some.iter().all(|slot| slot.bytes().iter().all(|byte| *byte == 7)));
+}

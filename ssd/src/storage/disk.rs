@@ -45,7 +45,8 @@ impl Disk {
                 rustix::io::Errno::WOULDBLOCK => io::Error::new(
                     io::ErrorKind::ResourceBusy,
                     format!(
-                        "another process uses {}: give each node an SSD directory of its own",
+                        "another process uses {}: stop it first, or give each node a directory \
+                         of its own",
                         path.display()
                     ),
                 ),

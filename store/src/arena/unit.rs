@@ -7,13 +7,24 @@ use crate::memory::HUGE_PAGE;
 use serde::{Deserialize, Serialize};
 
 /// Extents of an arena begin at multiples of this many bytes of its segment, and are whole
-/// multiples long: a power of two, 4 KiB (the default) to 2 MiB. With 2 MiB each object lies in
-/// huge pages of its own.
+/// multiples long: a power of two, 4 KiB (the default) to 2 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ArenaUnit(u32);
 
 impl ArenaUnit {
+    /// # Errors
+    /// If it is none.
+    pub fn of_bytes(bytes: u64) -> Result<Self, StoreError> {
+        if (PAYLOAD_ALIGN..=HUGE_PAGE).contains(&bytes) && bytes.is_power_of_two() {
+            return Ok(Self(bytes as u32));
+        }
+        Err(StoreError::InvalidConfig(format!(
+            "objects cannot begin at multiples of {bytes} bytes: give a power of two, \
+             {PAYLOAD_ALIGN} to {HUGE_PAGE}"
+        )))
+    }
+
     /// In bytes.
     pub fn bytes(self) -> u64 {
         self.0.into()
@@ -52,13 +63,6 @@ impl TryFrom<u32> for ArenaUnit {
     type Error = StoreError;
 
     fn try_from(bytes: u32) -> Result<Self, StoreError> {
-        let fits = (PAYLOAD_ALIGN..=HUGE_PAGE).contains(&bytes.into());
-        if fits && bytes.is_power_of_two() {
-            return Ok(Self(bytes));
-        }
-        Err(StoreError::InvalidConfig(format!(
-            "objects cannot begin at multiples of {bytes} bytes: give a power of two, \
-             {PAYLOAD_ALIGN} to {HUGE_PAGE}"
-        )))
+        Self::of_bytes(bytes.into())
     }
 }

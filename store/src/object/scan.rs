@@ -139,6 +139,10 @@ pub(super) fn claimed(h: &ObjHeader, layout: &SegmentLayout) -> Option<PackedExt
     if !arena.covers(h.payload_base, h.bytes_total) {
         return None;
     }
+    // What another process wrote there is no extent of the arena.
+    if !(h.payload_base - arena.offset).is_multiple_of(layout.arena_unit.bytes()) {
+        return None;
+    }
     let len = layout.placed_bytes(h.bytes_total);
     PackedExtent::of(Extent { offset: h.payload_base, len }, arena)
 }
