@@ -372,7 +372,14 @@ async fn more_than_memory_holds_is_an_error_that_says_so() {
     for name in &names {
         client.put(name.as_bytes(), &[7; CHUNK as usize], &PutOptions::default()).await.unwrap();
     }
-    let e = pool.prepare_retrieve(&bytes(&names)).await.unwrap_err();
+    eventually("all is saved", async || {
+        cluster.node(0).tier().unwrap().figures().ssd_objects == names.len() as u64
+    })
+    .await;
+    let e = match pool.prepare_retrieve(&bytes(&names)).await {
+        Err(e) => e,
+        Ok(found) => panic!("{:?}: {:?}", found.map(|all| all.len()), pool.figures()),
+    };
     assert!(matches!(e.kind(), ErrorKind::OutOfMemory | ErrorKind::NotReady), "{e}");
     // Its pins are gone with it.
     let some = pool.prepare_retrieve(&bytes(&names[..20])).await.unwrap().unwrap();
