@@ -75,10 +75,10 @@ class ShmPool:
         self._pool = native
         self._mismatched = 0
         info = self.info
-        if info.store_bytes < info.bytes // 2:
+        if info.store_bytes < info.pool_size // 2:
             warnings.warn(
                 f"slots of a pool are not in a rank's log: rank {info.rank} has {info.store_bytes} "
-                f"of its {info.bytes} bytes for them; start it with log_bytes 0",
+                f"of its {info.pool_size} bytes for them; start it with log_bytes 0",
                 stacklevel=3,
             )
 

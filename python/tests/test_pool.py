@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -320,3 +321,15 @@ def test_a_child_made_by_fork_has_no_pool(cache: nkv.NanoKVCache, key: str) -> N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pool.outstanding == (0, 1)
     pool.finish_read(found)
+
+
+def test_a_log_that_leaves_slots_little_room_is_warned_of(cache: nkv.NanoKVCache) -> None:
+    with pytest.warns(UserWarning, match="log_bytes 0"):
+        info = cache.shm_pool().info
+    assert info.store_bytes < info.pool_size // 2
+    with (
+        nkv.NanoKVCache(16 << 20, log_bytes=0, **settings()) as whole,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        whole.shm_pool()
