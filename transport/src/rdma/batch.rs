@@ -11,7 +11,7 @@ use crate::fabric::{Access, RemoteRange};
 use crate::verbs::Op;
 use nkv_store::clock::{BootClock, Clock};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// Cache line size in bytes.
@@ -51,6 +51,16 @@ struct CopyBack {
     from: *const u8,
     to: *mut u8,
     len: usize,
+    // What an atomic writes there was not written if this still lies there.
+    unwritten: Option<u64>,
+}
+
+impl CopyBack {
+    /// A word that no segment has but by chance: it lies where an atomic's result comes.
+    fn mark() -> u64 {
+        static MARK: LazyLock<u64> = LazyLock::new(nkv_store::random_u64);
+        *MARK
+    }
 }
 
 /// Requests posted together, and the buffer that they use.
@@ -214,7 +224,8 @@ impl<'a> Batch<'a> {
             let (chain, span) = self.room(offset, dst.len())?;
             let local = chain.lease.address(chain.used);
             let (now, later) = std::mem::take(&mut dst).split_at_mut(span.len);
-            chain.landings.push(CopyBack { from: local, to: now.as_mut_ptr(), len: span.len });
+            let to = now.as_mut_ptr();
+            chain.landings.push(CopyBack { from: local, to, len: span.len, unwritten: None });
             self.push(Opcode::Read, span);
             dst = later;
             offset += span.len as u64;
@@ -231,7 +242,10 @@ impl<'a> Batch<'a> {
         let (chain, span) = self.room(offset, 8)?;
         let local = chain.lease.address(chain.used);
         let to = std::ptr::from_mut(old).cast();
-        chain.landings.push(CopyBack { from: local, to, len: 8 });
+        let mark = CopyBack::mark();
+        // SAFETY: the next 8 bytes of a buffer that this chain holds, and no request uses yet.
+        unsafe { local.cast::<u64>().write_unaligned(mark) };
+        chain.landings.push(CopyBack { from: local, to, len: 8, unwritten: Some(mark) });
         self.push(does, span);
         Ok(())
     }
@@ -324,6 +338,16 @@ impl<'a> Batch<'a> {
             // is still held, and `to` is memory of an operation that is borrowed for longer than
             // this batch.
             unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
+            // SAFETY: as above; the result of an atomic has 8 bytes.
+            if l.unwritten
+                .is_some_and(|mark| unsafe { l.from.cast::<u64>().read_unaligned() } == mark)
+            {
+                return Err(TransportError::Timeout(
+                    "the device reports an atomic as done and wrote no result: it may have been \
+                     executed"
+                        .to_string(),
+                ));
+            }
         }
         Ok(())
     }
