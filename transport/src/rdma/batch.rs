@@ -338,10 +338,11 @@ impl<'a> Batch<'a> {
             // is still held, and `to` is memory of an operation that is borrowed for longer than
             // this batch.
             unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
-            // SAFETY: as above; the result of an atomic has 8 bytes.
-            if l.unwritten
-                .is_some_and(|mark| unsafe { l.from.cast::<u64>().read_unaligned() } == mark)
-            {
+            let wrote_nothing = |mark| {
+                // SAFETY: as above; the result of an atomic has 8 bytes.
+                mark == unsafe { l.from.cast::<u64>().read_unaligned() }
+            };
+            if l.unwritten.is_some_and(wrote_nothing) {
                 return Err(TransportError::Timeout(
                     "the device reports an atomic as done and wrote no result: it may have been \
                      executed"
