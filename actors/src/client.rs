@@ -102,6 +102,7 @@ pub(crate) struct Parts {
     pub home: Option<u32>,
 }
 
+/// See [`OnceCompiled`].
 #[inline(never)]
 fn connecting(
     env: Environment,
@@ -114,7 +115,7 @@ fn connecting(
 impl Client {
     /// Connects to a cluster through any of its nodes; starts one background thread.
     pub async fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        connecting(Environment::of_this_process(), node, config).await
+        Self::connect_in(Environment::of_this_process(), node, config).await
     }
 
     /// As [`Client::connect`], in an environment that the caller provides.

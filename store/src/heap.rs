@@ -23,7 +23,7 @@ pub const FIRST_EPOCH: u32 = 1;
 /// and `log_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeapConfig {
-    /// Payload bytes; rounded up to 4 KiB pages.
+    /// Payload bytes of the arena, rounded up to `arena_unit`.
     pub arena_bytes: u64,
     /// Payload bytes of the device log, rounded up to its 4 KiB units; 0 for a segment without one.
     pub log_bytes: u64,

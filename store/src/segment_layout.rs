@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Most payload bytes, arena and log together: 8 TiB, so that every 4 KiB unit and every slot has a
 /// 31-bit number.
 pub const MAX_ARENA_BYTES: u64 = 1 << 43;
-/// Most header slots: one per unit of payload.
+/// Most header slots: one per unit of payload, which has at least 4 KiB.
 pub const MAX_SLOTS: u32 = (MAX_ARENA_BYTES / PAYLOAD_ALIGN) as u32;
 /// Longest quarantine that a segment may have.
 pub const MAX_QUARANTINE_MS: u32 = 60_000;

@@ -30,7 +30,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 /// How often the node checks that the job's cookie still exists.
 const COOKIE_CHECK: Duration = Duration::from_secs(1);
 
-/// Boxed here, so that this crate alone compiles what a node is made of ([`OnceCompiled`]).
+/// See [`OnceCompiled`].
 #[inline(never)]
 fn starting(
     env: Environment,
@@ -51,7 +51,7 @@ struct Building {
 impl Node {
     /// Starts a rank; it has joined the cluster when this returns. Errors say what to do.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
-        starting(Environment::of_this_process(), config).await
+        Self::start_in(Environment::of_this_process(), config).await
     }
 
     /// As [`Node::start`], in an environment that the caller provides.

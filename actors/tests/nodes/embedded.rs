@@ -1,42 +1,9 @@
 //! An embedded cluster: all calls through real actors, in one process.
 
-use crate::embedding::eventually;
+use crate::embedding::{bytes, eventually, on, short_lived, used_is_live};
 use nkv_actors::message::Existence;
 use nkv_actors::{Client, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions};
 use std::time::Duration;
-
-fn config(job: &str) -> NodeConfig {
-    NodeConfig {
-        job: format!("{job}-{}", std::process::id()),
-        heap_bytes: 8 << 20,
-        log_bytes: Some(0),
-        device_alloc: false,
-        quarantine_ms: 5,
-        ttl_ms: 1_000,
-        ..NodeConfig::default()
-    }
-}
-
-fn on(rank: u32) -> PutOptions {
-    PutOptions::default().preferred_rank(rank)
-}
-
-fn bytes(n: usize, seed: u8) -> Vec<u8> {
-    (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
-}
-
-async fn used_is_live(cluster: &Cluster) {
-    let all = async || {
-        let stats = cluster.client().stats().await.unwrap();
-        eprintln!("{stats:?} {:?}", cluster.nodes().last().unwrap().status());
-        cluster.nodes().iter().all(|n| {
-            let o = n.status().owner;
-            let row = stats.ranks.iter().find(|r| r.rank == n.info().rank).unwrap();
-            o.heap_used == o.live_bytes && row.allocated_bytes == o.live_bytes
-        })
-    };
-    eventually("used bytes = live bytes on every rank, at owner and master", all).await;
-}
 
 async fn round_trip(client: &Client, key: &[u8], value: &[u8], opts: &PutOptions) {
     client.put(key, value, opts).await.unwrap();
@@ -45,7 +12,7 @@ async fn round_trip(client: &Client, key: &[u8], value: &[u8], opts: &PutOptions
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_put_is_got_from_every_rank() {
-    let cluster = Cluster::start(3, config("roundtrip")).await.unwrap();
+    let cluster = Cluster::start(3, short_lived("roundtrip")).await.unwrap();
     let sizes = [0, 1, 4095, 4096, 4097, 70_000, 300_000, 1 << 20, 3 << 20];
     for (i, n) in sizes.into_iter().enumerate() {
         let key = format!("key-{n}");
@@ -69,7 +36,7 @@ async fn what_is_put_is_got_from_every_rank() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap() {
-    let cluster = Cluster::start(1, config("limits")).await.unwrap();
+    let cluster = Cluster::start(1, short_lived("limits")).await.unwrap();
     let client = cluster.client();
     let none = PutOptions::default();
     for key in [vec![0u8], vec![0xff; 1024], b"a/b\nc".to_vec()] {
@@ -91,7 +58,7 @@ async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_batch_of_any_size_needs_one_way_to_each_owner() {
-    let cluster = Cluster::start(2, config("first-batch")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("first-batch")).await.unwrap();
     // The handle of a rank other than the master's, which has attached to no owner yet.
     let client = cluster.node(1).client();
     let keys: Vec<String> = (0..1_000).map(|i| format!("k{i}")).collect();
@@ -105,7 +72,7 @@ async fn a_first_batch_of_any_size_needs_one_way_to_each_owner() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
-    let cluster = Cluster::start(2, config("remove")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("remove")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     a.put(b"k", b"one", &on(1)).await.unwrap();
     let e = b.put(b"k", b"two", &on(0).if_exists(IfExists::Fail)).await.unwrap_err();
@@ -127,7 +94,7 @@ async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed() {
-    let cluster = Cluster::start(2, config("plans")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("plans")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let value = bytes(1_000_000, 9);
     let opts = PutOptions::default().preferred_rank(1).page_bytes(65_536);
@@ -156,7 +123,7 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_that_lacks_bytes_comes_back_in_the_error_and_can_be_published_later() {
-    let cluster = Cluster::start(2, config("handed-back")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("handed-back")).await.unwrap();
     let client = cluster.node(0).client();
     let value = bytes(8192, 3);
     let plan = client.open_for_write(b"k", 8192, &on(1)).await.unwrap();
@@ -173,7 +140,7 @@ async fn a_plan_that_lacks_bytes_comes_back_in_the_error_and_can_be_published_la
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back() {
-    let cluster = Cluster::start(2, config("abort")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("abort")).await.unwrap();
     let a = cluster.node(0).client();
     for round in 0..3 {
         let plan = a.open_for_write(b"k", 1 << 20, &on(1)).await.unwrap();
@@ -195,7 +162,7 @@ async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_a_plan_whose_key_has_a_later_one_is_given_up_when_it_is_dropped() {
-    let cluster = Cluster::start(2, config("later")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("later")).await.unwrap();
     let a = cluster.node(0).client();
     let first = a.open_for_write(b"k", 4096, &on(1)).await.unwrap();
     // It ends the plan, and the same handle opens the key once more.
@@ -211,7 +178,7 @@ async fn i12_a_plan_whose_key_has_a_later_one_is_given_up_when_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
-    let base = NodeConfig { write_ttl_ms: 200, ..config("expire") };
+    let base = NodeConfig { write_ttl_ms: 200, ..short_lived("expire") };
     let cluster = Cluster::start(2, base).await.unwrap();
     let a = cluster.node(0).client();
     let unfinished = a.open_for_write(b"unfinished", 8192, &on(1)).await.unwrap();
@@ -245,7 +212,7 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_heap_evicts_the_coldest_and_keeps_what_was_read() {
-    let cluster = Cluster::start(1, config("evict")).await.unwrap();
+    let cluster = Cluster::start(1, short_lived("evict")).await.unwrap();
     let client = cluster.client();
     let none = PutOptions::default();
     let key = |i: usize| format!("k{i}").into_bytes();
@@ -270,7 +237,7 @@ async fn a_full_heap_evicts_the_coldest_and_keeps_what_was_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_and_prefixes() {
-    let cluster = Cluster::start(3, config("batch")).await.unwrap();
+    let cluster = Cluster::start(3, short_lived("batch")).await.unwrap();
     let client = cluster.client();
     let keys: Vec<Vec<u8>> = (0..50).map(|i| format!("b{i}").into_bytes()).collect();
     let values: Vec<Vec<u8>> = (0..50).map(|i| bytes(1000 + i, i as u8)).collect();
@@ -311,7 +278,7 @@ async fn batches_and_prefixes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
     use nkv_actors::{ClientConfig, TransportChoice};
-    let base = config("overtcp");
+    let base = short_lived("overtcp");
     let cluster = Cluster::start(2, base.clone()).await.unwrap();
     let config =
         ClientConfig { job: base.job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
@@ -341,7 +308,7 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
     use nkv_actors::{ClientConfig, TransportChoice};
-    let base = NodeConfig { write_ttl_ms: 150, ..config("latetcp") };
+    let base = NodeConfig { write_ttl_ms: 150, ..short_lived("latetcp") };
     let cluster = Cluster::start(1, base.clone()).await.unwrap();
     let config =
         ClientConfig { job: base.job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
@@ -385,7 +352,7 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
-    let cluster = Cluster::start(1, config("twice")).await.unwrap();
+    let cluster = Cluster::start(1, short_lived("twice")).await.unwrap();
     let client = cluster.client();
     let (small, large, other) = (bytes(4096, 1), bytes(32 << 10, 2), bytes(32 << 10, 3));
     let items: [(&[u8], &[u8]); 3] = [(b"a", &small), (b"b", &other), (b"a", &large)];
@@ -408,7 +375,7 @@ async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_a_cancelled_put_gives_its_plan_back() {
-    let cluster = Cluster::start(2, config("cancel")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("cancel")).await.unwrap();
     let client = cluster.node(1).client();
     let value = bytes(64 << 10, 1);
     for i in 0..200u32 {
@@ -429,7 +396,7 @@ async fn i12_a_cancelled_put_gives_its_plan_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_a_key_that_is_being_written_can_be_removed_and_its_plan_is_over() {
-    let cluster = Cluster::start(2, config("rmwriting")).await.unwrap();
+    let cluster = Cluster::start(2, short_lived("rmwriting")).await.unwrap();
     let client = cluster.client();
     for round in 0..3 {
         let plan = client.open_for_write(b"k", 8192, &on(1)).await.unwrap();
@@ -451,7 +418,7 @@ async fn i6_a_key_that_is_being_written_can_be_removed_and_its_plan_is_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closed_and_dropped_clients_leave_no_attachment() {
     use nkv_actors::ClientConfig;
-    let base = config("attachments");
+    let base = short_lived("attachments");
     let cluster = Cluster::start(1, base.clone()).await.unwrap();
     for i in 0..6 {
         let config = ClientConfig { job: base.job.clone(), ..ClientConfig::default() };

@@ -1,6 +1,7 @@
 //! Actors that neither answer nor panic: they are detected within 2 s, callers get Timeout, and in
 //! the end the node exits, since only a new process frees their thread.
 
+use crate::embedding;
 use nkv_actors::actor::{ActorStatus, Crash, Freeze, RESTART_BUDGET};
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig, PutOptions};
@@ -13,14 +14,10 @@ const STANDS: Duration = Duration::from_secs(5);
 
 fn config(job: &str) -> NodeConfig {
     NodeConfig {
-        job: format!("{job}-{}", std::process::id()),
         heap_bytes: 4 << 20,
-        log_bytes: Some(0),
-        device_alloc: false,
-        quarantine_ms: 5,
         ttl_ms: HANGS_MS,
         call_timeout_ms: 400,
-        ..NodeConfig::default()
+        ..embedding::config(job)
     }
 }
 

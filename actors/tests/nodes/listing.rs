@@ -1,28 +1,12 @@
 //! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and
 //! panics.
 
-use crate::embedding::eventually;
+use crate::embedding::{eventually, on, short_lived};
 use nkv_actors::actor::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig, PutOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-fn config(job: &str) -> NodeConfig {
-    NodeConfig {
-        job: format!("{job}-{}", std::process::id()),
-        heap_bytes: 8 << 20,
-        log_bytes: Some(0),
-        device_alloc: false,
-        quarantine_ms: 5,
-        ttl_ms: 1_000,
-        ..NodeConfig::default()
-    }
-}
-
-fn on(rank: u32) -> PutOptions {
-    PutOptions::default().preferred_rank(rank)
-}
 
 /// Waits until no object and no used byte is left, at the master and at the owners.
 async fn is_empty(cluster: &Cluster) {
@@ -69,7 +53,7 @@ async fn pages(client: &Client, step: usize) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_says_key_bytes_rank_and_state_in_the_order_of_keys() {
-    let cluster = Cluster::start(3, config("ls")).await.unwrap();
+    let cluster = Cluster::start(3, short_lived("ls")).await.unwrap();
     let client = cluster.node(1).client();
     assert_eq!(client.list(None, None, 10).await.unwrap(), []);
     client.put(b"b", &[1; 5000], &on(2)).await.unwrap();
@@ -92,7 +76,7 @@ async fn a_listing_says_key_bytes_rank_and_state_in_the_order_of_keys() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_what_matches_goes_from_every_rank_with_open_plans_and_nothing_else_does() {
-    let cluster = Cluster::start(3, config("rm-matching")).await.unwrap();
+    let cluster = Cluster::start(3, short_lived("rm-matching")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(2).client());
     for rank in 0..3 {
         for i in 0..20 {
@@ -129,7 +113,7 @@ async fn i6_what_matches_goes_from_every_rank_with_open_plans_and_nothing_else_d
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_put_beside_a_removal_is_whole_or_absent_and_other_keys_stay() {
-    let cluster = Arc::new(Cluster::start(2, config("rm-race")).await.unwrap());
+    let cluster = Arc::new(Cluster::start(2, short_lived("rm-race")).await.unwrap());
     let client = cluster.client();
     fill(&client, "old/", 1_500).await;
     let stop = Arc::new(AtomicBool::new(false));
@@ -175,7 +159,7 @@ async fn what_is_put_beside_a_removal_is_whole_or_absent_and_other_keys_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_after_remove_all_no_key_is_found_and_every_byte_is_free_again() {
-    let base = NodeConfig { heap_bytes: 32 << 20, ..config("rm-all") };
+    let base = NodeConfig { heap_bytes: 32 << 20, ..short_lived("rm-all") };
     let cluster = Cluster::start(3, base).await.unwrap();
     let client = cluster.node(2).client();
     // Several rounds.
@@ -198,7 +182,7 @@ async fn i6_after_remove_all_no_key_is_found_and_every_byte_is_free_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_20000_keys_neither_skip_nor_repeat_a_key_that_stays() {
-    let base = NodeConfig { heap_bytes: 48 << 20, ..config("ls-pages") };
+    let base = NodeConfig { heap_bytes: 48 << 20, ..short_lived("ls-pages") };
     let cluster = Cluster::start(3, base).await.unwrap();
     let client = cluster.client();
     fill(&client, "k", 20_000).await;
@@ -243,7 +227,7 @@ async fn churn(client: Client, rounds: Arc<AtomicU64>, stop: Arc<AtomicBool>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_are_no_text_are_listed_matched_and_removed_like_others() {
-    let cluster = Cluster::start(1, config("ls-bytes")).await.unwrap();
+    let cluster = Cluster::start(1, short_lived("ls-bytes")).await.unwrap();
     let client = cluster.client();
     let keys: [&[u8]; 4] = [b"\x00", b"a\nb", b"a\xffb", &[0xfe; 1024]];
     for key in keys {
@@ -261,7 +245,7 @@ async fn keys_that_are_no_text_are_listed_matched_and_removed_like_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_pattern_is_refused_in_the_words_of_the_regex_crate_and_changes_nothing() {
-    let cluster = Cluster::start(1, config("ls-wrong")).await.unwrap();
+    let cluster = Cluster::start(1, short_lived("ls-wrong")).await.unwrap();
     let client = cluster.client();
     client.put(b"k", b"v", &on(0)).await.unwrap();
     let message_of = |e: Error| {
@@ -292,7 +276,7 @@ async fn three(base: NodeConfig) -> [Node; 3] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_with_a_dead_rank_a_removal_says_what_was_confirmed_and_ends_once_the_rank_is_gone() {
-    let base = NodeConfig { ttl_ms: 4_000, ..config("rm-dead") };
+    let base = NodeConfig { ttl_ms: 4_000, ..short_lived("rm-dead") };
     let [first, second, third] = three(base).await;
     let client = first.client();
     for i in 0..30 {
@@ -327,7 +311,7 @@ async fn i6_with_a_dead_rank_a_removal_says_what_was_confirmed_and_ends_once_the
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_of_the_master_under_a_removal_loses_no_key_of_it_for_good() {
     // No rank is to be given up because a busy machine kept it silent.
-    let calm = NodeConfig { ttl_ms: nkv_pace::HANGS_MS, ..config("rm-panic") };
+    let calm = NodeConfig { ttl_ms: nkv_pace::HANGS_MS, ..short_lived("rm-panic") };
     let cluster = Cluster::start(2, calm).await.unwrap();
     let client = cluster.client();
     for turn in 0..3 {

@@ -1,29 +1,17 @@
 //! Supervision: a panic injected into each actor while 64 callers are queued. The call that
 //! panicked gets Internal, all others a correct answer from rebuilt state.
 
-use crate::embedding::eventually;
+use crate::embedding::{config, eventually};
 use nkv_actors::actor::Crash;
 use nkv_actors::client::producer::Attach;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::owner::GetGauges;
-use nkv_actors::{Client, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions};
+use nkv_actors::{Client, Cluster, ErrorKind, IfExists, PutOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = nkv_pace::HANGS;
 const CALLERS: usize = 64;
-
-fn config(job: &str) -> NodeConfig {
-    NodeConfig {
-        job: format!("{job}-{}", std::process::id()),
-        heap_bytes: 8 << 20,
-        log_bytes: Some(0),
-        device_alloc: false,
-        quarantine_ms: 5,
-        ttl_ms: 5_000,
-        ..NodeConfig::default()
-    }
-}
 
 async fn fill(client: &Client) {
     for i in 0..CALLERS {

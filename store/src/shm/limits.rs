@@ -102,7 +102,12 @@ fn readable(bytes: u64) -> String {
 
 fn meminfo_available(root: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    meminfo(&text, "MemAvailable:")
+}
+
+/// The bytes of the line that begins so, in a file of the kernel with kilobytes.
+pub(super) fn meminfo(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
 }

@@ -51,17 +51,13 @@ struct CopyBack {
     from: *const u8,
     to: *mut u8,
     len: usize,
-    // What an atomic writes there was not written if this still lies there.
-    unwritten: Option<u64>,
+    // What an atomic found.
+    is_result: bool,
 }
 
-impl CopyBack {
-    /// A word that no segment has but by chance: it lies where an atomic's result comes.
-    fn mark() -> u64 {
-        static MARK: LazyLock<u64> = LazyLock::new(nkv_store::random_u64);
-        *MARK
-    }
-}
+/// Lies where an atomic's result comes, until the device has written it: a word that no segment has
+/// but by chance.
+static UNWRITTEN: LazyLock<u64> = LazyLock::new(nkv_store::random_u64);
 
 /// Requests posted together, and the buffer that they use.
 struct Chain {
@@ -225,7 +221,7 @@ impl<'a> Batch<'a> {
             let local = chain.lease.address(chain.used);
             let (now, later) = std::mem::take(&mut dst).split_at_mut(span.len);
             let to = now.as_mut_ptr();
-            chain.landings.push(CopyBack { from: local, to, len: span.len, unwritten: None });
+            chain.landings.push(CopyBack { from: local, to, len: span.len, is_result: false });
             self.push(Opcode::Read, span);
             dst = later;
             offset += span.len as u64;
@@ -242,10 +238,9 @@ impl<'a> Batch<'a> {
         let (chain, span) = self.room(offset, 8)?;
         let local = chain.lease.address(chain.used);
         let to = std::ptr::from_mut(old).cast();
-        let mark = CopyBack::mark();
         // SAFETY: the next 8 bytes of a buffer that this chain holds, and no request uses yet.
-        unsafe { local.cast::<u64>().write_unaligned(mark) };
-        chain.landings.push(CopyBack { from: local, to, len: 8, unwritten: Some(mark) });
+        unsafe { local.cast::<u64>().write_unaligned(*UNWRITTEN) };
+        chain.landings.push(CopyBack { from: local, to, len: 8, is_result: true });
         self.push(does, span);
         Ok(())
     }
@@ -338,11 +333,8 @@ impl<'a> Batch<'a> {
             // is still held, and `to` is memory of an operation that is borrowed for longer than
             // this batch.
             unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
-            let wrote_nothing = |mark| {
-                // SAFETY: as above; the result of an atomic has 8 bytes.
-                mark == unsafe { l.from.cast::<u64>().read_unaligned() }
-            };
-            if l.unwritten.is_some_and(wrote_nothing) {
+            // SAFETY: as above; a result has 8 bytes.
+            if l.is_result && unsafe { l.from.cast::<u64>().read_unaligned() } == *UNWRITTEN {
                 return Err(TransportError::Timeout(
                     "the device reports an atomic as done and wrote no result: it may have been \
                      executed"

@@ -1,6 +1,5 @@
 //! Shared by tests of embedded clusters with mounted segments: small heaps, values that identify
 //! their key, bounded waits. It starts nothing by itself.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod log;
 
@@ -19,6 +18,11 @@ pub fn config(job: &str) -> NodeConfig {
         ttl_ms: 5_000,
         ..NodeConfig::default()
     }
+}
+
+/// The same for ranks that are gone a second after their last heartbeat.
+pub fn short_lived(job: &str) -> NodeConfig {
+    NodeConfig { ttl_ms: 1_000, ..config(job) }
 }
 
 pub fn on(rank: u32) -> PutOptions {
