@@ -77,7 +77,7 @@ fn measure(path: &str, objects: u64) {
     let listed = handle.list(None, None, objects as usize).unwrap().len() as u64;
     let lists = per_second(listed, began_ns);
     let began_ns = BootClock.now_ns();
-    let removed = handle.remove_all().unwrap();
+    let removed = handle.remove_all().unwrap().in_memory;
     let removes = per_second(removed, began_ns);
     println!(
         "{path}: {objects} objects, {} by the log and {} by plans; private bytes per object: {} \

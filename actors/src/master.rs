@@ -34,7 +34,7 @@ use batch::Batches;
 use entry::Entry;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
-use matching::{Round, Rounds};
+use matching::{RemovedBefore, Round, Rounds};
 use nkv_store::Random;
 use nkv_store::clock::Clock;
 use nkv_store::log_limit::LogLimit;
@@ -312,6 +312,7 @@ impl Master {
     /// As `answer`, once what is to be removed is on no disk any more.
     fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>, known: known::Known) {
         let removed = known.removed.clone();
+        let taken = RemovedBefore { from_logs: 0, from_disks: known.removed_count };
         let Some((ask, reply)) = self.ask_logs_first(ask, reply, known) else {
             return;
         };
@@ -336,7 +337,7 @@ impl Master {
                 reply.send(Response::View(self.durable.members.view()))
             }
             Request::List { .. } | Request::RemoveMatching(_) => {
-                self.enter_round(Round { ask, reply, from_logs: 0 })
+                self.enter_round(Round { ask, reply, taken })
             }
         }
     }

@@ -28,7 +28,7 @@ pub use link::{
     ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
     SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
-pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
+pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
 pub use members::{
     ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View, is_news,
@@ -40,7 +40,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 25;
+pub const MESSAGES_VERSION: u32 = 26;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.

@@ -17,6 +17,7 @@ pub use figures::TierFigures;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::message::{DiskSelection, KeyBytes};
+use crate::owner::tables::OwnerTables;
 use config::open_engine;
 use demotion::Feed;
 use figures::Counters;
@@ -33,7 +34,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -46,8 +47,17 @@ const FREE_LIMIT_MS: u64 = 3_000;
 
 /// What is called with the result of each key, in order.
 pub(crate) type Promoted = Box<dyn FnOnce(Vec<Result<()>>) + Send>;
-/// What is called once a removal is on disk, with the keys that were there.
-pub(crate) type Removed = Box<dyn FnOnce(Result<Vec<Key>>) + Send>;
+/// What a removal found on disk.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Taken {
+    /// Of a removal by keys: those that were there.
+    pub keys: Vec<Key>,
+    /// Of any other: how many objects were there.
+    pub count: u64,
+}
+
+/// What is called once a removal is on disk.
+pub(crate) type Removed = Box<dyn FnOnce(Result<Taken>) + Send>;
 
 /// See the file's first paragraph.
 pub struct DiskTier {
@@ -63,6 +73,8 @@ pub struct DiskTier {
     before: Shutdown,
     shutdown: Mutex<Option<Shutdown>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the node's first segment, which say how full the disk is.
+    gauges: OnceLock<Arc<OwnerTables>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -167,6 +179,7 @@ impl DiskTier {
             before,
             shutdown: Mutex::new(None),
             threads: Mutex::default(),
+            gauges: OnceLock::new(),
             clock,
         });
         tier.run("nkv-ssd-feed", Self::feed_writer).map_err(|e| shown(&e))?;
@@ -242,6 +255,25 @@ impl DiskTier {
                 tracing::error!(%error, "the SSD tier cannot write its journal");
             }
             self.removals.expire(self.clock.now_ns());
+            self.publish_gauges();
+        }
+    }
+
+    /// From now on these show how full the disk is.
+    pub(crate) fn publish_in(&self, tables: &Arc<OwnerTables>) {
+        let _ = self.gauges.set(tables.clone());
+        self.publish_gauges();
+    }
+
+    fn publish_gauges(&self) {
+        let Some(tables) = self.gauges.get() else { return };
+        let stats = self.engine.stats();
+        for (gauge, now) in [
+            (&tables.gauges.disk_total, stats.capacity_bytes),
+            (&tables.gauges.disk_used, stats.used_bytes),
+            (&tables.gauges.disk_objects, stats.objects),
+        ] {
+            gauge.store(now, Ordering::Relaxed);
         }
     }
 

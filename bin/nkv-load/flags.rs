@@ -232,7 +232,7 @@ pub(crate) struct Flags {
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) log_bytes: Option<u64>,
 
-    /// Directory on an SSD for blocks that leave memory; a rank uses rank-N below it
+    /// Empty directory on an SSD for blocks that leave memory; a rank uses rank-N below it
     #[arg(long, value_name = "DIR", requires = "trace",
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) ssd_dir: Option<PathBuf>,

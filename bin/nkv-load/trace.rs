@@ -21,6 +21,7 @@ use nkv::{Blocking, NodeConfig};
 use nkv_actors::tier::{Durability, SsdConfig, SsdPolicy};
 use nkv_programs::progress;
 use nkv_programs::sizes::show_bytes;
+use nkv_ssd::directory::DESCRIPTION;
 use ranks::Ranks;
 pub(crate) use ranks::serve;
 use replay::Replay;
@@ -67,7 +68,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         water_hi: flags.watermarks.hi,
         water_lo: flags.watermarks.lo,
         policy: flags.policy,
-        ssd: ssd(flags, &requests),
+        ssd: ssd(flags, &requests)?,
         ..NodeConfig::default()
     };
     if let Some(at) = flags.restart_at {
@@ -88,10 +89,15 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
 }
 
 /// The SSD tier that the flags ask for.
-fn ssd(flags: &Flags, requests: &[Request]) -> Option<SsdConfig> {
-    let dir = flags.ssd_dir.as_ref()?;
+fn ssd(flags: &Flags, requests: &[Request]) -> anyhow::Result<Option<SsdConfig>> {
+    let Some(dir) = &flags.ssd_dir else { return Ok(None) };
+    let of_ranks = |rank| dir.join(format!("rank-{rank}")).join(DESCRIPTION);
+    if (0..RANKS).any(|rank| of_ranks(rank).exists()) {
+        let dir = dir.display();
+        bail!("{dir} has blocks of an earlier run, which would count as hits: name an empty one");
+    }
     let room = || room::on_disk(requests, flags.block_bytes, RANKS);
-    Some(SsdConfig {
+    Ok(Some(SsdConfig {
         policy: match flags.ssd_policy {
             LoadSsdPolicy::EvictOnly => SsdPolicy::EvictOnly,
             LoadSsdPolicy::WriteThrough => SsdPolicy::WriteThrough,
@@ -101,7 +107,7 @@ fn ssd(flags: &Flags, requests: &[Request]) -> Option<SsdConfig> {
             LoadDurability::Persistent => Durability::Persistent,
         },
         ..SsdConfig::new(dir, flags.ssd_bytes.unwrap_or_else(room))
-    })
+    }))
 }
 
 /// Replays over ranks that are killed, all at once, and started again after `at` requests.

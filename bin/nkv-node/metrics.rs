@@ -143,6 +143,11 @@ const SSD: &[Metric<TierFigures>] = &[
         "Objects of one key that differ; neither is served from disk",
         |t| t.ssd_hash_collision_detected,
     ),
+    counter(
+        "nkv_ssd_journal_pages_damaged_total",
+        "Damaged pages of the journal, 1 if it was missing: objects are lost",
+        |t| t.ssd_journal_pages_damaged,
+    ),
     counter("nkv_ssd_orphans_cleaned_total", "Records without an entry, freed at start", |t| {
         t.ssd_orphans_cleaned
     }),

@@ -5,6 +5,7 @@ use crate::Cluster;
 use crate::cli_error::CliError;
 use crate::objects::report;
 use clap::Args;
+use nkv::message::Removed;
 use nkv::{Blocking, ErrorKind};
 use nkv_programs::exit;
 use serde_json::json;
@@ -53,10 +54,11 @@ impl Rm {
             }
             None => return named(&keys, &handle, cluster),
         };
-        let what = if removed == 1 { "key" } else { "keys" };
-        cluster.show(&json!({ "removed": removed }), || format!("{removed} {what} removed\n"))?;
+        let Removed { in_memory, on_disk } = removed;
+        let json = json!({ "removed": in_memory, "removed_from_disk": on_disk });
+        cluster.show(&json, || format!("{removed}\n"))?;
         // As for a key that is not there.
-        Ok(if removed == 0 && !self.all { exit::ABSENT } else { exit::DONE })
+        Ok(if removed.is_nothing() && !self.all { exit::ABSENT } else { exit::DONE })
     }
 }
 
@@ -90,7 +92,7 @@ fn asked(handle: &Blocking, job: &str) -> Result<bool, CliError> {
     }
     let objects = handle.stats()?.objects;
     let mut prompt = std::io::stderr();
-    write!(prompt, "Remove all {objects} objects of job '{job}'? [y/N] ")
+    write!(prompt, "Remove all {objects} objects of job '{job}', and all on disk? [y/N] ")
         .and_then(|()| prompt.flush())
         .map_err(|e| CliError::io("stderr", e))?;
     let mut line = String::new();

@@ -15,6 +15,7 @@ use nkv_ssd::offline::{self, Access};
 use nkv_ssd::{Engine, Found, Object, Payload, Saved, SsdError, WallClock};
 use nkv_store::{AnonMemory, Key, Memory};
 use serde::Serialize;
+use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +68,7 @@ struct Report {
     damaged: u64,
     /// Some of their keys; of those whose header is damaged none is known.
     damaged_keys: Vec<String>,
-    /// Damaged pages of the journal: nobody knows what they told of.
+    /// Damaged pages of the journal, 1 if it is missing: nobody knows what they told of.
     journal_pages_damaged: u64,
     /// Removed by a repair.
     removed: u64,
@@ -103,7 +104,7 @@ impl Report {
         let mut text = format!("{dir}: {objects} objects, {bytes} bytes {what}");
         for (count, what) in [
             (self.damaged, "damaged"),
-            (self.journal_pages_damaged, "pages of the journal damaged"),
+            (self.journal_pages_damaged, "pages of the journal damaged or missing"),
             (self.removed, "removed"),
             (self.there_already, "there already"),
             (self.refused, "not imported"),
@@ -231,7 +232,7 @@ impl SsdCommand {
             Self::Import { dir, from } => (vec![import(dir, from)?], "were imported"),
         };
         let text = || reports.iter().map(|report| report.text(what)).collect();
-        output::show(flags.json, &reports, text)?;
+        output::show(flags.json, &json!({ "directories": reports }), text)?;
         let repaired = matches!(self, Self::Repair { .. });
         let faulty = |report: &Report| {
             let damaged = report.damaged > 0 || report.journal_pages_damaged > 0;

@@ -42,6 +42,9 @@ struct Rank {
     log_total: u64,
     objects: u64,
     log_objects: u64,
+    disk_used: u64,
+    disk_total: u64,
+    disk_objects: u64,
     heard_ms: Option<u64>,
 }
 
@@ -79,6 +82,9 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             log_total: owner.log_total,
             objects: owner.objects,
             log_objects: owner.log_objects,
+            disk_used: owner.disk_used,
+            disk_total: owner.disk_total,
+            disk_objects: owner.disk_objects,
             heard_ms: figures.map(|f| f.heard_ms),
         });
     }
@@ -104,13 +110,17 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
 }
 
 fn text(status: &Status) -> String {
-    // Columns for device logs, where there are any.
+    // Columns for device logs and disks, where there are any.
     let logs = status.ranks.iter().any(|r| r.log_total > 0);
+    let disks = status.ranks.iter().any(|r| r.disk_total > 0);
     let mut header =
         vec!["rank", "segment", "state", "control", "data", "incarnation", "pid", "heap", "of"];
     header.push("objects");
     if logs {
         header.extend(["log", "of", "objects"]);
+    }
+    if disks {
+        header.extend(["disk", "of", "objects"]);
     }
     header.push("heard");
     let mut table = output::table(&header, 6);
@@ -131,6 +141,10 @@ fn text(status: &Status) -> String {
         if logs {
             row.extend([show_bytes(r.log_live), show_bytes(r.log_total)]);
             row.push(r.log_objects.to_string());
+        }
+        if disks {
+            row.extend([show_bytes(r.disk_used), show_bytes(r.disk_total)]);
+            row.push(r.disk_objects.to_string());
         }
         row.push(heard);
         table.add_row(row);

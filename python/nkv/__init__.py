@@ -16,7 +16,7 @@ from .errors import (
     Timeout,
     Unsupported,
 )
-from .layouts import DEFAULT_PAGE_BYTES, Key, ListedKey, ObjMeta, WritePlan
+from .layouts import DEFAULT_PAGE_BYTES, Key, ListedKey, ObjMeta, Removed, WritePlan
 from .pool import PoolInfo, ShmPool, Slot
 
 __version__ = _nkv.__version__
@@ -40,6 +40,7 @@ __all__ = [
     "OutOfMemory",
     "PoolInfo",
     "Reclaimed",
+    "Removed",
     "ShmPool",
     "Slot",
     "Timeout",

@@ -18,6 +18,7 @@ from .layouts import (
     Key,
     Library,
     ListedKey,
+    Removed,
     ObjMeta,
     Registration,
     WritePlan,
@@ -318,17 +319,17 @@ class NanoKVCache(AsyncCalls):
         _raise_first([error for error in done if not isinstance(error, NotFound)])
         return [error is None for error in done]
 
-    def remove_matching(self, pattern: str) -> int:
+    def remove_matching(self, pattern: str) -> Removed:
         r"""Removes the keys in which a regular expression matches; returns how many.
 
         It matches anywhere unless it has ``^`` and ``$``. Its syntax is that of Rust's regex crate,
         without look-around; ``(?-u:\xff)`` is a byte.
         """
-        return self._c.remove_matching(pattern)
+        return Removed(*self._c.remove_matching(pattern))
 
-    def remove_all(self) -> int:
+    def remove_all(self) -> Removed:
         """Removes every key; returns how many."""
-        return self._c.remove_all()
+        return Removed(*self._c.remove_all())
 
     def keys(self, pattern: str | None = None) -> Iterator[ListedKey]:
         """The keys in order, those in which the regular expression matches."""
@@ -416,6 +417,10 @@ class NanoKVCache(AsyncCalls):
             write_ttl: seconds after which a slot that was not committed is given up.
             read_ttl: seconds after which a slot that was not finished is finished.
         """
+        if rank is not None and not 0 <= rank < 2**32:
+            raise InvalidArgument(f"a rank is a number from 0, not {rank}")
+        if expected_bytes is not None and not 0 <= expected_bytes < 2**64:
+            raise InvalidArgument(f"no memory has {expected_bytes} bytes")
         try:
             text = json.dumps(dict(layout), sort_keys=True) if layout else ""
         except TypeError as error:

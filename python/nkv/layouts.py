@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from . import _nkv, arrays
 from .errors import Error, InvalidArgument, NotFound, of_kind
@@ -134,6 +134,16 @@ class ListedKey:
     bytes_total: int
     rank: int
     state: str
+
+
+class Removed(NamedTuple):
+    """What a removal by pattern, or of all keys, removed.
+
+    An object that was in memory and on a disk counts as both.
+    """
+
+    in_memory: int
+    on_disk: int
 
 
 def given(source: arrays.Source) -> Any:

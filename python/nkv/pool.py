@@ -6,6 +6,7 @@ are. No byte goes through the rank's process, and none is serialized.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,8 @@ class ShmPool:
     def __init__(self, native: _nkv.Pool) -> None:
         self._pool = native
         self._mismatched = 0
-        info = self.info
-        if info.store_bytes < info.pool_size // 2:
+        if native.has_little_room():
+            info = self.info
             warnings.warn(
                 f"slots of a pool are not in a rank's log: rank {info.rank} has {info.store_bytes} "
                 f"of its {info.pool_size} bytes for them; start it with log_bytes 0",
@@ -100,10 +101,13 @@ class ShmPool:
             dtype: its type: a name such as "bfloat16", or a type of torch or NumPy.
         """
         names = listed(keys)
-        dims = tuple(int(dim) for dim in shape)
-        if any(dim < 0 for dim in dims):
-            raise InvalidArgument(f"a shape with a negative dimension: {dims}")
+        dims = _dims(shape)
         described, size = arrays.of_torch(arrays.name_of_type(dtype), dims)
+        if size > self.info.pool_size:
+            raise InvalidArgument(
+                f"objects of shape {dims} have {size} bytes, and the memory of the rank has "
+                f"{self.info.pool_size}"
+            )
         trailer = arrays.trailer(described, size)
         given = {name.encode() if isinstance(name, str) else bytes(name): name for name in names}
         slots = []
@@ -144,7 +148,7 @@ class ShmPool:
         it is removed. Where workers may differ, let the layout of the pool say so.
         """
         names = listed(keys)
-        dims = None if shape is None else tuple(int(dim) for dim in shape)
+        dims = None if shape is None else _dims(shape)
         wanted = None if dtype is None else arrays.long_name(arrays.name_of_type(dtype))
         found = self._pool.prepare_retrieve(names)
         if found is None:
@@ -166,11 +170,15 @@ class ShmPool:
             return None
         return slots
 
-    def finish_read(self, keys: Iterable[Key | Slot]) -> None:
-        """These slots were read, or objects of these keys: the one that was given first."""
+    def finish_read(self, keys: Iterable[Key | Slot]) -> int:
+        """These slots were read, or objects of these keys: the one that was given first.
+
+        Returns how many of them this worker had been given and not finished.
+        """
         named = list(keys) if not isinstance(keys, (str, bytes)) else listed(keys)
-        self._pool.finish_slots([item._native for item in named if isinstance(item, Slot)])
-        self._pool.finish_read(listed(item for item in named if not isinstance(item, Slot)))
+        slots = self._pool.finish_slots([item._native for item in named if isinstance(item, Slot)])
+        by_key = listed(item for item in named if not isinstance(item, Slot))
+        return slots + self._pool.finish_read(by_key)
 
     @property
     def outstanding(self) -> tuple[int, int]:
@@ -187,6 +195,16 @@ class ShmPool:
         another shape or type. ``restarts``: how often the rank was found started again.
         """
         return {**self._pool.figures(), "mismatched": self._mismatched}
+
+
+def _dims(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        dims = tuple(operator.index(dim) for dim in shape)
+    except TypeError as error:
+        raise InvalidArgument(f"a shape is a sequence of whole numbers, not {shape!r}") from error
+    if any(dim < 0 for dim in dims):
+        raise InvalidArgument(f"a shape with a negative dimension: {dims}")
+    return dims
 
 
 def _slot(key: Key, native: _nkv.Slot, data: memoryview, shape: arrays.Shape) -> Slot:

@@ -197,9 +197,10 @@ impl Cache {
         wait: bool,
     ) -> PyResult<Vec<bool>> {
         let keys = arguments::keys(&keys)?;
+        let prefetch = arguments::prefetch(py, prefetch, wait)?;
         let found = self.handles.with(py, |handle| match prefetch {
-            true => handle.prefetch(&keys, wait),
-            false => handle.exists(&keys),
+            Some(wait) => handle.prefetch(&keys, wait),
+            None => handle.exists(&keys),
         });
         Ok(readable(&found?))
     }

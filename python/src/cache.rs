@@ -283,12 +283,12 @@ impl Cache {
         self.handles.with(py, |handle| handle.remove(key))
     }
 
-    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<u64> {
-        self.handles.with(py, |handle| handle.remove_matching(pattern))
+    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<(u64, u64)> {
+        self.handles.with(py, |handle| handle.remove_matching(pattern)).map(counts)
     }
 
-    fn remove_all(&self, py: Python<'_>) -> PyResult<u64> {
-        self.handles.with(py, nkv::Blocking::remove_all)
+    fn remove_all(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.handles.with(py, nkv::Blocking::remove_all).map(counts)
     }
 
     /// Keys in order, from behind `after`: key, bytes, rank, state.
@@ -419,4 +419,9 @@ impl Drop for Cache {
             Python::attach(|py| py.detach(|| stop(rank)));
         }
     }
+}
+
+/// Keys that were in memory, and objects that disks held.
+fn counts(removed: nkv::message::Removed) -> (u64, u64) {
+    (removed.in_memory, removed.on_disk)
 }

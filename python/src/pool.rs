@@ -4,7 +4,7 @@ use crate::arguments;
 use crate::batches::{Results, results};
 use crate::errors::of_kind;
 use crate::handles::Handles;
-use nkv::{ErrorKind, ReadSlot, ShmPool, StoreSlot};
+use nkv::{ErrorKind, PoolInfo, ReadSlot, ShmPool, StoreSlot};
 use nkv_store::fork::{self, ProcessMark};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -94,15 +94,24 @@ impl Pool {
             false => Err(of_kind(py, ErrorKind::Disconnected, fork::MESSAGE)),
         }
     }
+
+    fn attached(&self, py: Python<'_>) -> PyResult<PoolInfo> {
+        let info = self.here(py)?.info();
+        info.ok_or_else(|| of_kind(py, ErrorKind::Disconnected, "the pool is not attached"))
+    }
 }
 
 #[pymethods]
 impl Pool {
     /// Rank, file in /dev/shm, bytes, bytes for slots to write, incarnation.
     fn info(&self, py: Python<'_>) -> PyResult<(u32, String, u64, u64, u64)> {
-        let info = self.here(py)?.info();
-        let info = info.map(|i| (i.rank, i.shm_name, i.bytes, i.store_bytes, i.incarnation));
-        info.ok_or_else(|| of_kind(py, ErrorKind::Disconnected, "the pool is not attached"))
+        let i = self.attached(py)?;
+        Ok((i.rank, i.shm_name, i.bytes, i.store_bytes, i.incarnation))
+    }
+
+    /// Whether the rank's log leaves slots to write little room.
+    fn has_little_room(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.attached(py)?.has_little_room())
     }
 
     /// Places of so many bytes for keys.
@@ -148,23 +157,22 @@ impl Pool {
         Ok(slots.map(|slots| slots.into_iter().map(slot).collect()))
     }
 
-    fn finish_read(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    /// How many of them had been given.
+    fn finish_read(&self, py: Python<'_>, keys: Vec<Bound<'_, PyAny>>) -> PyResult<usize> {
         let keys = arguments::keys(&keys)?;
         let pool = self.here(py)?;
-        py.detach(|| pool.finish_read(&keys));
-        Ok(())
+        Ok(py.detach(|| pool.finish_read(&keys)))
     }
 
     /// These slots, and no others of their keys.
-    fn finish_slots(&self, py: Python<'_>, slots: Vec<PyRef<'_, Slot>>) -> PyResult<()> {
+    fn finish_slots(&self, py: Python<'_>, slots: Vec<PyRef<'_, Slot>>) -> PyResult<usize> {
         let read = |slot: &PyRef<'_, Slot>| match &slot.inner {
             Given::Read(slot) => Some(slot.clone()),
             Given::Store(_) => None,
         };
         let slots: Vec<ReadSlot> = slots.iter().filter_map(read).collect();
         let pool = self.here(py)?;
-        py.detach(|| pool.finish_slots(&slots));
-        Ok(())
+        Ok(py.detach(|| pool.finish_slots(&slots)))
     }
 
     /// Slots to write and to read that were given and are not ended.

@@ -179,16 +179,18 @@ impl Cache {
     #[pyo3(signature = (keys, done, prefetch = false, wait = false))]
     fn start_exists(
         &self,
+        py: Python<'_>,
         keys: Vec<Bound<'_, PyAny>>,
         done: &Done<'_>,
         prefetch: bool,
         wait: bool,
     ) -> PyResult<Task> {
         let (keys, client) = (owned(&keys)?, self.beside().clone());
+        let prefetch = arguments::prefetch(py, prefetch, wait)?;
         let work = async move {
             match prefetch {
-                true => client.prefetch(&borrowed(&keys), wait).await,
-                false => client.exists(&borrowed(&keys)).await,
+                Some(wait) => client.prefetch(&borrowed(&keys), wait).await,
+                None => client.exists(&borrowed(&keys)).await,
             }
         };
         spawn(done, None, work, |py, found| readable(&found).into_py_any(py))

@@ -126,6 +126,14 @@ def test_what_cannot_be_is_a_clear_error(job: tuple[nkv.NanoKVCache, str, str], 
     assert pool.outstanding == (0, 0), "nothing is left behind"
     with pytest.raises(nkv.InvalidArgument, match="negative"):
         pool.prepare_store([key], (-1,), "float32")
+    with pytest.raises(nkv.InvalidArgument, match="whole numbers"):
+        pool.prepare_store([key], (1.5,), "float32")  # type: ignore[list-item]
+    with pytest.raises(nkv.InvalidArgument, match="the memory of the rank has"):
+        pool.prepare_store([key], (1 << 70, 2), "float32")
+    with pytest.raises(nkv.InvalidArgument, match="not -1"):
+        cache.shm_pool(rank=-1)
+    with pytest.raises(nkv.InvalidArgument, match="prefetch_wait without"):
+        cache.exists(key, prefetch_wait=True)
     with pytest.raises(nkv.InvalidArgument, match="JSON"):
         cache.shm_pool(layout={"dtype": np.float32})
     with pytest.raises(nkv.InvalidArgument, match="float31"):
@@ -288,10 +296,10 @@ def test_slots_are_finished_by_themselves_or_by_key(cache: nkv.NanoKVCache, key:
     first, second = pool.prepare_retrieve([key]), pool.prepare_retrieve([key])
     assert first is not None
     assert second is not None
-    pool.finish_read(second)
-    pool.finish_read(second)
+    assert pool.finish_read(second) == 1
+    assert pool.finish_read(second) == 0
     assert pool.outstanding == (0, 1), "the second time it is not there"
-    pool.finish_read([key])
+    assert pool.finish_read([key, "never given"]) == 1
     assert pool.outstanding == (0, 0)
 
 

@@ -129,7 +129,8 @@ pub struct Stats {
     pub hash_collision_detected: u64,
     /// Entries without a whole record, dropped by a check or a load.
     pub stale_index_cleaned: u64,
-    /// Pages of the journal that were damaged at the start: what they told of is lost.
+    /// Pages of the journal that were damaged at the start, 1 if it was missing: what they told of
+    /// is lost.
     pub journal_pages_damaged: u64,
     /// Files or ranges without an entry, freed at start.
     pub orphans_cleaned: u64,

@@ -10,7 +10,7 @@ use super::{
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
 use crate::message::{
-    ClusterStats, EvictReport, Existence, Listed, Location, ObjMeta, UnmountReport, View,
+    ClusterStats, EvictReport, Existence, Listed, Location, ObjMeta, Removed, UnmountReport, View,
 };
 use bytes::Bytes;
 use nkv_store::fork::OwnProcessOnly;
@@ -234,12 +234,12 @@ impl Blocking {
     }
 
     /// See [`Client::remove_matching`].
-    pub fn remove_matching(&self, pattern: &str) -> Result<u64> {
+    pub fn remove_matching(&self, pattern: &str) -> Result<Removed> {
         self.wait(self.client.remove_matching(pattern))
     }
 
     /// See [`Client::remove_all`].
-    pub fn remove_all(&self) -> Result<u64> {
+    pub fn remove_all(&self) -> Result<Removed> {
         self.wait(self.client.remove_all())
     }
 

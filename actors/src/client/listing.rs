@@ -4,7 +4,9 @@
 
 use super::{Client, about_keys, key_bytes, one};
 use crate::error::{Error, Result};
-use crate::message::{KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept};
+use crate::message::{
+    KEYS_PER_ROUND, KeyBytes, Listed, Removed, Request, Response, Selection, Swept,
+};
 use nkv_store::KeyId;
 
 impl Client {
@@ -100,7 +102,8 @@ impl Client {
     }
 
     /// Removes every key in which the regular expression `pattern` matches (anywhere: anchor it
-    /// with `^` and `$` to match a whole key; syntax as in [`Client::list`]), and returns how many.
+    /// with `^` and `$` to match a whole key; syntax as in [`Client::list`]), from memory and
+    /// disks, and returns how many.
     /// This includes keys that are being written: their plans end.
     ///
     /// As with [`Client::remove`], no reader can find a removed key, and it stays removed [I6]. The
@@ -116,11 +119,11 @@ impl Client {
     /// # use nkv_actors::*;
     /// # example::on_one_rank("remove-matching", async |cache| {
     /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
-    /// assert_eq!(cache.remove_matching("^block/").await?, 1);
+    /// assert_eq!(cache.remove_matching("^block/").await?.in_memory, 1);
     /// # Ok(())
     /// # });
     /// ```
-    pub async fn remove_matching(&self, pattern: &str) -> Result<u64> {
+    pub async fn remove_matching(&self, pattern: &str) -> Result<Removed> {
         self.sweep(Some(pattern)).await
     }
 
@@ -131,16 +134,16 @@ impl Client {
     /// # use nkv_actors::*;
     /// # example::on_one_rank("remove-all", async |cache| {
     /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
-    /// assert_eq!(cache.remove_all().await?, 1);
+    /// assert_eq!(cache.remove_all().await?.in_memory, 1);
     /// # Ok(())
     /// # });
     /// ```
-    pub async fn remove_all(&self) -> Result<u64> {
+    pub async fn remove_all(&self) -> Result<Removed> {
         self.sweep(None).await
     }
 
-    async fn sweep(&self, pattern: Option<&str>) -> Result<u64> {
-        let mut removed = 0;
+    async fn sweep(&self, pattern: Option<&str>) -> Result<Removed> {
+        let mut removed = Removed::default();
         let mut of = Selection { pattern: pattern.map(str::to_string), from: None };
         loop {
             let round = match self.call(Request::RemoveMatching(of.clone())).await {
@@ -150,8 +153,9 @@ impl Client {
                 Err(e) if of.from.is_none() => return Err(e),
                 Err(e) => return Err(stopped(removed, 0, &e)),
             };
-            let Swept { removed: gone, unconfirmed, why, next } = round;
-            removed += gone;
+            let Swept { removed: gone, on_disk, unconfirmed, why, next } = round;
+            removed.in_memory += gone;
+            removed.on_disk += on_disk;
             if let Some(why) = why {
                 return Err(stopped(removed, unconfirmed, &why));
             }
@@ -171,12 +175,11 @@ fn onwards(from: Option<KeyId>, next: KeyId) -> Result<KeyId> {
     Err(Error::internal(format!("the master went back from {from:?} to {next:?} in a listing")))
 }
 
-fn stopped(removed: u64, unconfirmed: u64, why: &Error) -> Error {
+fn stopped(removed: Removed, unconfirmed: u64, why: &Error) -> Error {
     let open = match unconfirmed {
         0 => String::new(),
         n => format!(", {n} more not confirmed"),
     };
-    let text =
-        format!("{} ({removed} keys were removed{open}; a repeat takes the rest)", why.message());
+    let text = format!("{} ({removed}{open}; a repeat takes the rest)", why.message());
     Error::new(why.kind(), text)
 }

@@ -74,6 +74,13 @@ pub struct PoolInfo {
     pub incarnation: u64,
 }
 
+impl PoolInfo {
+    /// Whether less than half of the memory is for slots to write, because the rank has a log.
+    pub fn has_little_room(&self) -> bool {
+        self.store_bytes < self.bytes / 2
+    }
+}
+
 /// See the file's first paragraph. Calls may come from several threads.
 #[derive(Debug)]
 pub struct ShmPool {
@@ -206,12 +213,12 @@ impl ShmPool {
             )));
         }
         let (shm_name, incarnation) = (name.to_string(), info.incarnation);
-        let (store_bytes, of) = (info.layout.arena.len, info.layout.payloads().len);
-        if store_bytes < of / 2 {
-            let text = "slots of a pool are not in a rank's log: start the rank with log_bytes 0";
-            tracing::warn!(rank, store_bytes, payload_bytes = of, "{text}");
-        }
+        let store_bytes = info.layout.arena.len;
         let now = PoolInfo { rank, shm_name, bytes, store_bytes, incarnation };
+        if now.has_little_room() {
+            let text = "slots of a pool are not in a rank's log: start the rank with log_bytes 0";
+            tracing::warn!(rank, store_bytes, bytes, "{text}");
+        }
         let mut slots = self.lock();
         let before = slots.info.replace(now).map(|before| before.incarnation);
         let Some(before) = before.filter(|before| *before != incarnation) else { return Ok(()) };
@@ -416,20 +423,19 @@ impl ShmPool {
     }
 
     /// The worker has read these objects, once for each time that it was given them: the oldest of
-    /// a key first.
-    pub fn finish_read(&self, keys: &[&[u8]]) {
-        for key in keys {
-            let finished = self.key(key).ok().and_then(|key| self.lock().reads.take(&key));
-            drop(finished);
-        }
+    /// a key first. Returns how many it had been given and not finished.
+    pub fn finish_read(&self, keys: &[&[u8]]) -> usize {
+        let finish = |key: &&[u8]| self.lock().reads.take(&self.key(key).ok()?);
+        keys.iter().filter_map(finish).count()
     }
 
     /// As [`Self::finish_read`] of these slots, and of no other ones of their keys.
-    pub fn finish_slots(&self, slots: &[ReadSlot]) {
-        for slot in slots {
-            let key = self.key(&slot.key).ok();
-            drop(key.and_then(|key| self.lock().reads.take_same(&key, &slot.view)));
-        }
+    pub fn finish_slots(&self, slots: &[ReadSlot]) -> usize {
+        let finish = |slot: &ReadSlot| {
+            let key = self.key(&slot.key).ok()?;
+            self.lock().reads.take_same(&key, &slot.view)
+        };
+        slots.iter().filter_map(finish).count()
     }
 }
 

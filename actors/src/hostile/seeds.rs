@@ -103,6 +103,7 @@ fn ups() -> Vec<OwnerToMaster> {
                 found: vec![(0, 4096)],
                 not_promoted: vec![(0, Error::not_found("not on disk"))],
                 removed: vec![KEY],
+                count: 1,
                 failed: Some(Error::not_ready("the disk is busy")),
             },
         },

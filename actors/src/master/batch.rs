@@ -1,13 +1,14 @@
 //! Requests whose items complete at different times: one reply after the last item.
 
+use super::matching::RemovedBefore;
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{PlanDesc, Response, Swept};
 use nkv_store::KeyId;
 use std::collections::BTreeMap;
 
-/// A removal by pattern: where its next round begins, and the removals that logs made before.
-type Sweep = (Option<KeyId>, u64);
+/// A removal by pattern: where its next round begins, and what was removed before.
+type Sweep = (Option<KeyId>, RemovedBefore);
 
 struct Batch<T> {
     results: Vec<Option<Result<T>>>,
@@ -96,9 +97,10 @@ impl Batches {
     }
 }
 
-fn count(mut results: Vec<Result<()>>, (next, from_logs): Sweep) -> Swept {
+fn count(mut results: Vec<Result<()>>, (next, taken): Sweep) -> Swept {
     let losses = results.pop().and_then(Result::err);
-    let mut swept = Swept { next, removed: from_logs, ..Swept::default() };
+    let RemovedBefore { from_logs: removed, from_disks: on_disk } = taken;
+    let mut swept = Swept { next, removed, on_disk, ..Swept::default() };
     for result in results {
         match result {
             Ok(()) => swept.removed += 1,

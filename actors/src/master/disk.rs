@@ -97,6 +97,7 @@ impl Master {
         };
         asked.failed = asked.failed.or(answer.failed);
         asked.known.removed.extend(answer.removed);
+        asked.known.removed_count = asked.known.removed_count.saturating_add(answer.count);
         if let (DiskQuestion::Find(keys) | DiskQuestion::Promote { keys, .. }, Some(on_disk)) =
             (&question, &mut asked.known.on_disk)
         {

@@ -20,6 +20,8 @@ pub(super) struct Known {
     pub on_disk: Option<OnDisk>,
     /// Keys that disks have removed: no error if nothing else has them.
     pub removed: HashSet<KeyId>,
+    /// Objects that disks have removed for a pattern, or because all are.
+    pub removed_count: u64,
 }
 
 /// What disks have of what is not in memory.

@@ -8,7 +8,7 @@ use super::allocator::SegmentAllocator;
 use super::awaiting::AWAITED;
 use super::entry::{Entry, Replica, State};
 use super::known::{Known, gone_slots, looked_up, removes};
-use super::matching::Round;
+use super::matching::{RemovedBefore, Round};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
@@ -330,7 +330,7 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, known, taken, .. } = asked;
+        let Asked { ask, reply, removed, known, taken: from_logs, .. } = asked;
         if looked_up(&ask.request).is_some() {
             match self.question_of(&ask.request, &known.about) {
                 // A key that was listed at the first question may be gone since, and a log may hold
@@ -345,7 +345,8 @@ impl Master {
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
             request => {
                 let ask = Ask { request, ..ask };
-                self.enter_round(Round { ask, reply, from_logs: taken });
+                let taken = RemovedBefore { from_logs, from_disks: known.removed_count };
+                self.enter_round(Round { ask, reply, taken });
             }
         }
         // Send what this put into the queues to owners before anything else is sent to them.

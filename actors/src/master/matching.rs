@@ -25,8 +25,16 @@ const MATCH_LIMIT_MS: u64 = 200;
 pub(super) struct Round {
     pub ask: Ask,
     pub reply: Reply<Response>,
-    /// Objects that logs retired for it before it began, listed or not.
+    pub taken: RemovedBefore,
+}
+
+/// What was removed for a round before it began.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RemovedBefore {
+    /// Objects that logs retired, listed or not.
     pub from_logs: u64,
+    /// Objects that disks removed.
+    pub from_disks: u64,
 }
 
 /// Rounds in progress.
@@ -120,13 +128,17 @@ impl Master {
             // The actor was rebuilt meanwhile: run the round again once the index is complete.
             return self.enter_round(round);
         }
-        let Round { ask, reply, from_logs } = round;
+        let Round { ask, reply, mut taken } = round;
         if let Some(e) = self.refuse_round(&ask.request) {
             return reply.send(Response::Failed(e));
         }
+        // Each round asks the disks again, and they answer the same until the last one is over.
+        if !matches!(&ask.request, Request::RemoveMatching(of) if of.from.is_none()) {
+            taken.from_disks = 0;
+        }
         let next = found.next;
         let n = found.keys.len();
-        let batch = self.batches.swept(n, (next, from_logs), reply);
+        let batch = self.batches.swept(n, (next, taken), reply);
         let keys = found.keys.iter().map(|(_, row)| &*row.key);
         self.remove_each(batch, keys, &hashbrown::HashSet::new());
         // Counted as one more item, so that the answer waits until the loss of a rank is known to

@@ -153,6 +153,9 @@ pub struct DiskAnswer {
     pub not_promoted: Vec<(u32, Error)>,
     /// To `Remove` of keys: those that were there.
     pub removed: Vec<KeyId>,
+    /// To `Remove` of a pattern or of all: how many objects were there. The same again until the
+    /// removal is over, for one that is asked for in several rounds or once more.
+    pub count: u64,
     /// To `Remove`: why it is not done.
     pub failed: Option<Error>,
 }

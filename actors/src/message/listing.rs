@@ -56,6 +56,8 @@ pub struct Selection {
 pub struct Swept {
     /// Keys whose removal their owners confirmed.
     pub removed: u64,
+    /// Objects that disks removed for it; the first round counts them all.
+    pub on_disk: u64,
     /// Keys whose removal was not confirmed.
     pub unconfirmed: u64,
     /// Why the first of these was not confirmed, or why the loss of a rank is not known to the
@@ -63,4 +65,34 @@ pub struct Swept {
     pub why: Option<Error>,
     /// Where the next round begins; absent at the end.
     pub next: Option<KeyId>,
+}
+
+/// What a removal by pattern, or of all keys, removed. An object that was in memory and on a disk
+/// counts as both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Keys that were in memory.
+    pub in_memory: u64,
+    /// Objects that the disks of ranks held.
+    pub on_disk: u64,
+}
+
+impl Removed {
+    /// Whether there was nothing to remove.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// As users read it: `3 keys removed`, with what disks held if that is anything.
+impl std::fmt::Display for Removed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { in_memory, on_disk } = self;
+        let keys = if *in_memory == 1 { "key" } else { "keys" };
+        match on_disk {
+            0 => write!(f, "{in_memory} {keys} removed"),
+            1 => write!(f, "{in_memory} {keys} removed from memory, 1 object from disk"),
+            n => write!(f, "{in_memory} {keys} removed from memory, {n} objects from disk"),
+        }
+    }
 }

@@ -161,6 +161,12 @@ gauges! {
     log_passed_over_bytes,
     /// Producers that did not answer about a hole, and were proved to write no more.
     log_fenced,
+    /// Bytes that the node's disk may take; 0 without one, and for all but a node's first segment.
+    disk_total,
+    /// Bytes that objects take there.
+    disk_used,
+    /// Objects there.
+    disk_objects,
     /// Objects evicted.
     evictions,
     /// Gets that readers reported.

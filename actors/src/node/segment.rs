@@ -291,6 +291,9 @@ async fn start_roles(
         holders: Vec::new(),
         demotion: common.tier.clone().map(|tier| Arc::new(Demotion::new(tier, heap.clone()))),
     };
+    if let Some(tier) = common.tier.as_ref().filter(|_| segment_id.is_first()) {
+        tier.publish_in(tables);
+    }
     let owner = ActorAddr::<Owner>::start(executor, owner_durable, exhausted.clone()).await?;
     let config = &common.config;
     let evictor_durable = EvictorDurable {

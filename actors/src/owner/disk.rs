@@ -3,7 +3,7 @@
 
 use super::Owner;
 use crate::message::{DiskAnswer, DiskQuestion, OwnerToMaster};
-use crate::tier::{Candidate, Demotion};
+use crate::tier::{Candidate, Demotion, Taken};
 use nkv_store::Key;
 use nkv_store::layout::epoch_of;
 use nkv_store::object::{ObjectDesc, key_of};
@@ -115,13 +115,13 @@ impl Owner {
             }
             DiskQuestion::Remove { removal, which } => {
                 let hasher = self.durable.hasher;
-                let done = move |done: crate::error::Result<Vec<Key>>| {
-                    let (there, failed) = match done {
-                        Ok(there) => (there, None),
-                        Err(error) => (Vec::new(), Some(error)),
+                let done = move |done: crate::error::Result<Taken>| {
+                    let (Taken { keys, count }, failed) = match done {
+                        Ok(taken) => (taken, None),
+                        Err(error) => (Taken::default(), Some(error)),
                     };
-                    let removed = there.iter().map(|key| hasher.id(key.as_bytes())).collect();
-                    send(DiskAnswer { removed, failed, ..DiskAnswer::default() });
+                    let removed = keys.iter().map(|key| hasher.id(key.as_bytes())).collect();
+                    send(DiskAnswer { removed, count, failed, ..DiskAnswer::default() });
                 };
                 tier.remove(removal, &which, Box::new(done));
             }

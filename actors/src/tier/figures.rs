@@ -51,6 +51,8 @@ pub struct TierFigures {
     pub ssd_stale_index_cleaned: u64,
     /// Objects of one key that differ; neither is served from disk.
     pub ssd_hash_collision_detected: u64,
+    /// Pages of the journal that were damaged at the start, 1 if it was missing: objects are lost.
+    pub ssd_journal_pages_damaged: u64,
     /// Records without an entry, freed at start.
     pub ssd_orphans_cleaned: u64,
     /// Objects read from disk.
@@ -127,6 +129,7 @@ impl DiskTier {
             ssd_save_dedup_skip: ssd.save_dedup_skip,
             ssd_stale_index_cleaned: ssd.stale_index_cleaned,
             ssd_hash_collision_detected: ssd.hash_collision_detected,
+            ssd_journal_pages_damaged: ssd.journal_pages_damaged,
             ssd_orphans_cleaned: ssd.orphans_cleaned,
             ssd_load_success: ssd.load_success,
             ssd_load_corrupt: ssd.load_corrupt,

@@ -3,7 +3,7 @@
 //! first; nothing of it is saved or promoted until the master says that the removal is over
 //! everywhere, or for a minute, if it never says so.
 
-use super::{DiskTier, Removed, caught, lock};
+use super::{DiskTier, Removed, Taken, caught, lock};
 use crate::error::{Error, Result};
 use crate::message::DiskSelection;
 use crate::pattern;
@@ -95,8 +95,9 @@ pub(super) enum Kind {
 enum State {
     /// To be carried out, or being carried out: which removals wait for it.
     Asked(Vec<(u64, Removed)>),
-    /// Nothing that it covers is on disk.
-    Done,
+    /// Nothing that it covers is on disk. What was there is known until one of its removals is
+    /// over: one that is asked for again has not heard of it.
+    Done(Taken),
     /// The disk did not do it. Nothing that it covers is saved or brought back all the same, until
     /// it is asked for again or its time is over.
     Failed,
@@ -117,7 +118,7 @@ impl Mark {
         let again = self.open.is_empty() && self.again_ns <= now_ns;
         match self.state {
             State::Asked(_) => false,
-            State::Done => again || self.until_ns <= now_ns,
+            State::Done(_) => again || self.until_ns <= now_ns,
             State::Failed => self.until_ns <= now_ns,
         }
     }
@@ -193,7 +194,7 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// `removal`: its number. Calls `done` with the keys that were there, if it is one by keys.
+    /// `removal`: its number. Calls `done` with what was there.
     pub fn add(&self, removal: u64, which: &DiskSelection, now_ns: u64, done: Removed) {
         let matcher = match Matcher::of(which) {
             Ok(matcher) => Arc::new(matcher),
@@ -227,9 +228,10 @@ impl Removals {
         match &mut mark.state {
             State::Asked(waiting) => waiting.push((removal, done)),
             // Nothing of it was saved since.
-            State::Done => {
+            State::Done(taken) => {
+                let taken = taken.clone();
                 drop(marks);
-                return done(Ok(Vec::new()));
+                return done(Ok(taken));
             }
             failed @ State::Failed => *failed = State::Asked(vec![(removal, done)]),
         }
@@ -256,8 +258,10 @@ impl Removals {
     /// A removal is over; `again`: it is likely to be asked for again.
     pub fn over(&self, removal: u64, again: bool, now_ns: u64) {
         for mark in &mut lock(&self.marks).all {
-            if mark.open.remove(&removal) && again {
-                mark.again_ns = mark.again_ns.max(now_ns + AGAIN_NS);
+            match (mark.open.remove(&removal), again, &mut mark.state) {
+                (true, true, _) => mark.again_ns = mark.again_ns.max(now_ns + AGAIN_NS),
+                (true, false, State::Done(taken)) => *taken = Taken::default(),
+                _ => {}
             }
         }
         self.expire(now_ns);
@@ -294,11 +298,11 @@ impl Removals {
         }
     }
 
-    fn carried_out(&self, matcher: &Arc<Matcher>, result: &Result<Vec<Key>>) {
+    fn carried_out(&self, matcher: &Arc<Matcher>, result: &Result<Taken>) {
         let mut marks = lock(&self.marks);
         let same = |mark: &&mut Mark| Arc::ptr_eq(&mark.matcher, matcher);
         let Some(mark) = marks.all.iter_mut().find(same) else { return };
-        let now = if result.is_ok() { State::Done } else { State::Failed };
+        let now = result.as_ref().map_or(State::Failed, |taken| State::Done(taken.clone()));
         let State::Asked(waiting) = std::mem::replace(&mut mark.state, now) else { return };
         if result.is_err() {
             // They end with the error, and are never over.
@@ -324,8 +328,7 @@ impl DiskTier {
         }
     }
 
-    /// Returns the keys that were there, of a removal by keys.
-    fn remove_from_disk(&self, matcher: &Matcher) -> Result<Vec<Key>> {
+    fn remove_from_disk(&self, matcher: &Matcher) -> Result<Taken> {
         let covers = |key: &Key| matcher.covers(key);
         self.feed.forget(covers);
         let settled = self.writer.forget(covers, SETTLE_LIMIT)
@@ -338,29 +341,29 @@ impl DiskTier {
         let failed = |e: nkv_ssd::SsdError| {
             Error::not_ready(format!("the removal cannot be written to disk: {e}: remove again"))
         };
-        let mut there = Vec::new();
+        let mut taken = Taken::default();
         match matcher {
-            Matcher::All => drop(self.engine.remove_all().map_err(failed)?),
+            Matcher::All => taken.count = self.engine.remove_all().map_err(failed)?,
             Matcher::Keys(keys) => {
                 let found = keys.iter().filter(|key| self.engine.find(key).is_some());
-                there.extend(found.cloned());
+                taken.keys.extend(found.cloned());
                 self.engine.remove(&keys.iter().collect::<Vec<_>>()).map_err(failed)?;
             }
-            Matcher::Pattern(_) => self.remove_matching(matcher).map_err(failed)?,
+            Matcher::Pattern(_) => taken.count = self.remove_matching(matcher).map_err(failed)?,
         }
-        Ok(there)
+        Ok(taken)
     }
 
-    fn remove_matching(&self, matcher: &Matcher) -> std::result::Result<(), nkv_ssd::SsdError> {
-        let mut from = Some(0);
+    fn remove_matching(&self, matcher: &Matcher) -> std::result::Result<u64, nkv_ssd::SsdError> {
+        let (mut from, mut removed) = (Some(0), 0);
         while let Some(at) = from {
             let (keys, next) = self.engine.keys(at, KEYS_AT_ONCE)?;
             let matching: Vec<_> = keys.iter().filter(|key| matcher.covers(key)).collect();
             if !matching.is_empty() {
-                self.engine.remove(&matching)?;
+                removed += self.engine.remove(&matching)?;
             }
             from = next;
         }
-        Ok(())
+        Ok(removed)
     }
 }

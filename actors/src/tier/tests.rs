@@ -52,8 +52,8 @@ impl Bench {
         self.removal(keys_of(key)).0
     }
 
-    /// The same, with the keys that were there.
-    fn removal(&self, which: DiskSelection) -> (u64, Vec<Key>) {
+    /// The same, with what was there.
+    fn removal(&self, which: DiskSelection) -> (u64, Taken) {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (sender, done) = mpsc::channel();
@@ -158,8 +158,27 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
     assert_eq!(b.tier.find(b"k"), None);
     b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(()));
     removals.add(2, &which, 0, Box::new(move |result| sender.send(result).unwrap()));
-    assert_eq!(done.recv().unwrap().unwrap(), [Key::new(b"k").unwrap()]);
+    assert_eq!(done.recv().unwrap().unwrap().keys, [Key::new(b"k").unwrap()]);
     assert!(b.tier.engine.find(&Key::new(b"k").unwrap()).is_none());
+}
+
+/// The master did not wait for the first one, or it has further rounds.
+#[test]
+fn a_removal_that_is_asked_for_again_counts_what_was_there_and_the_next_one_does_not() {
+    let b = Bench::new();
+    b.demotion.take([b.object("k1"), b.object("k2"), b.object("other")]);
+    b.settles();
+    let pattern = || DiskSelection::Matching("^k".into());
+    let (first, taken) = b.removal(pattern());
+    assert_eq!(taken.count, 2);
+    b.tier.removal_over(first, true);
+    let (second, taken) = b.removal(pattern());
+    assert_eq!(taken.count, 2);
+    b.over(second);
+    let (third, taken) = b.removal(pattern());
+    assert_eq!(taken.count, 0);
+    b.over(third);
+    assert_eq!(b.removal(DiskSelection::All).1.count, 1);
 }
 
 /// Another caller may have put the key again since, and removes it now.
@@ -171,7 +190,7 @@ fn i6_a_removal_that_ends_leaves_the_marks_of_the_others() {
         let b = Bench::new();
         let (first, _) = b.removal(which());
         let (second, there) = b.removal(which());
-        assert!(there.is_empty());
+        assert!(there.keys.is_empty());
         b.over(first);
         b.demotion.take([b.object("k")]);
         b.settles();

@@ -103,7 +103,11 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
     client.flush().await.unwrap();
     eventually("it is listed", async || client.match_prefix(&[b"last"]).await.unwrap().len() == 1)
         .await;
-    assert_eq!(client.remove_all().await.unwrap(), 1, "what is listed is counted, in a log, too");
+    assert_eq!(
+        client.remove_all().await.unwrap().in_memory,
+        1,
+        "what is listed is counted, in a log, too"
+    );
     assert_eq!(client.get(b"last").await.unwrap_err().kind(), ErrorKind::NotFound);
     for rank in 0..2 {
         at_rest(&cluster, rank).await;
@@ -127,8 +131,8 @@ async fn what_a_removal_of_everything_took_out_of_logs_is_counted_named_or_not()
             let listed = async || client.list(None, None, 100).await.unwrap().len() == 21;
             eventually("all are listed", listed).await;
         }
-        assert_eq!(client.remove_all().await.unwrap(), 21, "named: {named}");
-        assert_eq!(client.remove_all().await.unwrap(), 0);
+        assert_eq!(client.remove_all().await.unwrap().in_memory, 21, "named: {named}");
+        assert_eq!(client.remove_all().await.unwrap().in_memory, 0);
     }
     cluster.stop().await;
 }
@@ -493,7 +497,7 @@ async fn i6_i15_what_the_evictor_chose_is_served_from_the_log_once_and_a_removal
     assert!(there > 100, "{there} of {N}: {:?}", gauges(&cluster, 0));
     let listed = async || shm.list(None, None, 1000).await.unwrap().len();
     eventually("listed once each", async || listed().await == there).await;
-    assert_eq!(shm.remove_all().await.unwrap(), there as u64);
+    assert_eq!(shm.remove_all().await.unwrap().in_memory, there as u64);
     for i in 0..N {
         assert_eq!(shm.get(&key(i)).await.unwrap_err().kind(), ErrorKind::NotFound, "block/{i}");
     }

@@ -39,7 +39,7 @@ pub(super) fn write(into: &Path, key: &Key, layout: u64, bytes: &[u8]) -> Result
     file.persist(name).map(drop).map_err(|e| failed(e.error))
 }
 
-/// The files in a folder, in order.
+/// The files in a folder, in order; there is one at least.
 pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     let failed = |e| CliError::io(folder.display().to_string(), e);
     let entries = std::fs::read_dir(folder).map_err(failed)?;
@@ -47,6 +47,11 @@ pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     let mut files: Vec<PathBuf> = paths.collect::<io::Result<_>>().map_err(failed)?;
     files.retain(|path| path.extension().is_some_and(|suffix| suffix == SUFFIX));
     files.sort();
+    if files.is_empty() {
+        let text = "has no .safetensors file: name a folder that nkv ssd export wrote; of several \
+                    ranks, each has one of its own below it";
+        return Err(failed(io::Error::other(text)));
+    }
     Ok(files)
 }
 

@@ -41,7 +41,7 @@ fn serves(cluster: &ProcessCluster) {
             assert_eq!(client.get_location(key.as_bytes()).unwrap().rank(), rank);
         }
     }
-    assert_eq!(client.remove_all().unwrap(), 8);
+    assert_eq!(client.remove_all().unwrap().in_memory, 8);
 }
 
 #[test]

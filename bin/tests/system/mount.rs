@@ -88,7 +88,7 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
             }
         }
         assert_eq!(nkv(&cluster, &["get", &key]).code, 1);
-        assert_eq!(readers[0].remove_all().unwrap(), 40 - there.len() as u64);
+        assert_eq!(readers[0].remove_all().unwrap().in_memory, 40 - there.len() as u64);
     }
 }
 

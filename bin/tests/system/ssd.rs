@@ -9,7 +9,7 @@ use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
 use nkv_pace::HANGS;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const BLOCK: usize = 32 << 10;
 /// All is saved, for good: what a test sees saved must be there after a kill.
@@ -308,6 +308,47 @@ fn a_directory_is_checked_repaired_exported_and_filled_without_a_rank() {
     assert_eq!(whole, 19);
     let (code, text) = run("check", &[files.path()]);
     assert!(code == 7 && text.contains("nkv-ssd.json"), "{code} {text}");
+    let (code, text) = run("import", &[&rank_0, other.path()]);
+    assert!(code != 0 && text.contains("no .safetensors file"), "{code} {text}");
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
+    let journal = std::fs::read_dir(&rank_0).unwrap().map(|entry| entry.unwrap().path());
+    let is_one = |path: &PathBuf| path.to_string_lossy().contains("journal-");
+    std::fs::remove_file(journal.into_iter().find(is_one).unwrap()).unwrap();
+    let (code, text) = run("check", &[&rank_0, Path::new("--json")]);
+    let checked: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &checked["directories"][0]["journal_pages_damaged"]), (1, &1.into()));
+}
+
+#[test]
+fn removals_by_pattern_and_the_status_count_what_only_disks_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = start(1, dir.path(), &PERSISTENT);
+    let handle = cluster.connect(0);
+    (0..20).for_each(|i| put(&handle, &format!("k/{i}"), &PutOptions::default()));
+    until(HANGS, "all are on disk", || figure(&cluster, 0, "ssd_objects") == 20);
+    cluster.term(0);
+    assert_eq!(cluster.wait_exit(0, EXIT_LIMIT).code, 0);
+    cluster.restart(0);
+    cluster.wait_ready(EXIT_LIMIT);
+    let run = |args: &[&str]| {
+        let done = run_to_end(cluster.cli(0, args), HANGS);
+        (done.code, done.stdout)
+    };
+    let status = |figure: &str| -> serde_json::Value {
+        let status: serde_json::Value =
+            serde_json::from_str(&run(&["status", "--json"]).1).unwrap();
+        status["ranks"][0][figure].clone()
+    };
+    until(HANGS, "the master has heard of the disk", || status("disk_objects") == 20);
+    assert!(status("disk_used").as_u64().unwrap() > 0);
+    let (code, text) = run(&["rm", "--matching", "^k/1[0-9]$"]);
+    assert_eq!((code, &*text), (0, "0 keys removed from memory, 10 objects from disk\n"));
+    let (code, text) = run(&["rm", "--matching", "^k/1[0-9]$", "--json"]);
+    let removed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, removed), (1, serde_json::json!({"removed": 0, "removed_from_disk": 0})));
+    let (code, text) = run(&["rm", "--all", "--yes"]);
+    assert_eq!((code, &*text), (0, "0 keys removed from memory, 10 objects from disk\n"));
 }
 
 #[test]

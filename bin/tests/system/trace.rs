@@ -133,9 +133,9 @@ fn made_trace(dir: &Path) -> PathBuf {
     path
 }
 
-/// Runs `nkv-load` to its end; its outcome as JSON.
-fn replay(trace: &Path, flags: &[&str]) -> (Output, Value) {
-    let output = Command::new(env!("CARGO_BIN_EXE_nkv-load"))
+/// Runs `nkv-load` to its end.
+fn run(trace: &Path, flags: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_nkv-load"))
         .arg("--trace")
         .arg(trace)
         .args(["--requests", &REQUESTS.to_string(), "--json", "-"])
@@ -143,7 +143,12 @@ fn replay(trace: &Path, flags: &[&str]) -> (Output, Value) {
         .args(flags)
         .stdin(Stdio::null())
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+/// The same; its outcome as JSON.
+fn replay(trace: &Path, flags: &[&str]) -> (Output, Value) {
+    let output = run(trace, flags);
     let json = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("no JSON ({e}): {}", String::from_utf8_lossy(&output.stderr)));
     (output, json)
@@ -196,6 +201,10 @@ fn with_an_ssd_the_replay_hits_all_that_can_be_hit_though_memory_has_little_room
         assert_agrees(&output, &json, &expected);
         assert!(json["disk_blocks"].as_u64() > Some(0), "{policy}");
     }
+    let ssd = dir.path().join("evict_only");
+    let again = run(&path, &["--ssd-dir", ssd.to_str().unwrap()]);
+    let stderr = String::from_utf8_lossy(&again.stderr);
+    assert!(!again.status.success() && stderr.contains("name an empty one"), "{stderr}");
 }
 
 /// What was put in the last milliseconds before the kill may be lost; nothing else is.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import arrays
+from .. import _nkv, arrays
 from .buffers import BufferHandle, handle_of
 from .codes import INVALID_PARAMS, OK
 from .config import ReplicateConfig, preferred_rank
@@ -207,11 +207,15 @@ class Objects(Core):
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Removes the keys in which the pattern matches; how many, or a code below 0."""
-        return int(self._try(lambda c: c.remove_matching(regex_pattern)))
+        return self._removed(lambda c: c.remove_matching(regex_pattern))
 
     def remove_all(self, force: bool = False) -> int:
         """Removes every key; how many, or a code below 0."""
-        return int(self._try(lambda c: c.remove_all()))
+        return self._removed(lambda c: c.remove_all())
+
+    def _removed(self, call: Callable[[_nkv.Cache], tuple[int, int]]) -> int:
+        # Most objects of a disk were in memory, too, and the other way round.
+        return int(self._try(lambda c: max(call(c))))
 
 
 def _ok(_: object) -> int:

@@ -68,8 +68,8 @@ fn generations(storage: &dyn Storage) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Reads the newest journal. `each` gets the records in order; None means that all before it are
-/// void.
+/// Reads the newest journal; one that is missing or empty counts as one damaged page. `each` gets
+/// the records in order; None means that all before it are void.
 ///
 /// # Errors
 /// What the disk says.
@@ -79,7 +79,10 @@ pub fn load(
     mut each: impl FnMut(Option<&Record>),
 ) -> io::Result<Loaded> {
     let mut loaded = Loaded::default();
-    let Some(generation) = generations(storage)?.first().copied() else { return Ok(loaded) };
+    let Some(generation) = generations(storage)?.first().copied() else {
+        loaded.damaged_pages = 1;
+        return Ok(loaded);
+    };
     loaded.generation = generation;
     let file = storage.open(&name(generation), false)?;
     let pages = file.size()? / BLOCK as u64;
@@ -121,6 +124,9 @@ pub fn load(
     // A journal has its name only when all objects with which it begins are in it.
     let snapshot = snapshot_pages.unwrap_or(1);
     loaded.damaged_pages += lost.iter().filter(|lost| **lost < snapshot).count() as u64;
+    if snapshot_pages.is_none() {
+        loaded.damaged_pages = loaded.damaged_pages.max(1);
+    }
     Ok(loaded)
 }
 

@@ -65,6 +65,7 @@ impl SlabEngine {
     /// capacity; else what the disk says, `StorageFull` if it has less room than the capacity.
     pub fn open(storage: Arc<dyn Storage>, options: SlabOptions) -> Result<Self, SsdError> {
         options.check(&storage.shown())?;
+        let is_new = !storage.list()?.iter().any(|name| name == DESCRIPTION);
         let directory = Directory::open(&*storage, "slab", options.slab_bytes)?;
         let slab_bytes = directory.slab_bytes;
         let wanted = options.capacity_bytes / slab_bytes;
@@ -82,7 +83,10 @@ impl SlabEngine {
         let mut index = Index::new(most as u32);
         let mut stats = Stats::default();
         let replayed = Replayed::of(&*storage, directory.id_bytes())?;
-        stats.journal_pages_damaged = replayed.damaged_pages;
+        if replayed.damaged_pages > 0 && !is_new {
+            stats.journal_pages_damaged = replayed.damaged_pages;
+            replayed.warn(&storage.shown());
+        }
         // Above all that earlier starts may have written without a line of the journal.
         let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << 40);
         let mut entries = Vec::with_capacity(replayed.lines.len());
@@ -191,12 +195,16 @@ impl Replayed {
                 _ => {}
             }
         })?;
-        if loaded.damaged_pages > 0 {
-            let pages = loaded.damaged_pages;
-            tracing::warn!(pages, "{}: the journal is damaged: objects are lost", storage.shown());
-        }
         let (generation, damaged_pages) = (loaded.generation, loaded.damaged_pages);
         Ok(Self { generation, damaged_pages, highest_seq, lines })
+    }
+
+    fn warn(&self, shown: &str) {
+        let pages = self.damaged_pages;
+        match self.generation {
+            0 => tracing::warn!("{shown}: the journal is missing: what its slabs held is lost"),
+            _ => tracing::warn!(pages, "{shown}: the journal is damaged: objects are lost"),
+        }
     }
 
     /// Of two that cannot both be, the newer one comes first.

@@ -101,6 +101,28 @@ fn a_check_sees_damage_of_the_journal_and_of_headers_and_changes_nothing() {
     }
 }
 
+/// A start says so, too, and goes on without the objects: [I6] leaves no other way.
+#[test]
+fn i6_a_journal_that_is_missing_or_empty_counts_as_damaged() {
+    for is_empty in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path(), Kind::Slab);
+        assert_eq!(open(dir.path(), Access::Read).stats().journal_pages_damaged, 0);
+        let is_one = |path: &&PathBuf| path.to_string_lossy().contains("journal-");
+        let journal = bytes_of(dir.path()).keys().find(is_one).unwrap().clone();
+        match is_empty {
+            true => std::fs::write(&journal, "").unwrap(),
+            false => std::fs::remove_file(&journal).unwrap(),
+        }
+        for access in [Access::Read, Access::Change] {
+            let engine = open(dir.path(), access);
+            let stats = engine.stats();
+            assert_eq!((stats.journal_pages_damaged, stats.objects), (1, 0), "{is_empty}");
+        }
+        assert_eq!(open(dir.path(), Access::Read).stats().journal_pages_damaged, 0);
+    }
+}
+
 #[test]
 fn what_is_done_to_an_untouched_directory_is_not_done() {
     for kind in KINDS {

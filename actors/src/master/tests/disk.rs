@@ -201,9 +201,10 @@ async fn i6_each_round_of_a_removal_by_pattern_asks_the_disks() {
         for rank in [&mut first, &mut second] {
             let (number, which) = rank.receives(removal_asked).await;
             assert_eq!(which, DiskSelection::Matching("^k".into()));
-            answers(rank, number, DiskAnswer::default()).await;
+            answers(rank, number, DiskAnswer { count: 3, ..DiskAnswer::default() }).await;
         }
-        let Response::Swept(_) = end(asked).await else { panic!("not swept") };
+        let Response::Swept(swept) = end(asked).await else { panic!("not swept") };
+        assert_eq!(swept.on_disk, if from.is_none() { 6 } else { 0 }, "they are counted once");
         from = Some(HASHER.id(b"a"));
     }
 }
