@@ -92,7 +92,7 @@ const ENDED: &str = "ended";
 
 impl Shutdown {
     /// Reads and removes the note of the process before.
-    fn of_the_last(dir: &Path, objects: u64) -> Self {
+    fn of_the_last(dir: &Path, stats: &nkv_ssd::Stats) -> Self {
         let path = dir.join(ENDED);
         let note = std::fs::read_to_string(&path).ok();
         if let Err(error) = std::fs::remove_file(&path)
@@ -101,8 +101,9 @@ impl Shutdown {
             tracing::warn!(%error, path = %path.display(), "cannot be removed");
         }
         let note = note.as_deref().map(str::trim);
-        // A new directory was not left by anybody.
-        let clean = note == Some("clean") || (note.is_none() && objects == 0);
+        // A directory without objects, as a new one, lost nothing.
+        let empty = stats.objects == 0 && stats.journal_pages_damaged == 0;
+        let clean = note == Some("clean") || (note.is_none() && empty);
         Self { clean, partial_flush: note == Some("partial") }
     }
 
@@ -157,7 +158,7 @@ impl DiskTier {
         let began_ms = clock.now_ms();
         let shown = |e: &dyn std::fmt::Display| format!("--ssd-dir {}: {e}", config.dir.display());
         let engine = open_when_free(config, &*clock).map_err(|e| shown(&e))?;
-        let before = Shutdown::of_the_last(&config.dir, engine.stats().objects);
+        let before = Shutdown::of_the_last(&config.dir, &engine.stats());
         let options = WriterOptions { durability: config.durability, ..WriterOptions::default() };
         let writer =
             Writer::start(engine.clone(), options, clock.clone()).map_err(|e| shown(&e))?;

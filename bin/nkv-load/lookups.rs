@@ -71,9 +71,9 @@ fn remove_all(handle: &Blocking, run_id: u64, count: u32) -> Result<(), Error> {
     handle.flush()?;
     let (mut left, mut vain) = (u64::from(count), Deadline::after(VAIN));
     while left > 0 && !vain.passed() {
-        let removed = handle.remove_matching(&format!("^{run_id:016x}"))?.in_memory;
-        if removed > 0 {
-            left = left.saturating_sub(removed);
+        let removed = handle.remove_matching(&format!("^{run_id:016x}"))?;
+        if !removed.is_nothing() {
+            left = left.saturating_sub(removed.in_memory.max(removed.on_disk));
             vain = Deadline::after(VAIN);
         } else {
             std::thread::sleep(POLL_INTERVAL);

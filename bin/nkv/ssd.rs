@@ -319,7 +319,8 @@ fn export(opened: &mut Opened, bar: &ProgressBar, into: &Path) -> Result<Report,
 
 fn import(dir: &Path, from: &Path) -> Result<Report, CliError> {
     let files = tensor_file::list(from)?;
-    let (mut opened, mut report) = (Opened::open(dir, Access::Change)?, Report::of(dir));
+    let mut opened = Opened::open(dir, Access::Change)?;
+    let mut report = report_of(&opened);
     let bar = progress::bar(files.len() as u64, "files");
     for file in files {
         bar.inc(1);

@@ -31,7 +31,7 @@ _VERSION = 1
 #: Most dimensions of an array.
 MAX_DIMENSIONS = 64
 #: Longest dimension: more elements than any memory has.
-_MAX_DIM = 1 << 56
+MAX_DIM = 1 << 56
 #: Bytes of the longest trailer.
 MAX_TRAILER_BYTES = 8 * MAX_DIMENSIONS + _FIXED_BYTES
 
@@ -151,7 +151,7 @@ def parse(tail: bytes | memoryview, total: int) -> tuple[Shape, int] | None:
     dtype = name.rstrip(b"\0").decode("ascii", "replace")
     dims = struct.unpack_from(f"<{n}Q", described)
     item = _ITEM_BYTES.get(dtype)
-    sizes = all(dim <= _MAX_DIM for dim in dims)
+    sizes = all(dim <= MAX_DIM for dim in dims)
     if library > _TORCH or item is None or not sizes or math.prod(dims) * item != payload:
         return None
     return Shape(library, dtype, dims), length

@@ -320,7 +320,7 @@ class NanoKVCache(AsyncCalls):
         return [error is None for error in done]
 
     def remove_matching(self, pattern: str) -> Removed:
-        r"""Removes the keys in which a regular expression matches; returns how many.
+        r"""Removes the keys in which a regular expression matches; returns how many, of memory and disk.
 
         It matches anywhere unless it has ``^`` and ``$``. Its syntax is that of Rust's regex crate,
         without look-around; ``(?-u:\xff)`` is a byte.
@@ -328,7 +328,7 @@ class NanoKVCache(AsyncCalls):
         return Removed(*self._c.remove_matching(pattern))
 
     def remove_all(self) -> Removed:
-        """Removes every key; returns how many."""
+        """Removes every key; returns how many, of memory and disk."""
         return Removed(*self._c.remove_all())
 
     def keys(self, pattern: str | None = None) -> Iterator[ListedKey]:

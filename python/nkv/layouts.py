@@ -145,6 +145,10 @@ class Removed(NamedTuple):
     in_memory: int
     on_disk: int
 
+    def __bool__(self) -> bool:
+        """Whether there was anything to remove."""
+        return self.in_memory + self.on_disk > 0
+
 
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, an address and a size, or memory of a GPU."""

@@ -6,6 +6,7 @@ are. No byte goes through the rank's process, and none is serialized.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
@@ -103,11 +104,6 @@ class ShmPool:
         names = listed(keys)
         dims = _dims(shape)
         described, size = arrays.of_torch(arrays.name_of_type(dtype), dims)
-        if size > self.info.pool_size:
-            raise InvalidArgument(
-                f"objects of shape {dims} have {size} bytes, and the memory of the rank has "
-                f"{self.info.pool_size}"
-            )
         trailer = arrays.trailer(described, size)
         given = {name.encode() if isinstance(name, str) else bytes(name): name for name in names}
         slots = []
@@ -204,6 +200,8 @@ def _dims(shape: Sequence[int]) -> tuple[int, ...]:
         raise InvalidArgument(f"a shape is a sequence of whole numbers, not {shape!r}") from error
     if any(dim < 0 for dim in dims):
         raise InvalidArgument(f"a shape with a negative dimension: {dims}")
+    if any(dim > arrays.MAX_DIM for dim in dims) or math.prod(dims) > arrays.MAX_DIM:
+        raise InvalidArgument(f"no memory holds an object of shape {dims}")
     return dims
 
 

@@ -128,8 +128,11 @@ def test_what_cannot_be_is_a_clear_error(job: tuple[nkv.NanoKVCache, str, str], 
         pool.prepare_store([key], (-1,), "float32")
     with pytest.raises(nkv.InvalidArgument, match="whole numbers"):
         pool.prepare_store([key], (1.5,), "float32")  # type: ignore[list-item]
-    with pytest.raises(nkv.InvalidArgument, match="the memory of the rank has"):
-        pool.prepare_store([key], (1 << 70, 2), "float32")
+    for shape in [(1 << 70, 2), (1 << 70, 0), (1 << 40, 1 << 40)]:
+        with pytest.raises(nkv.InvalidArgument, match="no memory holds"):
+            pool.prepare_store([key], shape, "float32")
+    with pytest.raises(nkv.InvalidArgument, match="larger than what"):
+        pool.prepare_store([key], (1 << 40,), "float32")
     with pytest.raises(nkv.InvalidArgument, match="not -1"):
         cache.shm_pool(rank=-1)
     with pytest.raises(nkv.InvalidArgument, match="prefetch_wait without"):

@@ -83,6 +83,7 @@ def test_keys_are_listed_and_removed_by_pattern(cache: nkv.NanoKVCache, key: str
     with pytest.raises(nkv.InvalidArgument):
         cache.remove_matching("(")
     assert cache.remove_all().in_memory >= 10
+    assert not cache.remove_all()
     assert not cache.exists(f"{key}/19")
 
 

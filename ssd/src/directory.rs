@@ -74,6 +74,11 @@ impl Directory {
         Self::parse(&bytes, &engine).map_err(of)
     }
 
+    /// The length of a slab that a description names, if it is one.
+    pub(crate) fn slab_bytes_of(description: &[u8]) -> Option<u64> {
+        serde_json::from_slice::<Self>(description).ok().map(|found| found.slab_bytes)
+    }
+
     fn new(engine: &str, slab_bytes: u64) -> Result<Directory, SsdError> {
         let mut random = [0; 32];
         getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;

@@ -154,8 +154,9 @@ impl Client {
                 Err(e) => return Err(stopped(removed, 0, &e)),
             };
             let Swept { removed: gone, on_disk, unconfirmed, why, next } = round;
-            removed.in_memory += gone;
-            removed.on_disk += on_disk;
+            // A master's numbers may be anything.
+            removed.in_memory = removed.in_memory.saturating_add(gone);
+            removed.on_disk = removed.on_disk.saturating_add(on_disk);
             if let Some(why) = why {
                 return Err(stopped(removed, unconfirmed, &why));
             }

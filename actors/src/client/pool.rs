@@ -67,6 +67,8 @@ pub struct PoolInfo {
     pub shm_name: String,
     /// Length of the file.
     pub bytes: u64,
+    /// Bytes of it for objects.
+    pub payload_bytes: u64,
     /// Bytes for slots to write: what the rank has beside its log. All of its memory with
     /// `log_bytes` 0.
     pub store_bytes: u64,
@@ -75,9 +77,9 @@ pub struct PoolInfo {
 }
 
 impl PoolInfo {
-    /// Whether less than half of the memory is for slots to write, because the rank has a log.
+    /// Whether less than half of the bytes for objects are for slots to write, because the rank has a log.
     pub fn has_little_room(&self) -> bool {
-        self.store_bytes < self.bytes / 2
+        self.store_bytes < self.payload_bytes / 2
     }
 }
 
@@ -213,11 +215,11 @@ impl ShmPool {
             )));
         }
         let (shm_name, incarnation) = (name.to_string(), info.incarnation);
-        let store_bytes = info.layout.arena.len;
-        let now = PoolInfo { rank, shm_name, bytes, store_bytes, incarnation };
+        let (store_bytes, payload_bytes) = (info.layout.arena.len, info.layout.payloads().len);
+        let now = PoolInfo { rank, shm_name, bytes, payload_bytes, store_bytes, incarnation };
         if now.has_little_room() {
             let text = "slots of a pool are not in a rank's log: start the rank with log_bytes 0";
-            tracing::warn!(rank, store_bytes, bytes, "{text}");
+            tracing::warn!(rank, store_bytes, payload_bytes, "{text}");
         }
         let mut slots = self.lock();
         let before = slots.info.replace(now).map(|before| before.incarnation);

@@ -308,6 +308,11 @@ impl Feed {
         lock(&self.pending.by_key).get(key).map(|(_, bytes)| *bytes)
     }
 
+    /// Those of these keys whose objects are on their way to disk.
+    pub fn pending_keys(&self, which: impl Fn(&Key) -> bool) -> Vec<Key> {
+        lock(&self.pending.by_key).keys().filter(|key| which(key)).cloned().collect()
+    }
+
     pub fn pending(&self) -> u64 {
         let named: usize = lock(&self.pending.by_key).values().map(|(count, _)| count).sum();
         named as u64 + self.unnamed.load(Ordering::Relaxed)

@@ -95,9 +95,8 @@ pub(super) enum Kind {
 enum State {
     /// To be carried out, or being carried out: which removals wait for it.
     Asked(Vec<(u64, Removed)>),
-    /// Nothing that it covers is on disk. What was there is known until one of its removals is
-    /// over: one that is asked for again has not heard of it.
-    Done(Taken),
+    /// Nothing that it covers is on disk.
+    Done,
     /// The disk did not do it. Nothing that it covers is saved or brought back all the same, until
     /// it is asked for again or its time is over.
     Failed,
@@ -106,6 +105,8 @@ enum State {
 struct Mark {
     matcher: Arc<Matcher>,
     state: State,
+    /// What was on disk, until one of the removals is over: a repeated one tells of it as well.
+    taken: Taken,
     /// The removals of these keys that are not over.
     open: HashSet<u64>,
     until_ns: u64,
@@ -114,11 +115,15 @@ struct Mark {
 }
 
 impl Mark {
+    fn expect_again(&mut self, now_ns: u64) {
+        self.again_ns = self.again_ns.max(now_ns + AGAIN_NS);
+    }
+
     fn is_over(&self, now_ns: u64) -> bool {
         let again = self.open.is_empty() && self.again_ns <= now_ns;
         match self.state {
             State::Asked(_) => false,
-            State::Done(_) => again || self.until_ns <= now_ns,
+            State::Done => again || self.until_ns <= now_ns,
             State::Failed => self.until_ns <= now_ns,
         }
     }
@@ -153,8 +158,8 @@ impl Marks {
         for key in matcher.keys() {
             *self.by_key.entry(key.clone()).or_default() += 1;
         }
-        let (state, open) = (State::Failed, HashSet::new());
-        self.all.push(Mark { matcher, state, open, until_ns: 0, again_ns: 0 });
+        let (state, taken, open) = (State::Failed, Taken::default(), HashSet::new());
+        self.all.push(Mark { matcher, state, taken, open, until_ns: 0, again_ns: 0 });
     }
 
     fn let_go(&mut self, now_ns: u64) {
@@ -228,8 +233,8 @@ impl Removals {
         match &mut mark.state {
             State::Asked(waiting) => waiting.push((removal, done)),
             // Nothing of it was saved since.
-            State::Done(taken) => {
-                let taken = taken.clone();
+            State::Done => {
+                let taken = mark.taken.clone();
                 drop(marks);
                 return done(Ok(taken));
             }
@@ -258,9 +263,9 @@ impl Removals {
     /// A removal is over; `again`: it is likely to be asked for again.
     pub fn over(&self, removal: u64, again: bool, now_ns: u64) {
         for mark in &mut lock(&self.marks).all {
-            match (mark.open.remove(&removal), again, &mut mark.state) {
-                (true, true, _) => mark.again_ns = mark.again_ns.max(now_ns + AGAIN_NS),
-                (true, false, State::Done(taken)) => *taken = Taken::default(),
+            match (mark.open.remove(&removal), again) {
+                (true, true) => mark.expect_again(now_ns),
+                (true, false) => mark.taken = Taken::default(),
                 _ => {}
             }
         }
@@ -298,18 +303,29 @@ impl Removals {
         }
     }
 
-    fn carried_out(&self, matcher: &Arc<Matcher>, result: &Result<Taken>) {
+    fn carried_out(
+        &self,
+        matcher: &Arc<Matcher>,
+        (taken, result): (Taken, &Result<()>),
+        now_ns: u64,
+    ) {
         let mut marks = lock(&self.marks);
         let same = |mark: &&mut Mark| Arc::ptr_eq(&mark.matcher, matcher);
         let Some(mark) = marks.all.iter_mut().find(same) else { return };
-        let now = result.as_ref().map_or(State::Failed, |taken| State::Done(taken.clone()));
+        let now = if result.is_ok() { State::Done } else { State::Failed };
+        mark.taken.keys.extend(taken.keys);
+        mark.taken.count += taken.count;
         let State::Asked(waiting) = std::mem::replace(&mut mark.state, now) else { return };
         if result.is_err() {
             // They end with the error, and are never over.
             mark.open.retain(|open| !waiting.iter().any(|(removal, _)| removal == open));
+        } else if mark.open.is_empty() {
+            // It took longer than the master waits.
+            mark.expect_again(now_ns);
         }
+        let taken = mark.taken.clone();
         drop(marks);
-        waiting.into_iter().for_each(|(_, done)| done(result.clone()));
+        waiting.into_iter().for_each(|(_, done)| done(result.clone().map(|()| taken.clone())));
     }
 }
 
@@ -318,18 +334,21 @@ impl DiskTier {
     pub(super) fn carry_out_removals(&self, kind: Kind) {
         let mut limit = LogLimit::default();
         while let Some(matcher) = self.removals.next(kind) {
-            let result = caught(|| self.remove_from_disk(&matcher)).flatten();
+            let mut taken = Taken::default();
+            let result = caught(|| self.remove_from_disk(&matcher, &mut taken)).flatten();
             if let Err(error) = &result
                 && limit.is_due((), self.clock.now_ms())
             {
                 tracing::error!(%error, "a removal from disk failed; logged once a minute");
             }
-            self.removals.carried_out(&matcher, &result);
+            self.removals.carried_out(&matcher, (taken, &result), self.clock.now_ns());
         }
     }
 
-    fn remove_from_disk(&self, matcher: &Matcher) -> Result<Taken> {
+    /// `taken`: what was there, also of what is removed before an error.
+    fn remove_from_disk(&self, matcher: &Matcher, taken: &mut Taken) -> Result<()> {
         let covers = |key: &Key| matcher.covers(key);
+        let pending = self.feed.pending_keys(covers);
         self.feed.forget(covers);
         let settled = self.writer.forget(covers, SETTLE_LIMIT)
             && self.feed.wait_for(covers, SETTLE_LIMIT)
@@ -341,29 +360,47 @@ impl DiskTier {
         let failed = |e: nkv_ssd::SsdError| {
             Error::not_ready(format!("the removal cannot be written to disk: {e}: remove again"))
         };
-        let mut taken = Taken::default();
+        // Those on their way to disk counted as being there; some have arrived meanwhile.
+        let mut there = pending;
+        there.retain(|key| self.engine.find(key).is_none());
         match matcher {
-            Matcher::All => taken.count = self.engine.remove_all().map_err(failed)?,
+            Matcher::All => {
+                let before = self.engine.stats().objects;
+                let removed = self.engine.remove_all();
+                let left = self.engine.stats().objects;
+                taken.count += before.saturating_sub(left) + there.len() as u64;
+                removed.map(drop).map_err(failed)
+            }
             Matcher::Keys(keys) => {
                 let found = keys.iter().filter(|key| self.engine.find(key).is_some());
-                taken.keys.extend(found.cloned());
-                self.engine.remove(&keys.iter().collect::<Vec<_>>()).map_err(failed)?;
+                taken.keys.extend(found.cloned().chain(there));
+                self.engine.remove(&keys.iter().collect::<Vec<_>>()).map(drop).map_err(failed)
             }
-            Matcher::Pattern(_) => taken.count = self.remove_matching(matcher).map_err(failed)?,
+            Matcher::Pattern(_) => {
+                taken.count += there.len() as u64;
+                self.remove_matching(matcher, taken).map_err(failed)
+            }
         }
-        Ok(taken)
     }
 
-    fn remove_matching(&self, matcher: &Matcher) -> std::result::Result<u64, nkv_ssd::SsdError> {
-        let (mut from, mut removed) = (Some(0), 0);
+    fn remove_matching(
+        &self,
+        matcher: &Matcher,
+        taken: &mut Taken,
+    ) -> std::result::Result<(), nkv_ssd::SsdError> {
+        let mut from = Some(0);
         while let Some(at) = from {
             let (keys, next) = self.engine.keys(at, KEYS_AT_ONCE)?;
             let matching: Vec<_> = keys.iter().filter(|key| matcher.covers(key)).collect();
             if !matching.is_empty() {
-                removed += self.engine.remove(&matching)?;
+                taken.count += matching.len() as u64;
+                self.engine.remove(&matching)?;
             }
             from = next;
         }
-        Ok(removed)
+        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

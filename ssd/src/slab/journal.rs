@@ -48,10 +48,10 @@ fn name(generation: u64) -> String {
 }
 
 /// Journals have numbers below this one, which leaves 40 bits for the records of each.
-pub const MOST_GENERATIONS: u64 = 1 << 24;
+pub const MOST_GENERATIONS: u64 = 1 << 23;
 
 /// The number of a journal, if that is its name.
-fn generation_of(found: &str) -> Option<u64> {
+pub fn generation_of(found: &str) -> Option<u64> {
     let number = u64::from_str_radix(found.strip_prefix(PREFIX)?, 16).ok()?;
     (found == name(number) && number < MOST_GENERATIONS).then_some(number)
 }

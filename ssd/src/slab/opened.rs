@@ -9,7 +9,7 @@ use crate::directory::{DESCRIPTION, Directory, KeyDigest};
 use crate::engine::{SsdError, Stats};
 use crate::index::{Entry, Index};
 use crate::piece::{BLOCK, Buffers};
-use crate::storage::{BlockFile, Storage};
+use crate::storage::{BlockFile, Storage, read_small};
 use hashbrown::HashMap;
 use nkv_store::Extent;
 use std::io;
@@ -23,7 +23,9 @@ const MOST_SLABS: u64 = 1 << 16;
 /// Most objects: those whose order of use is known.
 const MOST_OBJECTS: u64 = 0x7fff_ffff;
 /// Numbers of records end below this one: a line with a greater one is damaged.
-const MOST_SEQ: u64 = 1 << 63;
+const MOST_SEQ: u64 = journal::MOST_GENERATIONS << SEQ_BITS;
+/// Records of one journal.
+const SEQ_BITS: u32 = 40;
 
 /// The number in the name of a slab.
 fn number_of(found: &str) -> Option<u64> {
@@ -65,7 +67,7 @@ impl SlabEngine {
     /// capacity; else what the disk says, `StorageFull` if it has less room than the capacity.
     pub fn open(storage: Arc<dyn Storage>, options: SlabOptions) -> Result<Self, SsdError> {
         options.check(&storage.shown())?;
-        let is_new = !storage.list()?.iter().any(|name| name == DESCRIPTION);
+        let was_used = was_used(&*storage)?;
         let directory = Directory::open(&*storage, "slab", options.slab_bytes)?;
         let slab_bytes = directory.slab_bytes;
         let wanted = options.capacity_bytes / slab_bytes;
@@ -82,13 +84,17 @@ impl SlabEngine {
         let most = (options.capacity_bytes / BLOCK as u64).min(MOST_OBJECTS);
         let mut index = Index::new(most as u32);
         let mut stats = Stats::default();
-        let replayed = Replayed::of(&*storage, directory.id_bytes())?;
-        if replayed.damaged_pages > 0 && !is_new {
+        let mut replayed = Replayed::of(&*storage, directory.id_bytes())?;
+        if replayed.damaged_pages > 0 && was_used {
             stats.journal_pages_damaged = replayed.damaged_pages;
             replayed.warn(&storage.shown());
         }
+        if replayed.generation == 0 && was_used {
+            // Records of the journals before are still there: their numbers must not come again.
+            replayed.generation = random_generation()?;
+        }
         // Above all that earlier starts may have written without a line of the journal.
-        let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << 40);
+        let next_seq = (replayed.highest_seq + 1).max((replayed.generation + 1) << SEQ_BITS);
         let mut entries = Vec::with_capacity(replayed.lines.len());
         for line in replayed.newest_first() {
             match entry_of(&line, &mut space) {
@@ -113,6 +119,36 @@ impl SlabEngine {
             stats: Mutex::new(stats),
         })
     }
+}
+
+/// Whether objects may have been saved here: there is a journal, or slabs that were all made, which
+/// a first start does before it makes a journal.
+fn was_used(storage: &dyn Storage) -> Result<bool, SsdError> {
+    let names = storage.list()?;
+    if names.iter().any(|name| journal::generation_of(name).is_some()) {
+        return Ok(true);
+    }
+    let Some(bytes) = read_small(storage, DESCRIPTION)? else { return Ok(false) };
+    // One that cannot be read is refused later.
+    let slab_bytes = Directory::slab_bytes_of(&bytes);
+    let mut slabs = names.iter().filter(|name| number_of(name).is_some()).peekable();
+    if slabs.peek().is_none() {
+        return Ok(false);
+    }
+    for slab in slabs {
+        if Some(storage.open(slab, false)?.size()?) != slab_bytes {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Above all that a directory has come to by counting, and far from where they end.
+fn random_generation() -> Result<u64, SsdError> {
+    let mut random = [0; 4];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let least = journal::MOST_GENERATIONS / 16;
+    Ok(least + u64::from(u32::from_le_bytes(random)) % (journal::MOST_GENERATIONS / 2))
 }
 
 /// Opens the slabs, makes those that are missing, and removes those above the capacity and what an

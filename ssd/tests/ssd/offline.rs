@@ -101,7 +101,7 @@ fn a_check_sees_damage_of_the_journal_and_of_headers_and_changes_nothing() {
     }
 }
 
-/// A start says so, too, and goes on without the objects: [I6] leaves no other way.
+/// A start says so, too, and goes on without the objects: which of them were removed is not known.
 #[test]
 fn i6_a_journal_that_is_missing_or_empty_counts_as_damaged() {
     for is_empty in [false, true] {
@@ -121,6 +121,40 @@ fn i6_a_journal_that_is_missing_or_empty_counts_as_damaged() {
         }
         assert_eq!(open(dir.path(), Access::Read).stats().journal_pages_damaged, 0);
     }
+}
+
+/// A start that was refused, for want of room, or killed before it made a journal, lost nothing.
+#[test]
+fn a_directory_that_no_start_has_finished_lost_nothing() {
+    for left in ["the description", "a part of its slabs"] {
+        let dir = tempfile::tempdir().unwrap();
+        filled(dir.path(), Kind::Slab);
+        let cut = |path: &Path| std::fs::File::create(path).unwrap().set_len(4096).unwrap();
+        for path in bytes_of(dir.path()).keys() {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            match left {
+                _ if name.starts_with("journal-") => std::fs::remove_file(path).unwrap(),
+                "the description" if name.starts_with("slab-") => {
+                    std::fs::remove_file(path).unwrap()
+                }
+                _ if name == "slab-00002.dat" => cut(path),
+                _ => {}
+            }
+        }
+        for access in [Access::Read, Access::Change] {
+            assert_eq!(open(dir.path(), access).stats().journal_pages_damaged, 0, "{left}");
+        }
+    }
+}
+
+#[test]
+fn i6_a_journal_whose_directory_lost_its_description_counts_as_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), Kind::Slab);
+    std::fs::remove_file(dir.path().join(nkv_ssd::directory::DESCRIPTION)).unwrap();
+    let disk = Arc::new(Disk::open(dir.path()).unwrap());
+    let engine = Kind::Slab.open(disk, &Clock::new(), 4, Persistent).unwrap();
+    assert_eq!((engine.stats().journal_pages_damaged, engine.stats().objects), (1, 0));
 }
 
 #[test]
