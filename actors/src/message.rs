@@ -40,7 +40,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 26;
+pub const MESSAGES_VERSION: u32 = 27;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -107,6 +107,41 @@ pub struct PlanDesc {
     pub meta: ObjMeta,
     /// Milliseconds that the producer has, counted from before its request.
     pub write_ttl_ms: u64,
+    /// Further replicas of the same object, each to be written and committed by itself.
+    pub copies: Vec<CopyPlan>,
+}
+
+/// The plan of a further replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyPlan {
+    /// The plan.
+    pub plan: PlanId,
+    /// Random number that tcp writes must show.
+    pub token: u64,
+    /// Where the replica will lie.
+    pub meta: ObjMeta,
+}
+
+/// Replicas of one object, at most.
+pub const MAX_REPLICAS: u8 = MAX_PLACES as u8;
+
+/// The replicas of one put. Objects of one key that are of one set have the same bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReplicaSet {
+    /// Random; 0: an object that is alone.
+    pub id: u64,
+    /// How many replicas the put asked for.
+    pub wanted: u8,
+}
+
+impl ReplicaSet {
+    /// Of an object that is alone.
+    pub const NONE: Self = Self { id: 0, wanted: 0 };
+
+    /// Whether two objects of one key have the same bytes because one put wrote them.
+    pub fn is_same(self, other: Self) -> bool {
+        self.id != 0 && self.id == other.id
+    }
 }
 
 /// One object to open.
@@ -121,6 +156,8 @@ pub struct OpenItem {
     pub preferred_rank: Option<u32>,
     /// Bytes per page; 0: those that rank 0 was started with.
     pub page_bytes: u32,
+    /// Replicas, at most [`MAX_REPLICAS`]; 0 and 1 mean one. What has no room gets no plan.
+    pub replicas: u8,
 }
 
 /// One plan to commit or abort.

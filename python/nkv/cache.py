@@ -320,7 +320,9 @@ class NanoKVCache(AsyncCalls):
         return [error is None for error in done]
 
     def remove_matching(self, pattern: str) -> Removed:
-        r"""Removes the keys in which a regular expression matches; returns how many, of memory and disk.
+        r"""Removes the keys in which a regular expression matches.
+
+        Returns how many, of memory and disk.
 
         It matches anywhere unless it has ``^`` and ``$``. Its syntax is that of Rust's regex crate,
         without look-around; ``(?-u:\xff)`` is a byte.

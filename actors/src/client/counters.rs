@@ -16,6 +16,9 @@ counters! {
         there_already,
         /// Objects put by a plan.
         by_plan,
+        /// Replicas that puts asked for and did not make: no other rank had room, or none could be
+        /// reached.
+        replicas_short,
         /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given
         /// up.
         log_full,

@@ -22,6 +22,8 @@ use zerocopy::IntoBytes;
 
 /// If the client has a location to fall back on, the master gets this fraction of the call's limit.
 const STAND_IN_SHARE: u32 = 4;
+/// An odd number with random bits: spreads handles over replicas.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Keys in one batch of one-sided lookups.
 const REMOTE_BATCH: usize = 128;
 
@@ -240,6 +242,25 @@ impl Client {
         }
     }
 
+    /// Replicas in the order in which to read them: of memory that this process maps, of its host's
+    /// rank, of ranks that answer, of the others. Among equal ones handles begin at different ones.
+    fn nearest_first(&self, known: Known) -> Known {
+        let Known::At(mut list) = known else { return known };
+        if list.len() > 1 {
+            let (now, own) = (self.shared.env.clock.now_ns(), self.shared.producer_id);
+            let distance = |meta: &ObjMeta| match self.shared.peers.get(meta.at.incarnation) {
+                Some(peer) if peer.is_unresponsive(now) => 4,
+                Some(peer) if peer.reader.is_some() => 0,
+                _ if self.home() == Some(meta.rank) => 1,
+                Some(_) => 2,
+                None => 3,
+            };
+            let order = |meta: &ObjMeta| (meta.at.incarnation ^ own).wrapping_mul(MIX);
+            list.sort_by_cached_key(|meta| (distance(meta), order(meta)));
+        }
+        Known::At(list)
+    }
+
     /// Asks the master. If it does not answer, or does not know yet, the last known location is
     /// used instead: the read there finds out whether it is still valid.
     async fn ask_master(
@@ -277,7 +298,7 @@ impl Client {
         let stand_in = |(answer, key): (Result<Vec<Location>>, &&[u8])| {
             // An invalid key is InvalidArgument, whatever the master answers.
             check_keys(&[key])?;
-            let answer = answer.map(Known::of);
+            let answer = answer.map(|list| self.nearest_first(Known::of(list)));
             match &answer {
                 Ok(Known::At(list)) => list.first().into_iter().for_each(|m| kept.keep(key, m)),
                 Ok(Known::OnDisk(_)) => kept.forget(key),

@@ -136,6 +136,30 @@ impl Client {
         self.locate_one(key).await.map_err(|e| e.about(key))
     }
 
+    /// Every place where the master knows an object: one for each replica that can be read now.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("get-replicas", async |cache| {
+    /// cache.put_replicas(&[(b"block/1", b"kv bytes")], &PutOptions::default()).await;
+    /// assert_eq!(cache.get_replicas(b"block/1").await?.len(), 1);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn get_replicas(&self, key: &[u8]) -> Result<Vec<Location>> {
+        self.check_usable()?;
+        check_keys(&[key])?;
+        let (keys, gone) = (key_bytes(&[key]), Vec::new());
+        let request = Request::GetLocation { keys, gone, promote: Promote::No };
+        match self.call(request).await.map_err(|e| e.about(key))? {
+            Response::Locations(mut list) if list.len() == 1 => {
+                list.remove(0).map_err(|e| e.about(key))
+            }
+            other => Err(self.pool.unexpected("GetLocation", &other)),
+        }
+    }
+
     async fn locate_one(&self, key: &[u8]) -> Result<Location> {
         self.check_usable()?;
         check_keys(&[key])?;

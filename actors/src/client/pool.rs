@@ -77,7 +77,8 @@ pub struct PoolInfo {
 }
 
 impl PoolInfo {
-    /// Whether less than half of the bytes for objects are for slots to write, because the rank has a log.
+    /// Whether less than half of the bytes for objects are for slots to write, because the rank has
+    /// a log.
     pub fn has_little_room(&self) -> bool {
         self.store_bytes < self.payload_bytes / 2
     }

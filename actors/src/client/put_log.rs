@@ -98,7 +98,7 @@ pub(crate) enum TryPut {
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
         let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
-        allowed && opts.if_exists == IfExists::Keep
+        allowed && opts.if_exists == IfExists::Keep && opts.replicas <= 1
     }
 
     /// The rank whose log a key belongs to.

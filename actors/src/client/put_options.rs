@@ -31,6 +31,8 @@ pub struct PutOptions {
     pub(crate) device_alloc: Option<bool>,
     /// What to do if the key has an object.
     pub(crate) if_exists: IfExists,
+    /// Replicas of the object, each at another rank; 0 and 1 mean one.
+    pub(crate) replicas: u8,
 }
 
 impl PutOptions {
@@ -52,6 +54,17 @@ impl PutOptions {
     #[must_use]
     pub fn if_exists(mut self, what: IfExists) -> Self {
         self.if_exists = what;
+        self
+    }
+
+    /// Replicas of the object, each at another rank, on other hosts as far as there are any: 8 at
+    /// most. Such a put takes plans. One that makes fewer is `Ok`: [`Client::put_replicas`] says
+    /// how many it made.
+    ///
+    /// [`Client::put_replicas`]: crate::Client::put_replicas
+    #[must_use]
+    pub fn replicas(mut self, replicas: u8) -> Self {
+        self.replicas = replicas;
         self
     }
 

@@ -7,6 +7,7 @@ mod for_kernels;
 mod holding;
 mod in_place;
 mod repeated;
+mod replicas;
 mod sources;
 mod whole_object;
 mod write_plan;
@@ -18,7 +19,7 @@ use super::{Client, about_keys, continued, filled, one, spread};
 use crate::client::plans::PlanState;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Existence, OpenItem, PlanDesc, PlanRef, Request, Response};
+use crate::message::{Existence, MAX_REPLICAS, OpenItem, PlanDesc, PlanRef, Request, Response};
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
@@ -28,6 +29,7 @@ use nkv_store::Key;
 use nkv_store::key::key_hash;
 use nkv_store::object::Publication;
 use repeated::name_repeated;
+use replicas::{Plans, any_of, each};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -124,7 +126,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<()> {
         self.check_usable()?;
-        one(self.put_planned(&[(key, value)], &[0], opts).await)
+        one(self.put_planned(&[(key, value)], &[0], opts).await).map(drop)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
@@ -147,8 +149,8 @@ impl Client {
             return spread(items.len(), e);
         }
         if !self.wants_log(opts) {
-            let all: Vec<usize> = (0..items.len()).collect();
-            return self.put_planned(items, &all, opts).await;
+            let planned = self.put_all_planned(items, opts).await;
+            return planned.into_iter().map(|done| done.map(drop)).collect();
         }
         let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
         self.attach_log_owners(&hashes, opts).await;
@@ -161,29 +163,71 @@ impl Client {
         let done: Vec<_> = together.zip(items).map(|(done, i)| done.or_else(|| now(i))).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
-        let planned =
-            if left.is_empty() { Vec::new() } else { self.put_planned(&left, &at, opts).await };
-        filled(done, planned)
+        let planned = match left.is_empty() {
+            true => Vec::new(),
+            false => self.put_planned(&left, &at, opts).await,
+        };
+        filled(done, planned.into_iter().map(|done| done.map(drop)).collect())
     }
 
-    /// Stores values by plans. `at` holds the position of each item in the caller's batch.
+    /// As [`Client::put_many`], with as many replicas as the options ask for. For each item: how
+    /// many were made, and can be read; 0 if the key was stored before. Fewer than asked for are no
+    /// error, as long as there is one: other ranks may have no room, or be gone.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("put-replicas", async |cache| {
+    /// let opts = PutOptions::default().replicas(2);
+    /// let made = cache.put_replicas(&[(b"block/1", b"kv bytes")], &opts).await;
+    /// assert_eq!(made, [Ok(1)], "there is no second rank");
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn put_replicas(
+        &self,
+        items: &[(&[u8], &[u8])],
+        opts: &PutOptions,
+    ) -> Vec<Result<u32>> {
+        if let Err(e) = self.check_usable() {
+            return spread(items.len(), e);
+        }
+        if opts.replicas > MAX_REPLICAS {
+            let text = format!("{} replicas: at most {MAX_REPLICAS}", opts.replicas);
+            return spread(items.len(), Error::invalid(text));
+        }
+        self.put_all_planned(items, opts).await
+    }
+
+    async fn put_all_planned(
+        &self,
+        items: &[(&[u8], &[u8])],
+        opts: &PutOptions,
+    ) -> Vec<Result<u32>> {
+        let all: Vec<usize> = (0..items.len()).collect();
+        self.put_planned(items, &all, opts).await
+    }
+
+    /// Stores values by plans; for each the number of its replicas. `at` holds the position of each
+    /// item in the caller's batch.
     #[tracing::instrument(level = "debug", name = "put", skip_all, fields(keys = items.len()))]
     async fn put_planned(
         &self,
         items: &[(&[u8], &[u8])],
         at: &[usize],
         opts: &PutOptions,
-    ) -> Vec<Result<()>> {
+    ) -> Vec<Result<u32>> {
         let began_ns = self.shared.env.clock.now_ns();
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let opened = self.open_many(&open, opts).await;
+        let opened = self.open_replicas(&open, opts).await;
         let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
         let repeated = name_repeated(&mut plans, &open, at);
-        let granted = plans.iter().flatten().cloned().collect();
+        let granted = plans.iter().flatten().flatten().cloned().collect();
         let mut unfinished = Unfinished { client: self, plans: granted };
-        let values = plans.iter().zip(items).filter(|(plan, _)| plan.is_ok());
-        let values = values.map(|(_, (_, value))| *value);
-        let wholes: Vec<_> = unfinished.plans.iter().cloned().zip(values).collect();
+        let values = plans.iter().zip(items).filter_map(|(plans, (_, value))| {
+            Some(std::iter::repeat_n(*value, plans.as_ref().ok()?.len()))
+        });
+        let wholes: Vec<_> = unfinished.plans.iter().cloned().zip(values.flatten()).collect();
         let placed = self.place_wholes(&wholes);
         let written = wholes.into_iter().zip(&placed).filter(|(_, placed)| placed.is_ok());
         let written: Vec<_> = written.map(|((plan, _), _)| plan).collect();
@@ -191,15 +235,15 @@ impl Client {
         // What was not placed is given up; the commits were answered and handled.
         let mut placed_too = placed.iter();
         unfinished.plans.retain(|_| placed_too.next().is_none_or(Result::is_err));
-        let mut results = continued(continued(plans, placed), committed);
+        let mut results = self.made(plans, continued(placed, committed), opts);
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
         self.shared.writes.by_plan.add(stored);
         if opts.if_exists == IfExists::Keep {
             let there =
-                |r: &&mut Result<()>| matches!(r, Err(e) if e.kind() == ErrorKind::AlreadyExists);
-            results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
+                |r: &&mut Result<u32>| matches!(r, Err(e) if e.kind() == ErrorKind::AlreadyExists);
+            results.iter_mut().filter(there).for_each(|r| *r = Ok(0));
             repeated.iter().for_each(|&(first, again)| results[again] = results[first].clone());
         }
         about_keys(results, items.iter().map(|(key, _)| *key))
@@ -226,6 +270,10 @@ impl Client {
         bytes_total: u64,
         opts: &PutOptions,
     ) -> Result<WritePlan> {
+        if opts.replicas > 1 {
+            let text = "a plan writes one replica: put the whole object for several";
+            return Err(Error::invalid(text).about(key));
+        }
         let plan = self.open_many(&[(key, bytes_total)], opts).await.and_then(one);
         let plan = plan.map_err(|e| e.about(key))?;
         Ok(WritePlan::new(self.clone(), plan))
@@ -263,11 +311,26 @@ impl Client {
         done.map_err(|e| e.error.about(key.as_bytes()))
     }
 
+    /// One plan for each item.
     async fn open_many(
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
     ) -> Result<Vec<Result<Arc<PlanState>>>> {
+        let opts = opts.clone().replicas(1);
+        let opened = self.open_replicas(items, &opts).await?;
+        let only = |mut plans: Plans| {
+            plans.pop().ok_or_else(|| Error::internal("an item without a plan and an error"))
+        };
+        Ok(opened.into_iter().map(|plans| plans.and_then(only)).collect())
+    }
+
+    /// The plans of each item: one for each replica.
+    async fn open_replicas(
+        &self,
+        items: &[(&[u8], u64)],
+        opts: &PutOptions,
+    ) -> Result<Vec<Result<Plans>>> {
         if opts.if_exists == IfExists::Keep {
             return self.granted_plans(items, opts).await;
         }
@@ -296,7 +359,7 @@ impl Client {
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
-    ) -> Result<Vec<Result<Arc<PlanState>>>> {
+    ) -> Result<Vec<Result<Plans>>> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Error::disconnected("this node is shutting down and opens no new plans"));
         }
@@ -307,6 +370,7 @@ impl Client {
             bytes_total: *bytes_total,
             preferred_rank: opts.preferred_rank,
             page_bytes: opts.page_bytes,
+            replicas: opts.replicas,
         });
         let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut asked = Asked { client: self, request: Some(number) };
@@ -320,21 +384,24 @@ impl Client {
             Response::Plans(list) if list.len() == items.len() => list,
             other => return Err(self.pool.unexpected("OpenForWrite", &other)),
         };
+        let answer: Vec<_> = answer.into_iter().map(|granted| granted.and_then(each)).collect();
         // Attached once per owner: if each plan of a first batch looked up its owner, each lookup
         // would open its own connection.
         let owners: BTreeSet<u64> =
-            answer.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
+            answer.iter().flatten().flatten().map(|desc| desc.meta.at.incarnation).collect();
         let attaching =
             owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
         let peers: &Peers = &join_all(attaching).await.into_iter().collect();
         asked.request = None;
         // Concurrently: a slow owner delays only its own plans, and all of them by one limit.
         let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
-            self.take_in(granted?, peers, (key, *bytes), asked_ns).await
+            let one = |desc| self.take_in(desc, peers, (key, *bytes), asked_ns);
+            any_of(join_all(granted?.into_iter().map(one)).await)
         });
         let granted = join_all(taking).await;
         drop(opening);
-        Ok(granted.into_iter().map(|g| g.and_then(Granted::keep)).collect())
+        let kept = |granted: Vec<Granted<'_>>| granted.into_iter().map(Granted::keep).collect();
+        Ok(granted.into_iter().map(|g| g.and_then(kept)).collect())
     }
 
     /// Attaches a granted plan to its owner and registers it with this handle; gives it back if

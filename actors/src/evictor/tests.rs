@@ -139,6 +139,7 @@ impl Bench {
             request: 1,
             item: 0,
             deadline_ms: 600_000,
+            set: crate::message::ReplicaSet::NONE,
         };
         self.receives(MasterToOwner::PlanOpened(opened)).await;
         let (memory, off) = (self.heap.memory(), g.header_off(slot));

@@ -104,6 +104,7 @@ fn reports(all: &mut Vec<Lie>) {
     let live = |key: KeyBytes, offset, len| SlotContent::Live {
         object: ObjectDesc { extent: Extent { offset, len }, bytes_total: 1, page_bytes: 1 },
         key,
+        set: ReplicaSet::NONE,
     };
     let slot = |n: u32, what| SlotEntry { slot: LOG_SLOTS + n, epoch: 1, what };
     for (offset, len) in EXTENTS {
@@ -332,6 +333,7 @@ fn requests(all: &mut Vec<Lie>) {
         bytes_total: UNIT,
         preferred_rank: Some(1),
         page_bytes: 4096,
+        replicas: 1,
     };
     let items: [Change<OpenItem>; 4] = [
         |i| i.bytes_total = u64::MAX,

@@ -370,7 +370,13 @@ impl TestCluster {
         }
         self.requests += 1;
         let key = b"of somebody else entirely".to_vec();
-        let items = vec![OpenItem { key, bytes_total: 1, preferred_rank: Some(0), page_bytes: 0 }];
+        let items = vec![OpenItem {
+            key,
+            bytes_total: 1,
+            preferred_rank: Some(0),
+            page_bytes: 0,
+            replicas: 1,
+        }];
         let request =
             Request::OpenForWrite { request: u64::MAX - self.requests, wait_ms: 0, items };
         let ask = Ask { producer: PRODUCER + 1, request };

@@ -7,8 +7,8 @@ use crate::message::{
     Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
     KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta,
     ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
-    Purpose, ReadCounts, Readiness, Request, Response, SeenView, Selection, SlotContent, SlotEntry,
-    SlotRef, Term, Touch, TouchBatch,
+    Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
+    SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -44,6 +44,7 @@ pub(super) fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
         request: 1,
         item: 0,
         deadline_ms: 1_000,
+        set: ReplicaSet::NONE,
     }
 }
 
@@ -65,6 +66,7 @@ fn report() -> Vec<SlotEntry> {
             page_bytes: 4096,
         },
         key: key(),
+        set: ReplicaSet::NONE,
     };
     let held = SlotContent::Held(Extent { offset: ARENA + 8192, len: 4096 });
     let entry = |slot, epoch, what| SlotEntry { slot, epoch, what };
@@ -119,6 +121,7 @@ fn requests() -> Vec<Request> {
         bytes_total: 4096,
         preferred_rank: Some(1),
         page_bytes: 4096,
+        replicas: 2,
     };
     let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
     let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };
@@ -215,7 +218,7 @@ pub(super) fn granted() -> PlanDesc {
         at: at(OWNED),
         header_off: 4096 + u64::from(LOG_SLOTS + 1) * 64,
     };
-    PlanDesc { plan: PLAN, token: 9, meta, write_ttl_ms: 100 }
+    PlanDesc { plan: PLAN, token: 9, meta, write_ttl_ms: 100, copies: Vec::new() }
 }
 
 fn responses() -> Vec<Response> {

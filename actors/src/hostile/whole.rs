@@ -30,7 +30,13 @@ pub(super) struct Whole {
 }
 
 fn item(key: &[u8], rank: u32) -> OpenItem {
-    OpenItem { key: key.to_vec(), bytes_total: UNIT, preferred_rank: Some(rank), page_bytes: 4096 }
+    OpenItem {
+        key: key.to_vec(),
+        bytes_total: UNIT,
+        preferred_rank: Some(rank),
+        page_bytes: 4096,
+        replicas: 1,
+    }
 }
 
 fn key(text: &str) -> KeyBytes {
@@ -150,7 +156,11 @@ impl Whole {
         let done = scene.asks(Request::Commit(vec![reference(&object)])).await;
         assert!(matches!(&done, Response::Done(list) if list[0].is_ok()), "{done}");
         let meta = object.meta;
-        let what = SlotContent::Live { object: meta.object, key: key("of the honest") };
+        let what = SlotContent::Live {
+            object: meta.object,
+            key: key("of the honest"),
+            set: ReplicaSet::NONE,
+        };
         scene.held = vec![SlotEntry { slot: meta.at.slot, epoch: meta.at.epoch, what }];
         let granted = scene.opens(2, vec![item(b"of the liar", 1)]).await.remove(0);
         let done = scene.owner_has(KEPT_SLOT, 0, "kept").await;

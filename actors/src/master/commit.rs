@@ -80,14 +80,16 @@ impl Master {
         let Some(e) = self.objects.get_mut(&id) else {
             return reclaimed("ended before the commit (deadline, abort or remove)");
         };
-        if e.at() != c.at {
+        let Some(replica) = e.places().find(|r| r.at == c.at) else {
             return reclaimed("lost its slot: it ended and the key was written again");
-        }
-        if e.is_live() {
-            return Ok(None);
-        }
-        if e.state() != State::Writing(c.plan) {
+        };
+        if e.state() == State::Removing {
             return reclaimed("was aborted by a remove");
+        }
+        match e.plan_at(c.at) {
+            None => return Ok(None),
+            Some(plan) if plan != c.plan => return reclaimed("is over: another one has its slot"),
+            Some(_) => {}
         }
         match ending {
             None => {}
@@ -97,7 +99,7 @@ impl Master {
             }
             Some(_) => return reclaimed("was aborted"),
         }
-        let segment_id = e.segment_id();
+        let segment_id = replica.segment_id;
         if !matches!(
             self.durable.members.state(segment_id),
             Some(RankState::Alive | RankState::Draining)
@@ -112,7 +114,7 @@ impl Master {
         if !reported && !self.durable.members.is_recorded(segment_id, c.plan) {
             return Ok(Some(segment_id));
         }
-        e.becomes_live();
+        e.commits(c.plan);
         self.plans.remove(&c.plan);
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);

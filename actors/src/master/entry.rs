@@ -1,7 +1,7 @@
 //! The entry of one key. A master has millions of them, so an entry that is live in one segment, as
 //! nearly all are, takes 64 bytes; what the others have besides is allocated for itself.
 
-use crate::message::{ObjectDesc, PlanId, SegmentId, SlotRef};
+use crate::message::{ObjectDesc, PlanId, ReplicaSet, SegmentId, SlotRef};
 use nkv_store::Key;
 use nkv_store::arena::Extent;
 use nkv_store::layout::PAYLOAD_ALIGN;
@@ -63,10 +63,13 @@ impl Packed {
 #[derive(Debug, Clone)]
 struct Rest {
     state: State,
-    /// The plan that writes it, until that is committed or over.
+    /// The plan that writes the first replica, until that is committed or over.
     plan: Option<PlanId>,
-    /// Further replicas with the same bytes. Empty until puts write several.
+    /// Further live replicas with the same bytes.
     others: Vec<Replica>,
+    /// Further replicas that are being written, by plans of their own.
+    copies: Vec<(PlanId, Replica)>,
+    set: ReplicaSet,
     /// While Removing: when waiting removes fail, in ms.
     remove_until_ms: u64,
     /// The first replica, where its packed form is not exact.
@@ -74,15 +77,43 @@ struct Rest {
 }
 
 /// Of an entry that is live in one place.
-static NOTHING: Rest =
-    Rest { state: State::Live, plan: None, others: Vec::new(), remove_until_ms: 0, exact: None };
+static NOTHING: Rest = Rest {
+    state: State::Live,
+    plan: None,
+    others: Vec::new(),
+    copies: Vec::new(),
+    set: ReplicaSet::NONE,
+    remove_until_ms: 0,
+    exact: None,
+};
 
 impl Rest {
     fn is_nothing(&self) -> bool {
         self.state == State::Live
             && self.plan.is_none()
             && self.others.is_empty()
+            && self.copies.is_empty()
+            && self.set == ReplicaSet::NONE
             && self.exact.is_none()
+    }
+}
+
+impl Rest {
+    /// The place that follows the first one, which is gone.
+    fn next(&mut self) -> Option<Replica> {
+        if !self.others.is_empty() {
+            self.plan = None;
+            return Some(self.others.remove(0));
+        }
+        if self.copies.is_empty() {
+            return None;
+        }
+        let (plan, replica) = self.copies.remove(0);
+        self.plan = Some(plan);
+        if self.state != State::Removing {
+            self.state = State::Writing(plan);
+        }
+        Some(replica)
     }
 }
 
@@ -91,19 +122,44 @@ impl Rest {
 pub(super) struct Entry {
     pub key: Key,
     rest: Option<Box<Rest>>,
-    /// The one that a plan writes.
     first: Packed,
 }
 
+/// A place that an entry has no more.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Forgotten {
+    /// The plan that wrote there.
+    pub plan: Option<PlanId>,
+    /// The entry has another place.
+    pub survives: bool,
+}
+
 impl Entry {
-    /// An entry with one replica.
-    pub(super) fn new(key: Key, replica: Replica, state: State, plan: Option<PlanId>) -> Self {
+    /// An object that is live in one place.
+    pub(super) fn live(key: Key, replica: Replica) -> Self {
         let mut entry = Self { key, rest: None, first: Packed::of(&replica) };
         entry.set_replica(replica);
-        if state != State::Live || plan.is_some() {
-            entry.change(|rest| (rest.state, rest.plan) = (state, plan));
-        }
         entry
+    }
+
+    /// An object that a plan writes.
+    pub(super) fn writing(key: Key, replica: Replica, plan: PlanId) -> Self {
+        let mut entry = Self::live(key, replica);
+        entry.change(|rest| (rest.state, rest.plan) = (State::Writing(plan), Some(plan)));
+        entry
+    }
+
+    /// As another replica of these is.
+    pub(super) fn in_set(mut self, set: ReplicaSet) -> Self {
+        if set != ReplicaSet::NONE {
+            self.change(|rest| rest.set = set);
+        }
+        self
+    }
+
+    /// The replicas of one put; `NONE` if it asked for one.
+    pub(super) fn set(&self) -> ReplicaSet {
+        self.rest().set
     }
 
     fn rest(&self) -> &Rest {
@@ -132,21 +188,71 @@ impl Entry {
         self.state() == State::Live
     }
 
-    /// The plan that writes it, until that is committed or over.
-    pub(super) fn plan(&self) -> Option<PlanId> {
-        self.rest().plan
+    /// The plans that write it, until those are committed or over, with what they write.
+    pub(super) fn plans(&self) -> impl Iterator<Item = (PlanId, Replica)> {
+        let first = self.rest().plan.map(|plan| (plan, self.replica()));
+        first.into_iter().chain(self.rest().copies.iter().copied())
     }
 
-    /// It is live: its plan is over. Returns that plan.
-    pub(super) fn becomes_live(&mut self) -> Option<PlanId> {
-        let plan = self.plan();
-        self.change(|rest| (rest.state, rest.plan) = (State::Live, None));
-        plan
+    /// The plan that writes the replica at `at`.
+    pub(super) fn plan_at(&self, at: SlotRef) -> Option<PlanId> {
+        self.plans().find(|(_, replica)| replica.at == at).map(|(plan, _)| plan)
     }
 
-    /// It is being removed, and readable no more.
-    pub(super) fn becomes_removing(&mut self) {
-        self.change(|rest| rest.state = State::Removing);
+    /// One more plan writes a replica.
+    pub(super) fn add_copy(&mut self, plan: PlanId, replica: Replica) {
+        self.change(|rest| rest.copies.push((plan, replica)));
+    }
+
+    /// What this plan wrote is live, and with it the entry, unless that is being removed.
+    pub(super) fn commits(&mut self, plan: PlanId) {
+        if self.rest().plan == Some(plan) {
+            return self.change(|rest| {
+                rest.plan = None;
+                if matches!(rest.state, State::Writing(_)) {
+                    rest.state = State::Live;
+                }
+            });
+        }
+        let Some(at) = self.rest().copies.iter().position(|(of, _)| *of == plan) else { return };
+        let first = self.replica();
+        let mut live = None;
+        self.change(|rest| {
+            let (_, replica) = rest.copies.remove(at);
+            match rest.state {
+                // The one that is live comes first.
+                State::Writing(others) => {
+                    rest.copies.push((others, first));
+                    (rest.state, rest.plan) = (State::Live, None);
+                    live = Some(replica);
+                }
+                _ => rest.others.push(replica),
+            }
+        });
+        live.into_iter().for_each(|live| self.set_replica(live));
+    }
+
+    /// An object of the same put is live there, too.
+    pub(super) fn add_live(&mut self, replica: Replica) {
+        match self.state() {
+            State::Writing(plan) => {
+                let first = self.replica();
+                self.set_replica(replica);
+                self.change(|rest| {
+                    rest.copies.push((plan, first));
+                    (rest.state, rest.plan) = (State::Live, None);
+                });
+            }
+            _ => self.change(|rest| rest.others.push(replica)),
+        }
+    }
+
+    /// One of its plans was given up and its object must be retired. If it has no other place, it
+    /// is being removed, and readable no more.
+    pub(super) fn gives_up(&mut self) {
+        if self.places().count() == 1 {
+            self.change(|rest| rest.state = State::Removing);
+        }
     }
 
     /// While it is being removed: when waiting removes fail, in ms.
@@ -161,7 +267,7 @@ impl Entry {
         });
     }
 
-    /// The first replica: the one that a plan writes.
+    /// The first replica. If none is live, its plan was granted first.
     pub(super) fn replica(&self) -> Replica {
         self.rest().exact.unwrap_or_else(|| self.first.replica())
     }
@@ -176,13 +282,19 @@ impl Entry {
         self.first.at
     }
 
+    /// The first replica, and the other live ones.
     pub(super) fn replicas(&self) -> impl Iterator<Item = Replica> {
         std::iter::once(self.replica()).chain(self.rest().others.iter().copied())
     }
 
-    /// Whether one of its replicas is the object at `at`.
+    /// The replicas, with those that are being written.
+    pub(super) fn places(&self) -> impl Iterator<Item = Replica> {
+        self.replicas().chain(self.rest().copies.iter().map(|(_, replica)| *replica))
+    }
+
+    /// Whether one of its places is `at`.
     pub(super) fn is_at(&self, at: SlotRef) -> bool {
-        self.first.at == at || self.rest().others.iter().any(|replica| replica.at == at)
+        self.first.at == at || self.rest.is_some() && self.places().any(|r| r.at == at)
     }
 
     /// The replica at `from` lies elsewhere now.
@@ -198,22 +310,22 @@ impl Entry {
         }
     }
 
-    /// Forgets the replica at `at`; false if it was the last one.
-    pub(super) fn survives(&mut self, at: SlotRef) -> bool {
-        if self.rest().others.is_empty() {
-            return false;
+    /// Forgets the place at `at`. The next one is the first: a live one, if there is one.
+    pub(super) fn forget(&mut self, at: SlotRef) -> Forgotten {
+        let plan = self.plan_at(at);
+        if self.first.at != at {
+            self.change(|rest| {
+                rest.others.retain(|other| other.at != at);
+                rest.copies.retain(|(_, copy)| copy.at != at);
+            });
+            return Forgotten { plan, survives: true };
         }
         let mut next = None;
-        let was_first = self.first.at == at;
-        self.change(|rest| {
-            if was_first {
-                next = Some(rest.others.remove(0));
-            } else {
-                rest.others.retain(|other| other.at != at);
-            }
-        });
+        if self.rest.is_some() {
+            self.change(|rest| next = rest.next());
+        }
         next.into_iter().for_each(|next| self.set_replica(next));
-        true
+        Forgotten { plan, survives: next.is_some() }
     }
 
     /// One more replica, as the first or as the last one.
@@ -240,23 +352,73 @@ mod tests {
         Replica { segment_id, at: SlotRef { incarnation: 7, slot, epoch: 5 }, object }
     }
 
-    fn entry(replica: Replica, state: State, plan: Option<PlanId>) -> Entry {
-        Entry::new(Key::new(b"k").unwrap(), replica, state, plan)
+    fn live(replica: Replica) -> Entry {
+        Entry::live(Key::new(b"k").unwrap(), replica)
+    }
+
+    fn writing(replica: Replica) -> Entry {
+        Entry::writing(Key::new(b"k").unwrap(), replica, PLAN)
     }
 
     #[test]
     fn a_live_entry_takes_64_bytes_and_no_box() {
         assert_eq!((size_of::<Packed>(), size_of::<Option<Entry>>()), (48, 64));
         for replica in [replica(0, 4096 * 9, 777, 777), replica(0, 1 << 43, 5 << 12, 20_000)] {
-            let mut entry = entry(replica, State::Writing(PLAN), Some(PLAN));
-            assert_eq!((entry.state(), entry.plan()), (State::Writing(PLAN), Some(PLAN)));
+            let mut entry = writing(replica);
+            assert_eq!(
+                (entry.state(), entry.plan_at(replica.at)),
+                (State::Writing(PLAN), Some(PLAN))
+            );
             assert!(entry.rest.is_some());
-            assert_eq!(entry.becomes_live(), Some(PLAN));
+            entry.commits(PLAN);
             assert!(entry.rest.is_none() && entry.is_live());
             assert_eq!(entry.replica(), replica);
             entry.removes_until(8);
             assert_eq!((entry.state(), entry.remove_until_ms()), (State::Removing, 8));
         }
+    }
+
+    fn copy(slot: u32) -> (PlanId, Replica) {
+        (PlanId { seq: u64::from(slot) + 100, ..PLAN }, replica(slot, 4096, 4096, 4096))
+    }
+
+    fn slots(replicas: impl Iterator<Item = Replica>) -> Vec<u32> {
+        replicas.map(|replica| replica.at.slot).collect()
+    }
+
+    #[test]
+    fn the_replica_that_is_committed_first_makes_the_entry_live_and_comes_first() {
+        let ((second_plan, second), (third_plan, third)) = (copy(1), copy(2));
+        let mut entry = writing(replica(0, 8192, 4096, 4096));
+        entry.add_copy(second_plan, second);
+        entry.add_copy(third_plan, third);
+        assert_eq!((slots(entry.replicas()), slots(entry.places())), (vec![0], vec![0, 1, 2]));
+        entry.commits(third_plan);
+        assert!(entry.is_live());
+        let plans = (entry.plan_at(third.at), entry.plan_at(second.at));
+        assert_eq!(plans, (None, Some(second_plan)));
+        assert_eq!((slots(entry.replicas()), slots(entry.places())), (vec![2], vec![2, 1, 0]));
+        entry.commits(PLAN);
+        assert_eq!(slots(entry.replicas()), [2, 0]);
+        // The live ones come first as long as there are any.
+        assert_eq!(entry.forget(third.at), Forgotten { plan: None, survives: true });
+        assert_eq!((entry.state(), slots(entry.places())), (State::Live, vec![0, 1]));
+        assert!(entry.forget(entry.at()).survives);
+        assert_eq!(entry.state(), State::Writing(second_plan));
+        assert_eq!(entry.forget(second.at), Forgotten { plan: Some(second_plan), survives: false });
+    }
+
+    #[test]
+    fn i6_an_entry_that_is_being_removed_stays_so_until_its_last_place_is_gone() {
+        let (plan, second) = copy(1);
+        let mut entry = writing(replica(0, 8192, 4096, 4096));
+        entry.add_copy(plan, second);
+        entry.removes_until(9);
+        entry.commits(plan);
+        assert_eq!((entry.state(), slots(entry.replicas())), (State::Removing, vec![0, 1]));
+        assert_eq!(entry.forget(entry.at()), Forgotten { plan: Some(PLAN), survives: true });
+        assert_eq!(entry.state(), State::Removing);
+        assert!(!entry.forget(second.at).survives);
     }
 
     proptest! {
@@ -268,7 +430,7 @@ mod tests {
             let len = of(len, aligned[1]);
             let bytes_total = if aligned[2] { len } else { bytes_total };
             let given = replica(3, of(offset, aligned[0]), len, bytes_total);
-            let mut entry = entry(given, State::Live, None);
+            let mut entry = live(given);
             prop_assert_eq!(entry.replica(), given);
             let next = replica(4, 8192, 4096, 4096);
             entry.relocate(given.at, next);
@@ -276,7 +438,7 @@ mod tests {
             prop_assert!(entry.rest.is_none());
             entry.add(given, true);
             prop_assert_eq!(entry.replicas().collect::<Vec<_>>(), [given, next]);
-            prop_assert!(entry.survives(given.at) && !entry.survives(next.at));
+            prop_assert!(entry.forget(given.at).survives && !entry.forget(next.at).survives);
             prop_assert_eq!(entry.replica(), next);
         }
     }

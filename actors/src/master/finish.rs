@@ -5,7 +5,7 @@
 use super::Master;
 use super::entry::{Entry, State};
 use super::objects::PlanInfo;
-use super::recover::given_up;
+use super::recover::{given_up, names};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
@@ -15,7 +15,7 @@ use crate::message::{
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Retired objects whose entries are looked up together.
 const SIDE_BY_SIDE: usize = 32;
@@ -111,7 +111,7 @@ impl Master {
         }
     }
 
-    /// Begins one removal. Adds the slot that its owner must retire to `retire`, by segment.
+    /// Begins one removal. Adds the slots that owners must retire to `retire`, by segment.
     fn start_remove(
         &mut self,
         bytes: &[u8],
@@ -127,21 +127,23 @@ impl Master {
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (replicas, state) = (e.replicas().collect::<Vec<_>>(), e.state());
+        let (places, state) = (e.places().collect::<Vec<_>>(), e.state());
+        // Each by its own owner. What is removed already is asked for again.
+        let (written, retired): (Vec<_>, Vec<_>) = places
+            .into_iter()
+            .map(|r| (e.plan_at(r.at), r))
+            .partition(|(plan, _)| plan.is_some() && state != State::Removing);
         let now = self.now_ms();
         if let Some(e) = self.objects.get_mut(&id)
             && (state != State::Removing || e.remove_until_ms() <= now)
         {
             e.removes_until(now + REMOVE_LIMIT_MS);
         }
-        match state {
-            State::Writing(plan) => self.end_plan(plan, EndCause::Removed),
-            // Sent again for a repeated remove: the owner answers it again.
-            State::Live | State::Removing => {
-                for replica in replicas {
-                    retire.entry(replica.segment_id).or_default().push(replica.at);
-                }
-            }
+        for plan in written.into_iter().filter_map(|(plan, _)| plan) {
+            self.end_plan(plan, EndCause::Removed);
+        }
+        for (_, r) in retired {
+            retire.entry(r.segment_id).or_default().push(r.at);
         }
         Ok(id)
     }
@@ -150,7 +152,7 @@ impl Master {
     /// stays in state Removing all the same, and is never readable again [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
-        let over = |e: &Entry| e.remove_until_ms() <= now || !self.reachable(e.segment_id());
+        let over = |e: &Entry| e.remove_until_ms() <= now || self.unreachable_place(e).is_some();
         let late = self.removing.keys().filter(|id| self.objects.get(id).is_none_or(over));
         let late: Vec<_> = late.copied().collect();
         self.durable.members.slow_path.removals_unconfirmed.add(late.len());
@@ -163,11 +165,19 @@ impl Master {
         }
     }
 
+    fn unreachable_place(&self, e: &Entry) -> Option<SegmentId> {
+        e.places().map(|r| r.segment_id).find(|segment_id| !self.reachable(*segment_id))
+    }
+
     fn unconfirmed(&self, e: &Entry) -> Error {
-        let (segment_id, key) = (e.segment_id(), &e.key);
-        Error::disconnected(match self.reachable(segment_id) {
-            true => format!("{segment_id} did not confirm the removal within {REMOVE_LIMIT_MS} ms"),
-            false => format!(
+        let key = &e.key;
+        Error::disconnected(match self.unreachable_place(e) {
+            None => {
+                let asked: BTreeSet<_> = e.places().map(|r| r.segment_id).collect();
+                let whom = names(&asked);
+                format!("{whom} did not confirm the removal within {REMOVE_LIMIT_MS} ms")
+            }
+            Some(segment_id) => format!(
                 "the link of {segment_id} is down: key {key} is removed once it is back, or gone \
                  for its TTL"
             ),
@@ -215,18 +225,19 @@ impl Master {
             return;
         }
         let id = a.key;
-        match self.objects.get_mut(&id).filter(|e| e.at() == a.at) {
-            Some(e) if e.is_live() => return,
-            Some(e) if e.state() == State::Writing(a.plan) => {
+        let live = |e: &&mut Entry| e.is_at(a.at) && e.state() != State::Removing;
+        match self.objects.get_mut(&id).filter(live) {
+            Some(e) if e.plan_at(a.at).is_none() => return,
+            Some(e) if e.plan_at(a.at) == Some(a.plan) => {
                 if !given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) {
-                    e.becomes_live();
+                    e.commits(a.plan);
                     self.plans.remove(&a.plan);
                     self.counters.adopted += 1;
                     return self.became_live(id, segment_id);
                 }
                 // The plan was aborted or removed before the owner received that: its object must
                 // not become readable.
-                e.becomes_removing();
+                e.gives_up();
             }
             // Removed meanwhile, or unknown: a removed object must never come back.
             _ => {}

@@ -426,7 +426,7 @@ impl Master {
         o: &LogObjectEntry,
     ) -> Option<Entry> {
         let replica = Replica { segment_id, at, object: o.object };
-        Some(Entry::new(self.durable.key_pool.key(&o.key).ok()?, replica, State::Live, None))
+        Some(Entry::live(self.durable.key_pool.key(&o.key).ok()?, replica))
     }
 
     /// Lists objects of a log, with their key strings. The object listed first keeps its key [I15].
@@ -496,8 +496,9 @@ impl Master {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
         match self.objects.get(&id).map(|e| {
-            let replica = e.replicas().find(|replica| replica.at == at);
-            let replica = replica.unwrap_or_else(|| e.replica());
+            let mine = e.replicas().find(|replica| replica.at == at);
+            let here = || e.replicas().find(|replica| replica.segment_id == segment_id);
+            let replica = mine.or_else(here).unwrap_or_else(|| e.replica());
             (replica.at, e.state(), replica.segment_id)
         }) {
             // Within a segment the owner has decided already: it serves this object, and its report
@@ -509,10 +510,10 @@ impl Master {
                 self.put_aside(id, segment_id, at);
                 return true;
             }
-            Some((other, State::Live, there)) if other != at => {
-                // The object listed first is the one that is served, as long as its rank can be
-                // reached.
-                return !self.reachable(there);
+            Some((other, State::Live, _)) if other != at => {
+                // The object listed first is the one that is served, as long as its rank, or that
+                // of another replica, can be reached.
+                return self.objects.get(&id).is_none_or(|e| !self.is_readable(e));
             }
             // The listed one is being written or removed. This one stays, and is listed once the
             // other has ended. A remove asks the logs in any case.

@@ -5,6 +5,7 @@ use super::entry::{Entry, Replica, State};
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef};
 use nkv_store::{Key, KeyId};
+use smallvec::SmallVec;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// (producer, request, item): identifies an open, so that a repeated request is recognised [I11].
@@ -44,12 +45,14 @@ impl Hasher for IdentityHasher {
 pub(super) type IdentityState = BuildHasherDefault<IdentityHasher>;
 
 impl Master {
-    /// Lists an object, under the number that its slot keeps too.
+    /// Lists an object, under the number that its slots keep too.
     pub(super) fn enter(&mut self, id: KeyId, entry: Entry) {
-        let (segment_id, at) = (entry.segment_id(), entry.at());
+        let places: SmallVec<[_; 2]> = entry.places().map(|p| (p.segment_id, p.at)).collect();
         let number = self.objects.insert(id, entry);
-        if let Some(allocator) = self.allocators.get_mut(&segment_id) {
-            allocator.list(at.slot, at.epoch, number);
+        for (segment_id, at) in places {
+            if let Some(allocator) = self.allocators.get_mut(&segment_id) {
+                allocator.list(at.slot, at.epoch, number);
+            }
         }
         self.awaiting.note(id);
     }
@@ -85,7 +88,7 @@ impl Master {
 
     /// Drops the replicas in a segment that `gone` picks.
     pub(super) fn drop_replicas(&mut self, segment_id: SegmentId, gone: impl Fn(SlotRef) -> bool) {
-        let all = self.objects.iter().flat_map(|(id, e)| e.replicas().map(|r| (*id, r)));
+        let all = self.objects.iter().flat_map(|(id, e)| e.places().map(|r| (*id, r)));
         let gone = all.filter(|(_, r)| r.segment_id == segment_id && gone(r.at));
         for (id, at) in gone.map(|(id, r)| (id, r.at)).collect::<Vec<_>>() {
             self.drop_entry(id, at);
@@ -105,12 +108,14 @@ impl Master {
         }
     }
 
-    /// Removes the replica at `at` from its entry, and the entry with its last one; then completes
-    /// the removes that wait for it. Nothing if the entry has no replica there.
+    /// Removes the place at `at` from its entry, and the entry with its last one; then completes
+    /// the removes that wait for it. Nothing if the entry has no place there.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
-        if e.survives(at) {
-            return;
+        let gone = e.forget(at);
+        if gone.survives {
+            gone.plan.into_iter().for_each(|plan| self.plan_over(plan));
+            return self.awaiting.note(id);
         }
         if let Some(e) = self.objects.remove(&id) {
             if let State::Writing(plan) = e.state() {
@@ -118,9 +123,7 @@ impl Master {
                 let lost = self.durable.members.state(e.segment_id()).is_none();
                 self.awaiting.note_end(id, &e, (cause, lost));
             }
-            if let Some(plan) = e.plan() {
-                self.plan_over(plan);
-            }
+            gone.plan.into_iter().for_each(|plan| self.plan_over(plan));
             if e.state() == State::Removing {
                 self.counters.removed += 1;
             }

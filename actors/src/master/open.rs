@@ -10,11 +10,10 @@ use super::objects::{Asked, PlanInfo};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
-    KeyBytes, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId, PlanOpened, Response,
-    SegmentId, SlotRef,
+    CopyPlan, KeyBytes, MAX_REPLICAS, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId,
+    PlanOpened, ReplicaSet, Response, SegmentId,
 };
 use hashbrown::HashSet;
-use nkv_store::arena::Extent;
 use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,8 +204,9 @@ impl Master {
             match allocator.take(open.bytes_total) {
                 Ok((at, extent)) => {
                     allocator.room_attempt = 0;
-                    let plan = self.grant(o, (segment_id, at, extent, page_bytes));
-                    return Ok(Placed::Granted(plan));
+                    let object = ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes };
+                    let plan = self.grant(o, Replica { segment_id, at, object });
+                    return plan.map(Placed::Granted);
                 }
                 Err(StoreError::ArenaFull { .. }) => {}
                 Err(e) => return Err(e.into()),
@@ -231,7 +231,7 @@ impl Master {
                         && e.replica().object.bytes_total == open.bytes_total
                         && p.ending.is_none() =>
                 {
-                    Ok(self.described(plan, p.token, e))
+                    self.described(e)
                 }
                 _ => Err(Error::not_ready(format!(
                     "key {} is being written to {} by another put",
@@ -242,50 +242,77 @@ impl Master {
         }
     }
 
-    fn grant(
-        &mut self,
-        Opening { asked, key, open, .. }: &Opening,
-        (segment_id, at, extent, page_bytes): (SegmentId, SlotRef, Extent, u32),
-    ) -> PlanDesc {
-        let plan = self.next_plan();
-        let token = self.durable.random.u64();
-        let object = ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes };
-        let replica = Replica { segment_id, at, object };
-        let entry = Entry::new(key.clone(), replica, State::Writing(plan), Some(plan));
-        let desc = self.described(plan, token, &entry);
-        let opened = self.opened(plan, token, *asked, &entry);
-        self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
-        let info = PlanInfo { segment_id, at, asked: *asked, token, reported: false, ending: None };
-        self.plans.insert(plan, info);
-        self.enter(desc.meta.key, entry);
-        self.counters.opened += 1;
+    /// Grants the plan of the first replica, and of others as far as there is room for them.
+    fn grant(&mut self, o: &Opening, first: Replica) -> Result<PlanDesc> {
+        let wanted = o.open.replicas.clamp(1, MAX_REPLICAS);
+        let set = match wanted {
+            1 => ReplicaSet::NONE,
+            _ => ReplicaSet { id: self.durable.random.u64().max(1), wanted },
+        };
+        let plan = self.grant_one(o, &first, set);
+        let mut entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
+        for segment_id in self.route_copies(first.segment_id, &o.open) {
+            if entry.places().count() >= usize::from(wanted) {
+                break;
+            }
+            let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
+            let Ok((at, extent)) = allocator.take(o.open.bytes_total) else {
+                self.ask_for_room(segment_id, o.open.bytes_total);
+                continue;
+            };
+            let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..first.object } };
+            entry.add_copy(self.grant_one(o, &copy, set), copy);
+        }
+        self.counters.replicas_short += u64::from(wanted) - entry.places().count() as u64;
+        let desc = self.described(&entry);
+        self.enter(self.id_of(o.key.as_bytes()), entry);
         desc
     }
 
-    /// The plan that writes an entry, as its producer gets it.
-    fn described(&self, plan: PlanId, token: u64, e: &Entry) -> PlanDesc {
-        let write_ttl_ms = self.durable.settings.write_ttl_ms;
-        PlanDesc { plan, token, meta: self.meta(&e.key, &e.replica()), write_ttl_ms }
+    fn grant_one(&mut self, o: &Opening, replica: &Replica, set: ReplicaSet) -> PlanId {
+        let plan = self.next_plan();
+        let Replica { segment_id, at, .. } = *replica;
+        let (asked, token) = (o.asked, self.durable.random.u64());
+        let opened = self.opened((plan, token, asked), &o.key, replica, set);
+        self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
+        let info = PlanInfo { segment_id, at, asked, token, reported: false, ending: None };
+        self.plans.insert(plan, info);
+        self.counters.opened += 1;
+        plan
     }
 
-    /// The same, as its owner is sent it.
+    /// The plans that write an entry, as its producer gets them.
+    fn described(&self, e: &Entry) -> Result<PlanDesc> {
+        let write_ttl_ms = self.durable.settings.write_ttl_ms;
+        let mut plans = e.plans().filter_map(|(plan, replica)| {
+            let token = self.plans.get(&plan)?.token;
+            Some(CopyPlan { plan, token, meta: self.meta(&e.key, &replica) })
+        });
+        let Some(CopyPlan { plan, token, meta }) = plans.next() else {
+            return Err(Error::internal(format!("key {} has no plan", e.key)));
+        };
+        Ok(PlanDesc { plan, token, meta, write_ttl_ms, copies: plans.collect() })
+    }
+
+    /// A plan, as its owner is sent it.
     pub(super) fn opened(
         &self,
-        plan: PlanId,
-        token: u64,
-        (producer, request, item): Asked,
-        e: &Entry,
+        (plan, token, (producer, request, item)): (PlanId, u64, Asked),
+        key: &Key,
+        replica: &Replica,
+        set: ReplicaSet,
     ) -> PlanOpened {
         PlanOpened {
             plan,
             token,
-            at: e.at(),
-            object: e.replica().object,
-            key: KeyBytes::shared(e.key.clone()),
+            at: replica.at,
+            object: replica.object,
+            key: KeyBytes::shared(key.clone()),
             producer,
             request,
             item,
             deadline_ms: self.durable.settings.write_ttl_ms,
+            set,
         }
     }
 

@@ -8,8 +8,8 @@ use super::entry::{Entry, Replica, State};
 use super::objects::PlanInfo;
 use crate::error::Error;
 use crate::message::{
-    EndCause, LogObjectEntry, MasterToOwner, ObjectDesc, PlanOpened, PlanRef, RankInfo,
-    SLOTS_PER_FRAME, SegmentId, SlotContent, SlotEntry, SlotRef,
+    EndCause, LogObjectEntry, MAX_REPLICAS, MasterToOwner, PlanOpened, PlanRef, RankInfo,
+    ReplicaSet, SLOTS_PER_FRAME, SegmentId, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -268,7 +268,7 @@ impl Master {
                     keys.extend(key.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, p.object.extent, info));
                 }
-                SlotContent::Live { key, mut object } => {
+                SlotContent::Live { key, mut object, set } => {
                     let extent = object.extent;
                     // The producer wrote this length into the header, so it is capped at the
                     // extent.
@@ -277,7 +277,8 @@ impl Master {
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
                     keys.extend(id.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, extent, info));
-                    if !key.is_some_and(|k| self.reported_live(segment_id, at, k, object)) {
+                    let replica = Replica { segment_id, at, object };
+                    if !key.is_some_and(|k| self.reported_live(replica, k, set)) {
                         duplicates.push(at);
                     }
                 }
@@ -308,21 +309,23 @@ impl Master {
             .map(|e| (e.slot, (e.epoch, matches!(e.what, SlotContent::Free))))
             .collect();
         // A slot that the report leaves out is free at its first epoch.
-        let unopened = |(_, e): &(&KeyId, &Entry)| {
-            let (epoch, free) = known.get(&e.at().slot).copied().unwrap_or((FIRST_EPOCH, true));
-            free && epoch == e.at().epoch
+        let unopened = |at: SlotRef| {
+            let (epoch, free) = known.get(&at.slot).copied().unwrap_or((FIRST_EPOCH, true));
+            free && epoch == at.epoch
         };
         let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.log_slots);
         // Plans are never granted in a log.
-        let managed =
-            |(_, e): &(&KeyId, &Entry)| e.segment_id() == segment_id && e.at().slot >= first;
-        let mine = self.objects.iter().filter(managed).filter(unopened);
-        mine.filter_map(|(key, e)| {
-            let at = e.at();
-            if let Some(plan) = e.plan() {
+        let managed = |r: &Replica| r.segment_id == segment_id && r.at.slot >= first;
+        let all = self.objects.iter().flat_map(|(id, e)| e.places().map(move |r| (id, e, r)));
+        let mine = all.filter(|(.., replica)| managed(replica) && unopened(replica.at));
+        mine.filter_map(|(key, e, replica)| {
+            let at = replica.at;
+            let opened =
+                |plan, token, asked| self.opened((plan, token, asked), &e.key, &replica, e.set());
+            if let Some(plan) = e.plan_at(at) {
                 let info = self.plans.get(&plan)?;
                 let then = info.ending.map(|cause| MasterToOwner::EndPlan { plan, at, cause });
-                return Some((self.opened(plan, info.token, info.asked, e), then));
+                return Some((opened(plan, info.token, info.asked), then));
             }
             // Committed: its plan is over here, so any new number will do.
             let (plan, token) = (self.next_plan(), self.durable.random.u64());
@@ -332,7 +335,7 @@ impl Master {
                 State::Removing => MasterToOwner::EndPlan { plan, at, cause: EndCause::Removed },
                 _ => MasterToOwner::Committed(vec![PlanRef { plan, at, key: *key }]),
             };
-            Some((self.opened(plan, token, (0, 0, 0), e), Some(then)))
+            Some((opened(plan, token, (0, 0, 0)), Some(then)))
         })
         .collect()
     }
@@ -357,10 +360,19 @@ impl Master {
         if let Some(plan) = self.plans.get_mut(&p.plan) {
             plan.reported = true;
         }
+        let replica = Replica { segment_id, at: p.at, object: p.object };
+        let (asked, token) = ((p.producer, p.request, p.item), p.token);
+        let info = PlanInfo { segment_id, at: p.at, asked, token, reported: true, ending: None };
         if let Some(e) = self.objects.get(&id) {
+            let here = e.is_at(p.at);
+            if !here && self.is_replica_of(e, &replica, p.set) {
+                self.objects.get_mut(&id)?.add_copy(p.plan, replica);
+                self.plans.insert(p.plan, info);
+                return Some(id);
+            }
             // Another plan has the key, or the last message about this one was lost with the link:
             // send it again.
-            if e.at() == p.at && e.is_live() {
+            if here && e.plan_at(p.at).is_none() && e.state() != State::Removing {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id };
                 self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 return Some(id);
@@ -368,7 +380,7 @@ impl Master {
             let ending = self.plans.get(&p.plan).and_then(|i| i.ending);
             let cause = match e.state() {
                 State::Removing => Some(EndCause::Removed),
-                _ if e.at() != p.at => Some(EndCause::Unknown),
+                _ if !here => Some(EndCause::Unknown),
                 _ => ending,
             };
             if let Some(cause) = cause {
@@ -385,71 +397,78 @@ impl Master {
             self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
             return None;
         }
-        let replica = Replica { segment_id, at: p.at, object: p.object };
-        let entry = Entry::new(key, replica, State::Writing(p.plan), Some(p.plan));
+        let entry = Entry::writing(key, replica, p.plan).in_set(p.set);
         self.objects.insert(id, entry);
         self.awaiting.note(id);
-        let (asked, token) = ((p.producer, p.request, p.item), p.token);
-        let info = PlanInfo { segment_id, at: p.at, asked, token, reported: true, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }
 
-    /// Lists a live object of a report. False if it must be retired: its key is live elsewhere (the
-    /// first report wins), superseded or removed.
-    fn reported_live(
-        &mut self,
-        segment_id: SegmentId,
-        at: SlotRef,
-        key: Key,
-        object: ObjectDesc,
-    ) -> bool {
-        let id = self.id_of(key.as_bytes());
-        if self.durable.members.is_older(&id, at.incarnation)
-            && self.objects.get(&id).is_none_or(|e| !e.is_at(at))
-        {
-            // The key was put again before this rank had reported, and may be removed since [I6].
-            self.durable.members.slow_path.superseded.one();
-            return false;
+    /// Whether what a rank reports is a further replica of an entry: of the same put, and at a rank
+    /// that has none.
+    fn is_replica_of(&self, e: &Entry, replica: &Replica, set: ReplicaSet) -> bool {
+        let elsewhere = |r: Replica| r.segment_id.rank != replica.segment_id.rank;
+        set.is_same(e.set())
+            && e.state() != State::Removing
+            && e.replica().object.bytes_total == replica.object.bytes_total
+            && e.places().count() < usize::from(MAX_REPLICAS)
+            && e.places().all(elsewhere)
+    }
+
+    /// Lists a live object of a report. False if it must be retired: another object of its key is
+    /// live (the first report wins), or it is superseded or removed.
+    fn reported_live(&mut self, replica: Replica, key: Key, set: ReplicaSet) -> bool {
+        let (id, at) = (self.id_of(key.as_bytes()), replica.at);
+        let known = self.objects.get(&id);
+        let further = known.is_some_and(|e| !e.is_at(at) && self.is_replica_of(e, &replica, set));
+        if !further && !known.is_some_and(|e| e.is_at(at)) {
+            if self.durable.members.is_older(&id, at.incarnation) {
+                // The key was put again before this rank had reported, and may be removed since
+                // [I6].
+                self.durable.members.slow_path.superseded.one();
+                return false;
+            }
+            self.end_older_plan_of(&id);
         }
-        self.end_older_plan_of(&id, at);
-        if let Some(e) = self.objects.get_mut(&id) {
-            if e.at() == at && matches!(e.state(), State::Writing(_)) {
+        let Some(e) = self.objects.get_mut(&id) else {
+            self.objects.insert(id, Entry::live(key, replica).in_set(set));
+            self.awaiting.note(id);
+            return true;
+        };
+        match e.plan_at(at) {
+            Some(plan) if e.state() != State::Removing => {
                 // Its Committed or Adopted crossed the report. If its plan was aborted or removed
                 // meanwhile, it is retired.
-                let ending = e.plan().and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
-                if given_up(ending) {
-                    e.becomes_removing();
+                if given_up(self.plans.get(&plan).and_then(|p| p.ending)) {
+                    e.gives_up();
                     return false;
                 }
-                if let Some(plan) = e.becomes_live() {
-                    self.plans.remove(&plan);
-                }
-                self.became_live(id, segment_id);
-                return true;
+                e.commits(plan);
+                self.plans.remove(&plan);
             }
+            _ if further => e.add_live(replica),
             // A Retire may have been lost with the link: a removed object must never come back
             // [I6].
-            return e.is_at(at) && e.state() != State::Removing;
+            _ => return e.is_at(at) && e.state() != State::Removing,
         }
-        let replica = Replica { segment_id, at, object };
-        self.objects.insert(id, Entry::new(key, replica, State::Live, None));
-        self.awaiting.note(id);
+        self.became_live(id, replica.segment_id);
         true
     }
 
     /// A plan of an earlier term that is held for kernels gives up its key to an object that is
     /// live elsewhere: that one was acknowledged, and this one may never be.
-    fn end_older_plan_of(&mut self, id: &KeyId, live_at: SlotRef) {
-        let Some(e) = self.objects.get(id).filter(|e| e.at() != live_at) else { return };
+    fn end_older_plan_of(&mut self, id: &KeyId) {
+        let Some(e) = self.objects.get(id) else { return };
         let State::Writing(plan) = e.state() else { return };
         if plan.term >= self.durable.members.term() {
             return;
         }
-        let (segment_id, at, cause) = (e.segment_id(), e.at(), EndCause::Unknown);
         self.durable.members.slow_path.superseded.one();
-        self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
-        self.plans.remove(&plan);
+        for (plan, Replica { segment_id, at, .. }) in e.plans().collect::<Vec<_>>() {
+            let end = MasterToOwner::EndPlan { plan, at, cause: EndCause::Unknown };
+            self.durable.members.send(segment_id, end);
+            self.plans.remove(&plan);
+        }
         self.objects.remove(id);
     }
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::message::{OpenItem, RankState, SegmentId};
 use nkv_store::KeyId;
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Master {
     /// The segments to try, best first, at least one: those of `preferred_rank`, else of the key's
@@ -45,6 +46,31 @@ impl Master {
                 "no rank can take an object now ({joined} of {world} joined, none alive)"
             ))
         })
+    }
+
+    /// Where further replicas of an object may go, best first: one segment of each other rank, by
+    /// room; those of hosts that have none yet come before all others.
+    pub(super) fn route_copies(&self, first: SegmentId, open: &OpenItem) -> Vec<SegmentId> {
+        if open.replicas <= 1 {
+            return Vec::new();
+        }
+        let mut by_rank: BTreeMap<u32, SegmentId> = BTreeMap::new();
+        let usable = self.allocators.keys().copied();
+        let usable = usable.filter(|s| s.rank != first.rank && self.may_hold(*s, open));
+        for segment_id in usable.filter(|s| !self.durable.members.is_backlogged(*s)) {
+            let best = by_rank.entry(segment_id.rank).or_insert(segment_id);
+            if self.free_bytes(segment_id) > self.free_bytes(*best) {
+                *best = segment_id;
+            }
+        }
+        let mut all: Vec<SegmentId> = by_rank.into_values().collect();
+        all.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
+        // The first one of each host that has none, then the others.
+        let host = |s: &SegmentId| self.allocators.get(s).map(|b| b.info.boot_id);
+        let mut hosts = BTreeSet::from([host(&first)]);
+        let (alone, shared): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|s| hosts.insert(host(s)));
+        alone.into_iter().chain(shared).collect()
     }
 
     /// True if an object may be placed on a segment, now or once it has room.

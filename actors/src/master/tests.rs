@@ -10,6 +10,7 @@ mod lies;
 mod listing;
 mod log;
 mod objects;
+mod replica_puts;
 mod replicas;
 mod segments;
 mod terms;

@@ -167,7 +167,7 @@ impl RankInfo {
         match &e.what {
             SlotContent::Free if managed => Ok(()),
             SlotContent::Held(extent) if managed => self.check_extent(extent),
-            SlotContent::Live { key: bytes, object } if managed => {
+            SlotContent::Live { key: bytes, object, .. } if managed => {
                 key(bytes)?;
                 self.check_extent(&object.extent)
             }

@@ -3,7 +3,7 @@
 
 use super::{
     Abandoned, DiskAnswer, DiskQuestion, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion,
-    MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term,
+    MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, ReplicaSet, SeenView, SlotRef, Term,
 };
 use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
@@ -99,6 +99,8 @@ pub struct PlanOpened {
     pub item: u32,
     /// Milliseconds from receipt until the owner ends it as expired.
     pub deadline_ms: u64,
+    /// The replicas to which the object will belong.
+    pub set: ReplicaSet,
 }
 
 /// Why a plan ends.
@@ -201,6 +203,8 @@ pub enum SlotContent {
         key: KeyBytes,
         /// Its bytes, in the extent reserved for it.
         object: ObjectDesc,
+        /// The replicas to which it belongs.
+        set: ReplicaSet,
     },
     /// An open plan.
     Open(Box<PlanOpened>),

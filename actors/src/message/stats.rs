@@ -48,6 +48,8 @@ pub struct MasterCounters {
     pub adopted: u64,
     /// Opens that failed because there was no room.
     pub out_of_memory: u64,
+    /// Replicas that puts asked for and that had no room at another rank.
+    pub replicas_short: u64,
     /// Keys found by GetLocation or MatchPrefix.
     pub lookup_hits: u64,
     /// Keys not found.

@@ -3,7 +3,7 @@
 //! does.
 
 use super::Owner;
-use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
+use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster, ReplicaSet};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::device_log::{DeviceLog, LogObject};
@@ -62,13 +62,16 @@ impl Owner {
         let Some(log) = self.log.as_ref().filter(|log| log.log.copies()) else { return victims };
         let until = self.durable.clock.now_ns().saturating_add(SPILL_LIMIT_NS);
         let (mut evicted, mut copied) = (Vec::new(), Vec::new());
+        let tables = self.durable.tables.lock();
         for (slot, epoch) in victims {
             if self.spilling.objects.contains(&(slot, epoch)) {
                 continue;
             }
             let object = self.slots.live_object(slot, epoch);
             let fits = |bytes| log.log.layout().claim_bytes(bytes).is_some();
-            match object.filter(|(_, object)| fits(object.bytes_total)) {
+            // An owner reports no replicas of its log: one that leaves the heap is evicted.
+            let alone = tables.set(slot, epoch) == ReplicaSet::NONE;
+            match object.filter(|(_, object)| alone && fits(object.bytes_total)) {
                 Some((key, object)) if self.spilling.by_time.len() < MOST_SPILLING => {
                     self.spilling.by_time.push_back(((slot, epoch), until));
                     self.spilling.objects.insert((slot, epoch));
@@ -77,6 +80,7 @@ impl Owner {
                 _ => evicted.push((slot, epoch)),
             }
         }
+        drop(tables);
         self.durable.tables.moves.give(copied);
         evicted
     }

@@ -41,7 +41,7 @@ impl Owner {
                     SlotKind::Live { object, .. } => {
                         let key = t.key(r.slot, r.epoch).cloned();
                         let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
-                        SlotContent::Live { key, object }
+                        SlotContent::Live { key, object, set: t.set(r.slot, r.epoch) }
                     }
                 }
             };

@@ -6,7 +6,7 @@ use super::log_producers::LogProducers;
 use super::names::NameSenders;
 use super::pin_tables::PinTables;
 use crate::counted_queue::CountedQueue;
-use crate::message::{EndCause, Gauges, KeyReport, PlanId, PlanOpened, SeenView, Term};
+use crate::message::{EndCause, Gauges, KeyReport, PlanId, PlanOpened, ReplicaSet, SeenView, Term};
 use crate::slot_map::SlotMap;
 use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
@@ -51,6 +51,8 @@ pub struct Tables {
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
     pub(crate) keys: SlotMap<(u32, Key)>,
+    /// The replicas to which objects of slots belong, with their epochs.
+    sets: HashMap<u32, (u32, ReplicaSet)>,
     /// Objects of the device log that the master got by asking, without their key strings: slot ->
     /// epoch.
     pub log_reported: HashMap<u32, u32>,
@@ -74,6 +76,7 @@ impl Tables {
         Self {
             plans: BTreeMap::new(),
             keys: SlotMap::new(slots),
+            sets: HashMap::new(),
             log_reported: HashMap::new(),
             reported_keys: CountedQueue::default(),
             last_opened: None,
@@ -89,6 +92,12 @@ impl Tables {
         self.keys.get(slot).filter(|(named, _)| *named == epoch).map(|(_, key)| key)
     }
 
+    /// The replicas to which an object belongs.
+    pub fn set(&self, slot: u32, epoch: u32) -> ReplicaSet {
+        let known = self.sets.get(&slot).filter(|(of, _)| *of == epoch);
+        known.map_or(ReplicaSet::NONE, |(_, set)| *set)
+    }
+
     /// Whether the master may list an object of the log.
     pub fn is_reported(&self, slot: u32, epoch: u32) -> bool {
         self.log_reported.get(&slot) == Some(&epoch) || self.key(slot, epoch).is_some()
@@ -97,6 +106,9 @@ impl Tables {
     /// An object ended.
     pub fn forget(&mut self, slot: u32, epoch: u32) {
         self.keys.remove_if(slot, |(named, _)| *named == epoch);
+        if self.sets.get(&slot).is_some_and(|(of, _)| *of == epoch) {
+            self.sets.remove(&slot);
+        }
         if self.log_reported.get(&slot) == Some(&epoch) {
             self.log_reported.remove(&slot);
         }
@@ -240,6 +252,9 @@ impl OwnerTables {
             // The length was checked where the message arrived.
             if let Ok(key) = self.key_pool.key(&p.key) {
                 t.keys.insert(p.at.slot, (p.at.epoch, key));
+            }
+            if p.set != ReplicaSet::NONE {
+                t.sets.insert(p.at.slot, (p.at.epoch, p.set));
             }
             t.plans.insert(p.plan, PlanRecord { deadline_ns, ending: None, opened: p.clone() });
         }

@@ -13,8 +13,8 @@ use crate::actor::{ActorAddr, Crash};
 use crate::executor::OwnedExecutor;
 use crate::message::{
     ClientToOwner, EndCause, KeyBytes, MasterToOwner, ObjectDesc, OwnerToClient, OwnerToMaster,
-    PlanId, PlanOpened, PlanRef, ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch,
-    TouchBatch,
+    PlanId, PlanOpened, PlanRef, ReadCounts, ReplicaSet, SlotContent, SlotEntry, SlotRef, Term,
+    Touch, TouchBatch,
 };
 use crate::uplink::Uplink;
 use nkv_store::arena::Extent;
@@ -136,6 +136,7 @@ impl Bench {
             request: seq,
             item: 0,
             deadline_ms: 60_000,
+            set: ReplicaSet::NONE,
         };
         self.tables.record(&p, BootClock.now_ns());
         p

@@ -1,7 +1,7 @@
 //! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and
 //! panics.
 
-use crate::embedding::{eventually, on, short_lived};
+use crate::embedding::{eventually, on, short_lived, three};
 use nkv_actors::actor::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig, PutOptions};
@@ -261,17 +261,6 @@ async fn a_wrong_pattern_is_refused_in_the_words_of_the_regex_crate_and_changes_
     }
     assert_eq!(client.get(b"k").await.unwrap(), &b"v"[..]);
     cluster.stop().await;
-}
-
-/// Three nodes that can die one by one.
-async fn three(base: NodeConfig) -> [Node; 3] {
-    let first = Node::start(NodeConfig { world_size: 3, port: 0, ..base.clone() }).await.unwrap();
-    let port = first.info().control.to_string().rsplit(':').next().unwrap().parse().unwrap();
-    let at = |rank| NodeConfig { rank, world_size: 3, port, ..base.clone() };
-    let second = Node::start(at(1)).await.unwrap();
-    let third = Node::start(at(2)).await.unwrap();
-    eventually("all have reported", async || first.is_ready()).await;
-    [first, second, third]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

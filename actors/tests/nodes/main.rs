@@ -19,6 +19,7 @@ mod panics;
 mod parts;
 mod pool;
 mod prefetch;
+mod replicas;
 mod round_trips;
 mod segment_faults;
 mod segments;

@@ -26,7 +26,7 @@ fn granted(term: Term, peer: &Arc<Peer>) -> PlanState {
         header_off: 0,
     };
     let plan = PlanId { term, seq: 7 };
-    let desc = PlanDesc { plan, token: 1, meta, write_ttl_ms: 1 };
+    let desc = PlanDesc { plan, token: 1, meta, write_ttl_ms: 1, copies: Vec::new() };
     PlanState::new(desc, key, peer.clone(), u64::MAX)
 }
 

@@ -37,7 +37,7 @@ impl Master {
                 Ok(Some(e)) if e.is_live() => {
                     !self.is_readable(e) || e.replicas().all(|replica| gone.contains(&replica.at))
                 }
-                Ok(Some(e)) => written && e.plan().is_some(),
+                Ok(Some(e)) => written && e.plans().next().is_some(),
                 Err(_) => false,
             }
         };

@@ -6,8 +6,8 @@ use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
     ExportedMemory, KeyBytes, Location, MasterToOwner, ObjectDesc, OpenItem, OwnerToMaster,
-    PlanDesc, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SegmentId, Settings,
-    SlotContent, SlotEntry, SlotRef, Term,
+    PlanDesc, PlanRef, RankInfo, Refusal, ReplicaSet, Request, Response, SeenView, SegmentId,
+    Settings, SlotContent, SlotEntry, SlotRef, Term,
 };
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
@@ -104,6 +104,7 @@ pub(super) fn live(slot: u32, epoch: u32, k: &str) -> SlotEntry {
             page_bytes: 4096,
         },
         key: key(k),
+        set: ReplicaSet::NONE,
     };
     SlotEntry { slot, epoch, what }
 }
@@ -346,6 +347,7 @@ pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
         bytes_total: UNIT,
         preferred_rank: Some(rank),
         page_bytes: 4096,
+        replicas: 1,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

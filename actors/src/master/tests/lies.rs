@@ -7,8 +7,8 @@ use super::bench::{
 use crate::ErrorKind;
 use crate::message::{
     KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, ObjectDesc,
-    OwnerToMaster, PlanId, PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView,
-    SlotContent, SlotEntry, SlotRef, Term,
+    OwnerToMaster, PlanId, PlanOpened, PlanRef, RankInfo, Refusal, ReplicaSet, Request, Response,
+    SeenView, SlotContent, SlotEntry, SlotRef, Term,
 };
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
@@ -33,6 +33,7 @@ pub(super) fn opened(plan: PlanId, slot: u32) -> PlanOpened {
         request: 1,
         item: 0,
         deadline_ms: 100,
+        set: ReplicaSet::NONE,
     }
 }
 
@@ -140,6 +141,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
             page_bytes: 1,
         },
         key: long,
+        set: ReplicaSet::NONE,
     };
     let logged = LogObjectEntry {
         object: ObjectDesc::at(0, u64::MAX, 0),

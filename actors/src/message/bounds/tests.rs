@@ -60,6 +60,7 @@ fn opened() -> PlanOpened {
         request: 1,
         item: 0,
         deadline_ms: 1_000,
+        set: ReplicaSet::NONE,
     }
 }
 
@@ -160,7 +161,7 @@ fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
     let plan = |meta: &ObjMeta, extent_len, write_ttl_ms| {
         let mut meta = meta.clone();
         meta.object.extent.len = extent_len;
-        PlanDesc { plan: PLAN, token: 1, meta, write_ttl_ms }
+        PlanDesc { plan: PLAN, token: 1, meta, write_ttl_ms, copies: Vec::new() }
     };
     plan(&honest, 8192, 100).check(4097).unwrap();
     assert!(plan(&honest, 8192, 100).check(4096).is_err(), "of another size");

@@ -3,7 +3,7 @@
 
 pub mod log;
 
-use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, PutOptions, TransportChoice};
+use nkv_actors::{Client, ClientConfig, Cluster, Node, NodeConfig, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, HANGS_MS};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
@@ -119,4 +119,15 @@ pub async fn used_is_live(cluster: &Cluster) {
         })
     })
     .await;
+}
+
+/// Three nodes that can die one by one.
+pub async fn three(base: NodeConfig) -> [Node; 3] {
+    let first = Node::start(NodeConfig { world_size: 3, port: 0, ..base.clone() }).await.unwrap();
+    let port = first.info().control.to_string().rsplit(':').next().unwrap().parse().unwrap();
+    let at = |rank| NodeConfig { rank, world_size: 3, port, ..base.clone() };
+    let second = Node::start(at(1)).await.unwrap();
+    let third = Node::start(at(2)).await.unwrap();
+    eventually("all have reported", async || first.is_ready()).await;
+    [first, second, third]
 }

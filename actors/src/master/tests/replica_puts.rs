@@ -1,0 +1,226 @@
+//! Puts of several replicas at the master: plans, commits, ends, removals, and what a later master
+//! makes of reports.
+
+use super::bench::*;
+use crate::message::{
+    CopyPlan, EndCause, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanOpened, PlanRef,
+    ReplicaSet, Request, Response, SlotContent, SlotEntry, SlotRef,
+};
+
+fn twice(request: u64, k: &str) -> Request {
+    let item = OpenItem {
+        key: k.as_bytes().to_vec(),
+        bytes_total: UNIT,
+        preferred_rank: Some(1),
+        page_bytes: 4096,
+        replicas: 2,
+    };
+    Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
+}
+
+async fn granted(bench: &Bench, request: u64) -> PlanDesc {
+    let Response::Plans(mut list) = bench.ask(twice(request, "k")).await else {
+        panic!("no plans");
+    };
+    list.remove(0).unwrap()
+}
+
+fn copy_ref(c: &CopyPlan) -> PlanRef {
+    PlanRef { plan: c.plan, at: c.meta.at, key: c.meta.key }
+}
+
+/// Two plans for a key: the first on rank 1.
+async fn opened_twice() -> (Bench, Vec<Rank>, PlanRef, PlanRef) {
+    let (bench, ranks) = Bench::whole(3).await;
+    let desc = granted(&bench, 7).await;
+    let [copy] = &desc.copies[..] else { panic!("{desc:?}") };
+    assert_eq!((desc.meta.rank, copy.meta.rank), (1, 0));
+    (bench, ranks, plan_ref(&desc), copy_ref(copy))
+}
+
+async fn commit(bench: &Bench, plan: PlanRef) -> crate::Result<()> {
+    bench.done(Request::Commit(vec![plan])).await
+}
+
+async fn located(bench: &Bench) -> Vec<SlotRef> {
+    let asked = Request::GetLocation {
+        keys: vec![key("k")],
+        gone: Vec::new(),
+        promote: Default::default(),
+    };
+    let Response::Locations(mut list) = bench.ask(asked).await else { panic!("no locations") };
+    list.remove(0).unwrap_or_default().iter().map(at).collect()
+}
+
+fn ended(down: &MasterToOwner) -> Option<(crate::message::PlanId, EndCause)> {
+    match down {
+        MasterToOwner::EndPlan { plan, cause, .. } => Some((*plan, *cause)),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn i12_the_first_commit_makes_the_object_live_and_the_second_adds_its_replica() {
+    for copy_first in [false, true] {
+        let (bench, _ranks, first, copy) = opened_twice().await;
+        let (one, other) = if copy_first { (copy, first) } else { (first, copy) };
+        assert_eq!(located(&bench).await, []);
+        commit(&bench, one).await.unwrap();
+        assert_eq!(located(&bench).await, [one.at]);
+        commit(&bench, other).await.unwrap();
+        assert_eq!(located(&bench).await, [one.at, other.at]);
+        // As a repeated request does.
+        commit(&bench, one).await.unwrap();
+        commit(&bench, other).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i11_a_repeated_open_gets_the_same_plans_and_another_one_none() {
+    let (bench, _ranks, first, copy) = opened_twice().await;
+    let again = granted(&bench, 7).await;
+    assert_eq!((plan_ref(&again), copy_ref(&again.copies[0])), (first, copy));
+    let Response::Plans(mut list) = bench.ask(twice(8, "k")).await else { panic!("no plans") };
+    assert_eq!(list.remove(0).unwrap_err().kind(), crate::ErrorKind::NotReady);
+}
+
+#[tokio::test]
+async fn i12_of_two_replicas_either_may_end_and_the_other_is_stored() {
+    for (copy_ends, how) in [(false, "aborted"), (true, "aborted"), (false, "lost")] {
+        let (bench, mut ranks, first, copy) = opened_twice().await;
+        let (one, other, rank) = if copy_ends { (copy, first, 0) } else { (first, copy, 1) };
+        if how == "lost" {
+            ranks[1].sends(OwnerToMaster::Leave).await;
+        } else {
+            bench.done(Request::Abort(vec![one])).await.unwrap();
+            assert_eq!(ranks[rank].receives(ended).await, (one.plan, EndCause::Aborted));
+            let refused = commit(&bench, one).await.unwrap_err();
+            assert_eq!(refused.kind(), crate::ErrorKind::Reclaimed);
+            ranks[rank].sends(OwnerToMaster::Retired(vec![one.at])).await;
+        }
+        commit(&bench, other).await.unwrap();
+        assert_eq!(located(&bench).await, [other.at], "{how}");
+        assert!(commit(&bench, one).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_replica_whose_owner_found_it_ready_joins_the_others() {
+    let (bench, ranks, first, copy) = opened_twice().await;
+    ranks[0].sends(OwnerToMaster::Adopted(copy)).await;
+    assert_eq!(located(&bench).await, [copy.at]);
+    commit(&bench, first).await.unwrap();
+    assert_eq!(located(&bench).await, [copy.at, first.at]);
+}
+
+#[tokio::test]
+async fn i6_a_removal_ends_what_is_being_written_and_waits_for_each_replica() {
+    let (bench, mut ranks, first, copy) = opened_twice().await;
+    for rank in &mut ranks {
+        rank.drain().await;
+    }
+    commit(&bench, first).await.unwrap();
+    let removed = bench.asks(Request::Remove(vec![key("k")]));
+    let retire = |down: &MasterToOwner| match down {
+        MasterToOwner::Retire(list) => Some(list.clone()),
+        _ => None,
+    };
+    assert_eq!(ranks[1].receives(retire).await, [first.at]);
+    assert_eq!(ranks[0].receives(ended).await, (copy.plan, EndCause::Removed));
+    let refused = commit(&bench, copy).await.unwrap_err();
+    assert_eq!(refused.kind(), crate::ErrorKind::Reclaimed);
+    ranks[1].sends(OwnerToMaster::Retired(vec![first.at])).await;
+    // The owner had found it READY before it received that.
+    ranks[0].sends(OwnerToMaster::Adopted(copy)).await;
+    assert_eq!(ranks[0].receives(retire).await, [copy.at]);
+    bench.goes_on_meanwhile().await;
+    assert!(!removed.is_finished(), "one replica may still be readable");
+    ranks[0].sends(OwnerToMaster::Retired(vec![copy.at])).await;
+    assert_eq!(done(removed.await.unwrap()), Ok(()));
+    assert_eq!(located(&bench).await, []);
+}
+
+fn in_set(slot: u32, id: u64) -> SlotEntry {
+    let mut entry = live(slot, 1, "k");
+    if let SlotContent::Live { set, .. } = &mut entry.what {
+        *set = ReplicaSet { id, wanted: 2 };
+    }
+    entry
+}
+
+/// What two ranks report to a master that knows nothing of them, and which places are served.
+async fn reported(first: SlotEntry, second: SlotEntry) -> (Vec<SlotRef>, [SlotRef; 2]) {
+    let bench = Bench::new(3).await;
+    let mut ranks = Vec::new();
+    for rank in 0..3u32 {
+        ranks.push(bench.join(rank, 100 + u64::from(rank)).await.unwrap());
+    }
+    let places = [ranks[0].at(first.slot, first.epoch), ranks[1].at(second.slot, second.epoch)];
+    for (rank, slots) in ranks.iter_mut().zip([vec![first], vec![second], Vec::new()]) {
+        rank.reports(slots).await;
+    }
+    (located(&bench).await, places)
+}
+
+#[tokio::test]
+async fn i6_a_later_master_takes_for_replicas_what_one_put_wrote_and_nothing_else() {
+    let (found, places) = reported(in_set(1, 9), in_set(2, 9)).await;
+    assert_eq!(found, places);
+    let (found, [first, _]) = reported(in_set(1, 9), in_set(2, 8)).await;
+    assert_eq!(found, [first], "of another put");
+    let (found, [first, _]) = reported(live(1, 1, "k"), live(2, 1, "k")).await;
+    assert_eq!(found, [first], "of no put with replicas");
+    let mut shorter = in_set(2, 9);
+    if let SlotContent::Live { object, .. } = &mut shorter.what {
+        object.bytes_total -= 1;
+    }
+    let (found, [first, _]) = reported(in_set(1, 9), shorter).await;
+    assert_eq!(found, [first], "of another length");
+}
+
+fn open_entry(bench: &Bench, rank: &Rank, slot: u32, set: ReplicaSet) -> SlotEntry {
+    let SlotContent::Live { object, key, .. } = live(slot, 1, "k").what else { unreachable!() };
+    let term = bench.members.term();
+    let plan = crate::message::PlanId { term, seq: 0 };
+    let opened = PlanOpened {
+        plan,
+        token: 1,
+        at: rank.at(slot, 1),
+        object,
+        key,
+        producer: 5,
+        request: 1,
+        item: 0,
+        deadline_ms: 1_000,
+        set,
+    };
+    SlotEntry { slot, epoch: 1, what: SlotContent::Open(Box::new(opened)) }
+}
+
+/// The plan of one replica is open at its owner when the master comes to know the other as live.
+#[tokio::test]
+async fn i6_an_open_plan_of_the_same_put_is_reported_as_a_further_replica() {
+    for open_first in [false, true] {
+        let bench = Bench::new(2).await;
+        let mut ranks = Vec::new();
+        for rank in 0..2u32 {
+            ranks.push(bench.join(rank, 100 + u64::from(rank)).await.unwrap());
+        }
+        let set = ReplicaSet { id: 9, wanted: 2 };
+        let open = open_entry(&bench, &ranks[0], 1, set);
+        let SlotContent::Open(plan) = &open.what else { unreachable!() };
+        let plan = PlanRef { plan: plan.plan, at: plan.at, key: HASHER.id(b"k") };
+        let live_at = ranks[1].at(2, 1);
+        let mut both: Vec<_> =
+            ranks.into_iter().zip([vec![open.clone()], vec![in_set(2, 9)]]).collect();
+        if !open_first {
+            both.reverse();
+        }
+        for (rank, slots) in &mut both {
+            rank.reports(std::mem::take(slots)).await;
+        }
+        assert_eq!(located(&bench).await, [live_at]);
+        commit(&bench, plan).await.unwrap();
+        assert_eq!(located(&bench).await, [live_at, plan.at]);
+    }
+}

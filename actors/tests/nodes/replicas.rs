@@ -1,0 +1,190 @@
+//! Puts of several replicas in whole clusters: where they lie, that any of them serves, and what
+//! is left of them after deaths, restarts of the master and removals.
+
+use crate::embedding::{
+    bytes, client_by, config, eventually, on, short_lived, three, used_is_live,
+};
+use nkv_actors::actor::Crash;
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice};
+use nkv_pace::HANGS;
+use std::collections::BTreeSet;
+
+const LEN: usize = 20_000;
+
+async fn start(job: &str, ranks: u32, base: NodeConfig) -> Cluster {
+    Cluster::start(ranks, NodeConfig { job: config(job).job, ..base }).await.unwrap()
+}
+
+fn twice() -> PutOptions {
+    PutOptions::default().replicas(2)
+}
+
+/// Puts keys PREFIX0 and on; the value's seed is the number.
+async fn put(client: &Client, prefix: &str, n: usize, opts: &PutOptions) -> Vec<u32> {
+    let mut made = Vec::new();
+    for i in 0..n {
+        let (key, value) = (format!("{prefix}{i}"), bytes(LEN, i as u8));
+        let items = [(key.as_bytes(), &value[..])];
+        made.push(client.put_replicas(&items, opts).await.remove(0).unwrap());
+    }
+    made
+}
+
+async fn check(client: &Client, prefix: &str, n: usize) {
+    for i in 0..n {
+        let got = client.get(format!("{prefix}{i}").as_bytes()).await;
+        assert!(got.unwrap() == bytes(LEN, i as u8), "{prefix}{i}");
+    }
+}
+
+/// The ranks that the master names for a key.
+async fn ranks(client: &Client, key: &str) -> BTreeSet<u32> {
+    let found = client.get_replicas(key.as_bytes()).await;
+    found.unwrap_or_default().iter().map(|place| place.rank()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i12_replicas_lie_on_different_ranks_and_each_serves_by_every_transport() {
+    let cluster = start("two-each", 3, config("")).await;
+    let handles = [
+        cluster.client(),
+        client_by(&cluster, TransportChoice::Tcp).await,
+        client_by(&cluster, TransportChoice::Shm).await,
+    ];
+    for (h, handle) in handles.iter().enumerate() {
+        let prefix = format!("h{h}/");
+        assert_eq!(put(handle, &prefix, 12, &twice()).await, [2; 12]);
+        let mut pairs = BTreeSet::new();
+        for i in 0..12 {
+            let there = ranks(handle, &format!("{prefix}{i}")).await;
+            assert_eq!(there.len(), 2);
+            pairs.insert(there);
+        }
+        assert!(pairs.len() > 1, "not all on the same ranks: {pairs:?}");
+        for reader in &handles {
+            check(reader, &prefix, 12).await;
+        }
+        assert_eq!(put(handle, &prefix, 1, &twice()).await, [0], "it is there");
+    }
+    for result in handles[0].remove_many(&[b"h0/0", b"h1/0"]).await {
+        result.unwrap();
+    }
+    assert_eq!(handles[0].remove_matching("^h[0-2]/").await.unwrap().in_memory, 34);
+    for i in 0..12 {
+        let gone = handles[1].get(format!("h1/{i}").as_bytes()).await.unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+    }
+    for handle in &handles[1..] {
+        handle.close().await;
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_replicas_than_asked_for_are_counted_and_no_error() {
+    let cluster = start("fewer", 2, config("")).await;
+    let client = cluster.client();
+    let opts = PutOptions::default().replicas(5);
+    assert_eq!(put(&client, "k", 3, &opts).await, [2; 3], "there are two ranks");
+    assert_eq!(client.write_counters().replicas_short, 9);
+    assert_eq!(client.stats().await.unwrap().master.replicas_short, 9);
+    // Without room at the second rank.
+    let large = bytes(6 << 20, 1);
+    client.put(b"large", &large, &on(1)).await.unwrap();
+    let items = [(&b"other"[..], &large[..])];
+    let made = client.put_replicas(&items, &twice().preferred_rank(0)).await;
+    assert!(matches!(made[..], [Ok(1 | 2)]), "{made:?}");
+    assert!(client.get(b"other").await.unwrap() == large);
+    let many = PutOptions::default().replicas(9);
+    let refused = client.put_replicas(&[(b"k", b"v")], &many).await.remove(0).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    let refused = client.open_for_write(b"k", 9, &twice()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i18_when_a_holder_dies_every_get_succeeds_from_the_other_replica() {
+    let base = NodeConfig { ttl_ms: 4_000, ..short_lived("holder-dies") };
+    let [first, second, third] = three(base).await;
+    let (own, client) = (first.client(), second.client());
+    assert_eq!(put(&client, "k", 60, &twice()).await, [2; 60]);
+    // Known by location, by index and not at all.
+    check(&client, "k", 30).await;
+    let of_third = {
+        let mut of_third = 0;
+        for i in 0..60 {
+            of_third += usize::from(ranks(&own, &format!("k{i}")).await.contains(&2));
+        }
+        of_third
+    };
+    assert!(of_third > 10, "{of_third}");
+    // Without leaving, like a killed process.
+    drop(third);
+    for handle in [&client, &own] {
+        check(handle, "k", 60).await;
+    }
+    eventually("the dead one is not named", async || {
+        let mut named = 0;
+        for i in 0..60 {
+            named += usize::from(ranks(&own, &format!("k{i}")).await.contains(&2));
+        }
+        named == 0
+    })
+    .await;
+    check(&client, "k", 60).await;
+    second.stop().await;
+    first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_replicas_are_known_to_a_rebuilt_master_and_to_rebuilt_owners() {
+    let cluster = start("rebuilt", 3, config("")).await;
+    let client = cluster.client();
+    put(&client, "k", 20, &twice()).await;
+    client.remove(b"k7").await.unwrap();
+    for crash in ["master", "owners"] {
+        match crash {
+            "master" => {
+                cluster.node(0).master().unwrap().call(Crash, HANGS).await.unwrap_err();
+            }
+            _ => {
+                for node in cluster.nodes() {
+                    node.owner().call(Crash, HANGS).await.unwrap_err();
+                }
+                cluster.node(0).master().unwrap().call(Crash, HANGS).await.unwrap_err();
+            }
+        }
+        eventually("all have reported", async || {
+            let mut both = 0;
+            for i in 0..20 {
+                both += usize::from(ranks(&client, &format!("k{i}")).await.len() == 2);
+            }
+            both == 19
+        })
+        .await;
+        let gone = client.get(b"k7").await.unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+    }
+    for i in (0..20).filter(|i| *i != 7) {
+        client.remove(format!("k{i}").as_bytes()).await.unwrap();
+    }
+    used_is_live(&cluster).await;
+    assert!(cluster.nodes().iter().all(|node| node.status().owner.heap_used == 0));
+    cluster.stop().await;
+}
+
+/// Without sets both owners would report an object of the same key, and one would be retired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_one_key_that_no_put_wrote_together_are_duplicates() {
+    let cluster = start("not-of-one-put", 3, config("")).await;
+    let client = cluster.client();
+    put(&client, "k", 5, &PutOptions::default()).await;
+    for i in 0..5 {
+        assert_eq!(ranks(&client, &format!("k{i}")).await.len(), 1);
+    }
+    assert_eq!(client.put_replicas(&[(b"k0", b"other bytes")], &twice()).await, [Ok(0)]);
+    check(&client, "k", 5).await;
+    cluster.stop().await;
+}
