@@ -19,7 +19,7 @@ pub(crate) struct Ls {
     /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
     /// there is none
     pattern: Option<String>,
-    /// Bytes, rank and state of each, too
+    /// Bytes, state and the ranks of the replicas of each, too
     #[arg(short, long)]
     long: bool,
     /// At most so many
@@ -57,17 +57,21 @@ impl Ls {
     fn text(&self, json: bool, first: bool, page: &[Listed]) -> String {
         let mut text = String::new();
         if self.long && !json && first && !page.is_empty() {
-            text += &format!("{:>12}  {:>4}  {:<11}  key\n", "bytes", "rank", "state");
+            text += &format!("{:>12}  {:>5}  {:<11}  key\n", "bytes", "ranks", "state");
         }
         for (i, row) in page.iter().enumerate() {
-            let (key, bytes, rank) = (shown(&row.key), row.bytes_total, row.rank);
+            let (key, bytes) = (shown(&row.key), row.bytes_total);
+            let ranks: Vec<u32> = std::iter::once(row.rank).chain(row.others.clone()).collect();
             text += &if json {
                 let head = if first && i == 0 { "{\"keys\":[" } else { "," };
                 let state = row.state.to_string();
-                let row = json!({ "key": key, "bytes": bytes, "rank": rank, "state": state });
+                let row = json!({
+                    "key": key, "bytes": bytes, "rank": row.rank, "ranks": ranks, "state": state
+                });
                 format!("{head}{row}")
             } else if self.long {
-                format!("{bytes:>12}  {rank:>4}  {:<11}  {key}\n", row.state)
+                let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+                format!("{bytes:>12}  {:>5}  {:<11}  {key}\n", ranks.join(","), row.state)
             } else {
                 key + "\n"
             };
@@ -109,7 +113,7 @@ mod tests {
 
     fn row(key: &[u8]) -> Listed {
         let (bytes_total, rank, state) = (5, 1, KeyState::Ready);
-        Listed { key: KeyBytes::from(key), bytes_total, rank, state }
+        Listed { key: KeyBytes::from(key), bytes_total, rank, others: Vec::new(), state }
     }
 
     fn fetched(limit: Option<usize>, step: usize, there: u8) -> (Vec<u8>, bool) {

@@ -6,7 +6,7 @@ use crate::cli_error::CliError;
 use crate::keys::shown;
 use crate::{output, transfer};
 use clap::Args;
-use nkv::message::Existence;
+use nkv::message::{Existence, Location, MAX_REPLICAS};
 use nkv::{Blocking, Error, IfExists, PutOptions};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
@@ -26,6 +26,10 @@ pub(crate) struct Put {
     /// Rank that should own the value [default: by hash of the key]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<u32>,
+    /// Replicas, each on another rank, on other hosts as far as there are any
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_REPLICAS)))]
+    replicas: u8,
     /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true,
         value_parser = |text: &str| bytes_up_to(text, u32::MAX.into()).map(|bytes| bytes as u32))]
@@ -59,9 +63,13 @@ impl Put {
         let opts = PutOptions::default()
             .preferred_rank(self.rank)
             .page_bytes(self.page_bytes.unwrap_or(0))
+            .replicas(self.replicas)
             .if_exists(self.if_exists);
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
+        if self.replicas > 1 {
+            return self.run_replicas(cluster, &handle, (key, &value), &opts);
+        }
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
         put.map_err(|e| CliError::about(key, e, place))?;
         let (key, rank, bytes) = (shown(key), place(), value.len());
@@ -74,6 +82,39 @@ impl Put {
                 (None, _) => String::new(),
             };
             format!("{key}: {} stored{at}\n", show_bytes(bytes as u64))
+        })
+    }
+}
+
+impl Put {
+    fn run_replicas(
+        &self,
+        cluster: &Cluster<'_>,
+        handle: &Blocking,
+        (key, value): (&[u8], &[u8]),
+        opts: &PutOptions,
+    ) -> Result<u8, CliError> {
+        let none = || Err(Error::internal("a put without a result"));
+        let put = || handle.put_replicas(&[(key, value)], opts).pop().unwrap_or_else(none);
+        let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
+        let ranks = || -> Option<Vec<u32>> {
+            Some(handle.get_replicas(key).ok()?.iter().map(Location::rank).collect())
+        };
+        let (ranks, asked) = (ranks().unwrap_or_default(), u32::from(self.replicas));
+        let (key, bytes) = (shown(key), value.len());
+        let json = json!({ "key": key, "bytes": bytes, "replicas": made, "ranks": ranks });
+        cluster.show(&json, || {
+            let size = show_bytes(bytes as u64);
+            let on: Vec<String> = ranks.iter().map(u32::to_string).collect();
+            let on = on.join(", ");
+            match made {
+                0 => format!("{key}: stored before, on ranks {on}\n"),
+                made if made < asked => format!(
+                    "{key}: {size} stored on ranks {on}: {made} of {asked} replicas, no other rank \
+                     has room\n"
+                ),
+                _ => format!("{key}: {size} stored on ranks {on}\n"),
+            }
         })
     }
 }

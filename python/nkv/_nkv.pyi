@@ -6,7 +6,7 @@ from typing import Any
 __version__: str
 
 _Location = tuple[int, int, int, int, int, int, int, int, str]
-_Wanted = tuple[int | None, int, bool]
+_Wanted = tuple[int | None, int, bool, int]
 _Key = str | bytes
 
 class Bytes:
@@ -108,6 +108,7 @@ class Cache:
         self, pattern: str | None, after: bytes | None, limit: int
     ) -> list[tuple[bytes, int, int, str]]: ...
     def location(self, key: _Key) -> _Location: ...
+    def replicas(self, key: _Key) -> list[_Location]: ...
     def open(self, key: _Key, bytes: int, wanted: _Wanted) -> Plan: ...
     def is_published(self, key: _Key) -> bool: ...
     def commit(self, key: _Key) -> None: ...
@@ -126,6 +127,9 @@ class Cache:
     def put_many(
         self, keys: Sequence[_Key], values: Sequence[Sequence[Any]], wanted: _Wanted
     ) -> list[BaseException | None]: ...
+    def put_replicas(
+        self, keys: Sequence[_Key], values: Sequence[Sequence[Any]], wanted: _Wanted
+    ) -> list[Any]: ...
     def put_many_at(
         self,
         keys: Sequence[_Key],

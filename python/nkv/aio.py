@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none
+from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none, replicas_of
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
@@ -50,10 +50,11 @@ class AsyncCalls:
         preferred_segment: int | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
+        replicas: int = 1,
     ) -> None:
         """As ``put``. The value must not change until it is done."""
         source = arrays.source(value)
-        wanted = (preferred_segment, page_bytes, fails(if_exists))
+        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
         await _finished(
             lambda done: self._c.start_put(
                 key, given(source), source.owner, source.trailer, wanted, done

@@ -28,8 +28,16 @@ from .layouts import (
     listed,
     of_dst,
     or_none,
+    replicas_of,
 )
 from .pool import ShmPool
+
+
+def _in_parts(items: Iterable[tuple[Key, Any]]) -> tuple[list[Key], list[list[Any]]]:
+    """Keys, and for each value its bytes and its trailer, if it has one."""
+    pairs = [(key, arrays.source(value)) for key, value in items]
+    parts = [[given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
+    return [key for key, _ in pairs], parts
 
 
 def _raise_first(results: Sequence[Any]) -> None:
@@ -158,6 +166,7 @@ class NanoKVCache(AsyncCalls):
         preferred_segment: int | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
+        replicas: int = 1,
     ) -> None:
         """Stores a value under a key. Values are immutable.
 
@@ -171,9 +180,11 @@ class NanoKVCache(AsyncCalls):
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
                 AlreadyExists (and asks the master).
+            replicas: on how many ranks, 8 at most; fewer are no error: :meth:`put_replicas` says
+                how many. A tensor of a GPU gets one, but by tcp.
         """
         source = arrays.source(value)
-        wanted = (preferred_segment, page_bytes, fails(if_exists))
+        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
         self._c.put(key, given(source), source.trailer, wanted)
 
     def put_many(
@@ -183,6 +194,7 @@ class NanoKVCache(AsyncCalls):
         preferred_segment: int | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
+        replicas: int = 1,
         return_errors: bool = False,
     ) -> list[Error | None]:
         """Stores many values: one request for each owner at most.
@@ -191,13 +203,37 @@ class NanoKVCache(AsyncCalls):
             For each item None, or its error. Without ``return_errors`` the first is raised, after
             all have been tried.
         """
-        pairs = [(key, arrays.source(value)) for key, value in items]
-        wanted = (preferred_segment, page_bytes, fails(if_exists))
-        parts = [[given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
-        done: list[Any] = self._c.put_many([key for key, _ in pairs], parts, wanted)
+        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        keys, parts = _in_parts(items)
+        done: list[Any] = self._c.put_many(keys, parts, wanted)
         if not return_errors:
             _raise_first(done)
         return done
+
+    def put_replicas(
+        self,
+        items: Iterable[tuple[Key, Any]],
+        replicas: int,
+        *,
+        preferred_segment: int | None = None,
+        page_bytes: int = 0,
+        if_exists: Literal["keep", "fail"] = "keep",
+    ) -> list[int]:
+        """Stores many values, each on as many ranks, on other hosts as far as there are any.
+
+        Returns:
+            For each how many replicas were made, and can be read; 0 if the key was stored before.
+            Fewer than asked for are no error, as long as there is one.
+        """
+        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        keys, parts = _in_parts(items)
+        done = self._c.put_replicas(keys, parts, wanted)
+        _raise_first([error for error in done if isinstance(error, BaseException)])
+        return done
+
+    def get_replicas(self, key: Key) -> list[ObjMeta]:
+        """Where each replica lies that can be read now. NotFound if there is none."""
+        return [ObjMeta(*found) for found in self._c.replicas(key)]
 
     def get(
         self, key: Key, *, dst: Any = None, library: Library | None = None, device: Any = None
@@ -357,7 +393,7 @@ class NanoKVCache(AsyncCalls):
         READY; the plan is committed then without a call. The object's memory is not reused while
         the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
-        wanted = (preferred_segment, page_bytes, True)
+        wanted = (preferred_segment, page_bytes, True, 1)
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
         return WritePlan(

@@ -150,6 +150,17 @@ class Removed(NamedTuple):
         return self.in_memory + self.on_disk > 0
 
 
+#: Replicas of an object, at most.
+MAX_REPLICAS = 8
+
+
+def replicas_of(replicas: int) -> int:
+    """Checks a number of replicas."""
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise InvalidArgument(f"{replicas} replicas: 1 to {MAX_REPLICAS}")
+    return replicas
+
+
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, an address and a size, or memory of a GPU."""
     if source.tensor is not None:

@@ -137,6 +137,33 @@ impl Cache {
         self.put_all(py, &keys, &Parts::given(&values, false)?, wanted)
     }
 
+    /// The same; for each how many replicas were made.
+    fn put_replicas<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+        values: Vec<Vec<Bound<'py, PyAny>>>,
+        wanted: Wanted,
+    ) -> PyResult<Results<'py>> {
+        let parts = Parts::given(&values, false)?;
+        alike(keys.len(), "values", parts.ends.len())?;
+        let (keys, options) = (arguments::keys(&keys)?, options(wanted));
+        let done = self.handles.with(py, |handle| {
+            let starts = std::iter::once(0).chain(parts.ends.iter().copied());
+            let joined = starts.zip(&parts.ends).map(|(start, end)| {
+                let mut whole = Vec::new();
+                let of_one = parts.all[start..*end].iter();
+                of_one.map(Part::source).try_for_each(|part| part.append_to(&mut whole))?;
+                Ok(whole)
+            });
+            let wholes = joined.collect::<nkv::Result<Vec<_>>>()?;
+            let items: Vec<_> =
+                keys.iter().copied().zip(wholes.iter().map(Vec::as_slice)).collect();
+            Ok(handle.put_replicas(&items, &options))
+        })?;
+        results(py, done, |made| made as usize)
+    }
+
     /// The same, of values at addresses: those of its parts, and their sizes.
     fn put_many_at<'py>(
         &self,

@@ -10,7 +10,7 @@ use crate::kernel_access::KernelAccesses;
 use crate::memory::{Bytes, View, ViewInDevice};
 use crate::plan::Plan;
 use crate::pool::Pool;
-use crate::reports::{Location, location};
+use crate::reports::{Location, location, locations};
 use crate::tasks::{self, SIGNALS};
 use nkv::{
     Client, ClientConfig, ErrorKind, IfExists, Node, PoolOptions, PutOptions, Secret,
@@ -73,13 +73,14 @@ impl Cache {
     }
 }
 
-/// What a put asks for: preferred rank, bytes per page (0: the cluster's), and whether it fails
-/// over a key that exists.
-pub(crate) type Wanted = (Option<u32>, u32, bool);
+/// What a put asks for: preferred rank, bytes per page (0: the cluster's), whether it fails over a
+/// key that exists, and replicas.
+pub(crate) type Wanted = (Option<u32>, u32, bool, u8);
 
-pub(crate) fn options((preferred, page_bytes, fails): Wanted) -> PutOptions {
+pub(crate) fn options((preferred, page_bytes, fails, replicas): Wanted) -> PutOptions {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
-    PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes).if_exists(what)
+    let options = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
+    options.if_exists(what).replicas(replicas)
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {
@@ -310,6 +311,12 @@ impl Cache {
     fn location(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Location> {
         let key = arguments::key(key)?;
         self.handles.with(py, |handle| handle.get_location(key)).map(|at| location(&at))
+    }
+
+    /// Every place where the master knows it.
+    fn replicas(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Vec<Location>> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get_replicas(key)).map(|found| locations(&found))
     }
 
     fn open(

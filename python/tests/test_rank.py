@@ -87,6 +87,18 @@ def test_keys_are_listed_and_removed_by_pattern(cache: nkv.NanoKVCache, key: str
     assert not cache.exists(f"{key}/19")
 
 
+def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
+    assert cache.put_replicas([(key, b"kv"), (f"{key}/2", np.arange(5))], 2) == [1, 1]
+    assert cache.put_replicas([(key, b"other")], 2) == [0], "it is there"
+    assert (cache.get(key), list(cache.get(f"{key}/2"))) == (b"kv", [0, 1, 2, 3, 4])
+    assert [place.rank for place in cache.get_replicas(key)] == [0]
+    cache.put(f"{key}/3", b"kv", replicas=8)
+    with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
+        cache.put(key, b"kv", replicas=9)
+    with pytest.raises(nkv.NotFound):
+        cache.get_replicas(f"{key}/4")
+
+
 def test_wrong_settings_are_errors_that_name_them() -> None:
     for wrong, named in [
         ({"heap_bytes": "64MB"}, "heap_bytes"),

@@ -125,6 +125,16 @@ impl Blocking {
         self.wait_all(items.len(), self.client.put_many(items, opts))
     }
 
+    /// See [`Client::put_replicas`].
+    pub fn put_replicas(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<u32>> {
+        self.wait_all(items.len(), self.client.put_replicas(items, opts))
+    }
+
+    /// See [`Client::get_replicas`].
+    pub fn get_replicas(&self, key: &[u8]) -> Result<Vec<Location>> {
+        self.wait(self.client.get_replicas(key))
+    }
+
     /// See [`Client::put_many_parts`].
     pub fn put_many_parts(
         &self,

@@ -59,7 +59,7 @@ impl PutOptions {
 
     /// Replicas of the object, each at another rank, on other hosts as far as there are any: 8 at
     /// most. Such a put takes plans. One that makes fewer is `Ok`: [`Client::put_replicas`] says
-    /// how many it made.
+    /// how many it made. What is read from a device by a plan gets one.
     ///
     /// [`Client::put_replicas`]: crate::Client::put_replicas
     #[must_use]

@@ -108,7 +108,8 @@ impl Master {
         let seen = entries.into_iter().map(|(id, e)| {
             let key = KeyBytes::shared(e.key.clone());
             let (rank, bytes_total) = (e.segment_id().rank, e.replica().object.bytes_total);
-            (id, Listed { key, bytes_total, rank, state: self.state_of(e) })
+            let others = e.replicas().skip(1).map(|r| r.segment_id.rank).collect();
+            (id, Listed { key, bytes_total, rank, others, state: self.state_of(e) })
         });
         (seen.collect(), next)
     }
@@ -244,7 +245,7 @@ mod tests {
     fn seen(keys: &[&[u8]]) -> Vec<Seen> {
         let one = |k: &&[u8]| {
             let (key, state) = (KeyBytes::from(*k), KeyState::Ready);
-            let row = Listed { key, bytes_total: 1, rank: 0, state };
+            let row = Listed { key, bytes_total: 1, rank: 0, others: Vec::new(), state };
             (nkv_store::KeyHasher::new([7; 16]).id(k), row)
         };
         keys.iter().map(one).collect()

@@ -38,6 +38,8 @@ pub struct Listed {
     pub bytes_total: u64,
     /// Owner rank.
     pub rank: u32,
+    /// Ranks that have further replicas.
+    pub others: Vec<u32>,
     /// Its state.
     pub state: KeyState,
 }

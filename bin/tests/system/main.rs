@@ -18,6 +18,7 @@ mod pool;
 #[cfg(feature = "rdma")]
 mod rdma;
 mod reference;
+mod replicas;
 mod ring;
 mod silent;
 mod ssd;

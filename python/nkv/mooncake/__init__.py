@@ -20,9 +20,10 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
 - ``register_buffer`` registers with RDMA devices, if there are any. As there, memory must stay
   until ``unregister_buffer``.
 - Values that were put as arrays by ``NanoKVCache`` are read with their trailer.
-- ``replica_num`` above 1, pins and groups are accepted and have no effect: there is one copy, which
-  the log says once. Leases are not needed: what is read cannot change under its reader, and
-  ``remove`` and ``batch_replica_clear`` take at once what was just read or put.
+- ``replica_num`` is obeyed, up to 8, but for tensors in a GPU and session puts; fewer copies than
+  asked for are no error, as there. Pins and groups are accepted and have no effect. Leases are not
+  needed: what is read cannot change under its reader, and ``remove`` and ``batch_replica_clear``
+  take at once what was just read or put.
 - A segment is a rank, and its name the rank's number (``transport_endpoint`` of a descriptor,
   ``preferred_segment``, ``segment_name``). ``create_copy_task`` and ``create_move_task`` return
   -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1: objects do not move, and a client

@@ -6,6 +6,8 @@ import enum
 import logging
 from typing import Any, ClassVar
 
+from ..layouts import MAX_REPLICAS
+
 log = logging.getLogger("nkv.mooncake")
 
 
@@ -159,12 +161,20 @@ def _warn_once(what: str) -> None:
         log.warning("%s", what)
 
 
+def wanted_of(
+    config: ReplicateConfig | None, fails: bool = False
+) -> tuple[int | None, int, bool, int]:
+    """What a put asks for: a rank, pages, whether it fails over a key that exists, replicas."""
+    replicas = 1 if config is None else config.replica_num
+    if replicas > MAX_REPLICAS:
+        _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
+    return preferred_rank(config), 0, fails, max(1, min(replicas, MAX_REPLICAS))
+
+
 def preferred_rank(config: ReplicateConfig | None) -> int | None:
     """The rank that a put asks for, if it names one."""
     if config is None:
         return None
-    if config.replica_num > 1:
-        _warn_once("replica_num above 1: nkv keeps one copy")
     named = config.preferred_segment or (config.preferred_segments or [""])[0]
     return int(named) if named.isdecimal() and named.isascii() else None
 

@@ -12,7 +12,7 @@ from .. import _nkv, arrays, errors
 from ..layouts import given
 from .buffers import Pool
 from .codes import INVALID_PARAMS, OBJECT_EXISTS, OBJECT_NOT_FOUND, OK, code_of
-from .config import ReplicateConfig, byte_size, log, preferred_rank
+from .config import ReplicateConfig, byte_size, log, wanted_of
 from .sealed import Sealed
 
 #: How often an upsert begins again because another put came between.
@@ -271,7 +271,7 @@ class Core:
         config: ReplicateConfig | None,
         fails: bool = False,
     ) -> list[int]:
-        wanted = (preferred_rank(config), 0, fails)
+        wanted = wanted_of(config, fails)
         return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
 
     def _remove_many(self, keys: Sequence[str]) -> list[int]:

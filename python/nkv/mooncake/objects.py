@@ -8,7 +8,7 @@ from typing import Any
 from .. import _nkv, arrays
 from .buffers import BufferHandle, handle_of
 from .codes import INVALID_PARAMS, OK
-from .config import ReplicateConfig, preferred_rank
+from .config import ReplicateConfig, wanted_of
 from .core import Core, places_of
 
 _MAX_KEY_BYTES = 1024
@@ -42,7 +42,7 @@ class Objects(Core):
         """Stores the bytes at an address."""
         if buffer_ptr <= 0 or size < 0:
             return INVALID_PARAMS
-        wanted = (preferred_rank(config), 0, False)
+        wanted = wanted_of(config)
         done = self._try(lambda c: c.put(key, (buffer_ptr, size), b"", wanted))
         return OK if done is None else int(done)
 
@@ -70,7 +70,7 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores the bytes at addresses."""
-        wanted = (preferred_rank(config), 0, False)
+        wanted = wanted_of(config)
         return self._many(len(keys), lambda c: c.put_many_at(keys, buffer_ptrs, sizes, wanted), _ok)
 
     def batch_put_from_multi_buffers(
@@ -81,7 +81,7 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores values that lie in several places each."""
-        wanted = (preferred_rank(config), 0, False)
+        wanted = wanted_of(config)
         return self._many(
             len(keys), lambda c: c.put_many_at(keys, all_buffer_ptrs, all_sizes, wanted), _ok
         )

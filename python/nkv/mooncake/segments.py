@@ -22,14 +22,9 @@ class Segments(Core):
     """Places of objects."""
 
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        """Where the copy of an object lies; empty if there is none."""
-        found = self._try(lambda c: c.location(key))
-        if isinstance(found, int):
-            return []
-        _, rank, _, payload, size, *_, tier = found
-        if tier == "disk":
-            return [ReplicaDescriptor(LocalDiskDescriptor(size, str(rank)))]
-        return [ReplicaDescriptor(MemoryDescriptor(Descriptor(size, payload, str(rank))))]
+        """Where the copies of an object lie; empty if there is none."""
+        found = self._try(lambda c: c.replicas(key))
+        return [] if isinstance(found, int) else [_described(one) for one in found]
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
         """The same for many, without the keys that are not there."""
@@ -37,16 +32,21 @@ class Segments(Core):
         return {key: some for key, some in found.items() if some}
 
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
-        """Removes the copies that a segment has, or any without a name; the keys that had one.
+        """Removes objects all of whose copies a segment has, or any without a name; their keys.
 
-        ``segment_name`` is a rank's number.
+        ``segment_name`` is a rank's number. One copy of several is not removed.
         """
         at = self.batch_get_replica_desc(keys)
-        here = [key for key, (one,) in at.items() if segment_name in ("", one.rank())]
+        wanted = ("", segment_name) if segment_name else ()
+        here = [
+            key
+            for key, found in at.items()
+            if not wanted or all(one.rank() in wanted for one in found)
+        ]
         return [key for key, code in zip(here, self._remove_many(here), strict=True) if code == OK]
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[tuple[int, int], int]:
-        """-600, as for segments that are not there: nkv keeps one copy. -704 without the key."""
+        """-600, as for segments that are not there. -704 without the key."""
         return _NO_TASK, self._no_task(key)
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
@@ -100,3 +100,10 @@ class MooncakeDistributedNoFRegister:
     def real_unregister_by_endpoint(self, *_: Any) -> int:
         """-600."""
         return INVALID_PARAMS
+
+
+def _described(found: tuple[Any, ...]) -> ReplicaDescriptor:
+    _, rank, _, payload, size, *_, tier = found
+    if tier == "disk":
+        return ReplicaDescriptor(LocalDiskDescriptor(size, str(rank)))
+    return ReplicaDescriptor(MemoryDescriptor(Descriptor(size, payload, str(rank))))

@@ -154,7 +154,9 @@ impl Client {
     ) -> Result<()> {
         parts.iter().try_for_each(Source::wait)?;
         let bytes = Value::Sources(parts).len() as u64;
-        let plan = self.open_for_write(key, bytes, opts).await?;
+        let short = opts.replicas.saturating_sub(1);
+        let plan = self.open_for_write(key, bytes, &opts.clone().replicas(1)).await?;
+        self.shared.writes.replicas_short.add(short.into());
         let mut offset = 0;
         for part in parts {
             let pieces: Vec<Source<'_>> = match part {

@@ -93,7 +93,11 @@ impl Response {
                 Readiness::Writing(meta) => meta.check_numbers(),
                 Readiness::Ended(_) => Ok(()),
             }),
-            Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
+            Response::Listed { keys, .. } => {
+                let others = keys.iter().map(|row| row.others.len()).max().unwrap_or(0);
+                list("keys", keys.len(), KEYS_PER_ROUND)
+                    .and_then(|()| list("replicas of a key", others, MAX_PLACES))
+            }
             _ => Ok(()),
         };
         checked.map_err(|e| {
