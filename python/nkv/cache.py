@@ -33,9 +33,13 @@ from .layouts import (
 from .pool import ShmPool
 
 
-def _in_parts(items: Iterable[tuple[Key, Any]]) -> tuple[list[Key], list[list[Any]]]:
-    """Keys, and for each value its bytes and its trailer, if it has one."""
-    pairs = [(key, arrays.source(value)) for key, value in items]
+def _sources(items: Iterable[tuple[Key, Any]]) -> list[tuple[Key, arrays.Source]]:
+    """Keys and the memory of values, which the list keeps."""
+    return [(key, arrays.source(value)) for key, value in items]
+
+
+def _parts(pairs: list[tuple[Key, arrays.Source]]) -> tuple[list[Key], list[list[Any]]]:
+    """Keys, and for each value its bytes, by address, and its trailer, if it has one."""
     parts = [[given(value), value.trailer][: 1 + bool(value.trailer)] for _, value in pairs]
     return [key for key, _ in pairs], parts
 
@@ -204,8 +208,8 @@ class NanoKVCache(AsyncCalls):
             all have been tried.
         """
         wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
-        keys, parts = _in_parts(items)
-        done: list[Any] = self._c.put_many(keys, parts, wanted)
+        pairs = _sources(items)
+        done: list[Any] = self._c.put_many(*_parts(pairs), wanted)
         if not return_errors:
             _raise_first(done)
         return done
@@ -226,8 +230,8 @@ class NanoKVCache(AsyncCalls):
             Fewer than asked for are no error, as long as there is one.
         """
         wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
-        keys, parts = _in_parts(items)
-        done = self._c.put_replicas(keys, parts, wanted)
+        pairs = _sources(items)
+        done = self._c.put_replicas(*_parts(pairs), wanted)
         _raise_first([error for error in done if isinstance(error, BaseException)])
         return done
 

@@ -92,6 +92,9 @@ def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
     assert cache.put_replicas([(key, b"other")], 2) == [0], "it is there"
     assert (cache.get(key), list(cache.get(f"{key}/2"))) == (b"kv", [0, 1, 2, 3, 4])
     assert [place.rank for place in cache.get_replicas(key)] == [0]
+    numbers = [(f"{key}/n{i}", np.float64(i)) for i in range(100)]
+    assert cache.put_replicas(numbers, 2) == [1] * 100
+    assert [float(n) for n in cache.get_many([name for name, _ in numbers])] == list(range(100))
     cache.put(f"{key}/3", b"kv", replicas=8)
     with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
         cache.put(key, b"kv", replicas=9)

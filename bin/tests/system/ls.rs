@@ -55,7 +55,7 @@ fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
     assert_eq!(
         lines,
         [
-            ["bytes", "rank", "state", "key"],
+            ["bytes", "ranks", "state", "key"],
             ["1", "0", "ready", "run-1/a"],
             ["70000", "2", "ready", "run-1/b"],
         ]

@@ -4,6 +4,7 @@
 use super::super::{Client, continued, filled};
 use super::commit::published;
 use super::publication;
+use crate::client::peer::Peer;
 use crate::client::plans::PlanState;
 use crate::error::{Error, Result};
 use nkv_store::clock::Clock;
@@ -11,22 +12,37 @@ use nkv_store::object::Publication;
 use nkv_transport::TransportError;
 use nkv_transport::gate::InFlight;
 use nkv_transport::verbs::{Post, PostObserver};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The plan of an object, and its value.
 pub(super) type WholeObject<'a> = (Arc<PlanState>, &'a [u8]);
 
+/// The objects of one owner, by their numbers in the call, and their results.
+#[derive(Default)]
+struct OfOwner {
+    objects: Vec<usize>,
+    placed: Vec<Result<()>>,
+}
+
 impl Client {
-    /// Writes and publishes all of them; one result per object, in order.
+    /// Writes and publishes all of them, side by side where owners are on other hosts; one result
+    /// per object, in order.
     pub(super) fn place_wholes(&self, wholes: &[WholeObject<'_>]) -> Vec<Result<()>> {
-        let owner = |i: usize| wholes[i].0.desc.meta.at.incarnation;
-        let mut order: Vec<usize> = (0..wholes.len()).collect();
-        order.sort_by_key(|i| owner(*i));
+        let mut by_owner: BTreeMap<u64, (Arc<Peer>, OfOwner)> = BTreeMap::new();
+        for (i, (plan, _)) in wholes.iter().enumerate() {
+            let of_owner = || (plan.peer.clone(), OfOwner::default());
+            let part = by_owner.entry(plan.desc.meta.at.incarnation).or_insert_with(of_owner);
+            part.1.objects.push(i);
+        }
+        let mut parts: Vec<_> = by_owner.into_values().collect();
+        self.at_owners(&mut parts, |_, part| {
+            let members: Vec<_> = part.objects.iter().map(|i| &wholes[*i]).collect();
+            part.placed = self.place_group(&members);
+        });
         let mut results = vec![None; wholes.len()];
-        for group in order.chunk_by(|a, b| owner(*a) == owner(*b)) {
-            let members: Vec<_> = group.iter().map(|i| &wholes[*i]).collect();
-            let placed = members[0].0.peer.run_blocking(|| self.place_group(&members));
-            group.iter().zip(placed).for_each(|(i, result)| results[*i] = Some(result));
+        for (_, part) in parts {
+            part.objects.iter().zip(part.placed).for_each(|(i, done)| results[*i] = Some(done));
         }
         filled(results, Vec::new())
     }
