@@ -30,6 +30,7 @@ pub mod node;
 pub mod owner;
 mod pattern;
 mod race;
+mod replication;
 pub mod server;
 mod slot_map;
 pub mod slow_path;

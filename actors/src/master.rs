@@ -18,6 +18,7 @@ mod membership;
 mod objects;
 mod open;
 mod recover;
+mod repairs;
 mod route;
 mod slab;
 mod terms;
@@ -118,6 +119,7 @@ pub struct Master {
     // Commits whose owners have not recorded the plan yet.
     unrecorded: BTreeMap<SegmentId, Vec<commit::Unrecorded>>,
     counters: MasterCounters,
+    repairs: repairs::Repairs,
     // Segments that have not reported since a panic; requests are parked until they have.
     recovering: BTreeSet<SegmentId>,
     recover_until_ms: u64,
@@ -226,6 +228,7 @@ impl Role for Master {
             commits_out: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
             counters: MasterCounters::default(),
+            repairs: repairs::Repairs::default(),
             recovering: BTreeSet::new(),
             recover_until_ms: 0,
             blind: BTreeSet::new(),
@@ -330,6 +333,9 @@ impl Master {
                 self.answer_lookup(ask, reply, known::Known::default());
             }
             Request::AwaitReady(asked) => self.await_ready(asked, reply),
+            Request::Replicate { keys, wanted } => {
+                reply.send(Response::Done(self.replicate(&keys, wanted)))
+            }
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
@@ -370,7 +376,10 @@ impl Master {
             objects: self.objects.values().filter(|e| e.is_live()).count() as u64,
             plans_open: self.plans.len() as u64,
             waiting: self.waiting.len() as u64,
-            master: self.counters.clone(),
+            master: MasterCounters {
+                repairs_waiting: self.waiting_repairs(),
+                ..self.counters.clone()
+            },
             ranks: ranks.collect(),
             refused: self.not_taken.list(self.now_ms()),
         }
@@ -446,6 +455,7 @@ impl On<MasterTick> for Master {
         self.expire_log_questions();
         self.expire_disk_questions();
         self.resend_missed();
+        self.repair();
         self.answer_awaiting();
         self.expire_awaiting();
         self.complete_deferred();

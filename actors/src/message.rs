@@ -25,8 +25,8 @@ pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
-    ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
-    SlotContent, SlotEntry, Touch, TouchBatch, Via,
+    ClientToOwner, EndCause, MakeReplicas, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened,
+    ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
@@ -158,6 +158,8 @@ pub struct OpenItem {
     pub page_bytes: u32,
     /// Replicas, at most [`MAX_REPLICAS`]; 0 and 1 mean one. What has no room gets no plan.
     pub replicas: u8,
+    /// One of the key's replicas, which was read: plans for those that it lacks are asked for.
+    pub replica_of: Option<SlotRef>,
 }
 
 /// One plan to commit or abort.
@@ -258,11 +260,18 @@ pub enum Request {
     RemoveMatching(Selection),
     /// Answered once one of the keys is readable, or its plan has ended.
     AwaitReady(AwaitReady),
+    /// Give keys so many replicas, or leave them so many: answered before they are made.
+    Replicate {
+        /// The keys.
+        keys: Vec<KeyBytes>,
+        /// Replicas of each, 1 to [`MAX_REPLICAS`].
+        wanted: u8,
+    },
 }
 
 impl Request {
     /// Names of the kinds, by [`Self::kind`].
-    pub const KINDS: [&str; 14] = [
+    pub const KINDS: [&str; 15] = [
         "open",
         "commit",
         "abort",
@@ -277,6 +286,7 @@ impl Request {
         "list",
         "remove_matching",
         "await_ready",
+        "replicate",
     ];
 
     /// Which of [`Self::KINDS`].
@@ -296,6 +306,7 @@ impl Request {
             Self::List { .. } => 11,
             Self::RemoveMatching(_) => 12,
             Self::AwaitReady(_) => 13,
+            Self::Replicate { .. } => 14,
         }
     }
 }

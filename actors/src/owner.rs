@@ -25,6 +25,7 @@ use crate::message::{
     ClientToOwner, Gauges, LogQuestion, MasterToOwner, OwnerGauges, OwnerToMaster, PlanId,
     PlanOpened, PlanRef, SlotRef, TouchBatch,
 };
+use crate::replication::Replication;
 use crate::tier::Demotion;
 use crate::uplink::Uplink;
 use attachments::AttachId;
@@ -70,6 +71,8 @@ pub struct OwnerDurable {
     pub log_claim_ttl_ms: u64,
     /// Who is asked, besides the pins, before the extent of a retired object is used again [I9].
     pub holders: Vec<Arc<dyn Holders>>,
+    /// The thread that makes replicas of what this node has.
+    pub(crate) replication: Arc<Replication>,
     /// The SSD tier, where what leaves memory goes.
     pub(crate) demotion: Option<Arc<Demotion>>,
 }
@@ -369,6 +372,12 @@ impl On<FromMaster> for Owner {
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::AskDisk { number, question } => self.asked_about_disk(number, question),
             MasterToOwner::RemovalOver { removal, again } => self.removal_over(removal, again),
+            MasterToOwner::InSet(list) => {
+                let mut t = self.durable.tables.lock();
+                let mine = list.iter().filter(|(at, _)| at.incarnation == self.incarnation);
+                mine.for_each(|(at, set)| t.note_set((at.slot, at.epoch), *set));
+            }
+            MasterToOwner::MakeReplicas(list) => self.durable.replication.add(list),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
             MasterToOwner::ReportTaken

@@ -130,6 +130,15 @@ impl Blocking {
         self.wait_all(items.len(), self.client.put_replicas(items, opts))
     }
 
+    pub(crate) fn add_replicas(&self, key: &[u8], wanted: u8) -> Result<u32> {
+        self.wait(self.client.add_replicas(key, wanted))
+    }
+
+    /// See [`Client::replicate`].
+    pub fn replicate(&self, keys: &[&[u8]], wanted: u8) -> Vec<Result<()>> {
+        self.wait_all(keys.len(), self.client.replicate(keys, wanted))
+    }
+
     /// See [`Client::get_replicas`].
     pub fn get_replicas(&self, key: &[u8]) -> Result<Vec<Location>> {
         self.wait(self.client.get_replicas(key))

@@ -3,7 +3,7 @@
 //! their headers.
 
 use super::locations;
-use super::{Client, check_keys, key_bytes, one};
+use super::{Client, about_keys, check_keys, key_bytes, one, spread};
 use crate::client::producer::AttachTo;
 use crate::error::{Error, Result};
 use crate::message::{Existence, Location, Promote, Request, Response};
@@ -134,6 +134,30 @@ impl Client {
     /// ```
     pub async fn get_location(&self, key: &[u8]) -> Result<Location> {
         self.locate_one(key).await.map_err(|e| e.about(key))
+    }
+
+    /// Has keys have so many replicas, 8 at most: the node of a replica makes those that are
+    /// missing, soon after this returns, as far as other ranks have room; of those that are too many
+    /// some are given up. [`Client::get_replicas`] says how many there are.
+    ///
+    /// # Errors
+    /// For each key: `NotFound` if it is not in memory.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("replicate", async |cache| {
+    /// cache.put_replicas(&[(b"block/1", b"kv bytes")], &PutOptions::default()).await;
+    /// assert_eq!(cache.replicate(&[b"block/1"], 3).await, [Ok(())]);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn replicate(&self, keys: &[&[u8]], wanted: u8) -> Vec<Result<()>> {
+        if let Err(e) = self.check_usable().and_then(|()| check_keys(keys)) {
+            return spread(keys.len(), e);
+        }
+        let answer = self.call(Request::Replicate { keys: key_bytes(keys), wanted }).await;
+        about_keys(self.done("Replicate", answer, keys.len()), keys.iter().copied())
     }
 
     /// Every place where the master knows an object: one for each replica that can be read now.

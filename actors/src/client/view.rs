@@ -6,7 +6,7 @@ use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{MAX_PLACES, Touch, Via};
+use crate::message::{MAX_PLACES, SlotRef, Touch, Via};
 use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins, TABLES};
 use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
@@ -17,6 +17,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ObjectView {
     bytes: PinnedBytes,
+    at: (u32, u32),
     // Keeps the attachment: it detaches from its owner only after its last view is dropped.
     peer: Arc<Peer>,
 }
@@ -25,6 +26,12 @@ impl ObjectView {
     /// The rank in whose memory the bytes lie.
     pub fn rank(&self) -> u32 {
         self.peer.rank
+    }
+
+    /// The slot of the object.
+    pub(super) fn at(&self) -> SlotRef {
+        let (slot, epoch) = self.at;
+        SlotRef { incarnation: self.peer.incarnation, slot, epoch }
     }
 
     /// The owner's incarnation, and the offset of the first byte in its segment.
@@ -151,7 +158,8 @@ impl Client {
         let bytes = self.pin(peer, hit, via, |pins, reader| {
             pins.pin_bytes((hit.slot, hit.epoch()), place, || reader.still(hit))
         });
-        Some(bytes?.map(|bytes| ObjectView { bytes, peer: peer.clone() }))
+        let at = (hit.slot, hit.epoch());
+        Some(bytes?.map(|bytes| ObjectView { bytes, at, peer: peer.clone() }))
     }
 
     fn view_device(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<DeviceView> {

@@ -371,6 +371,7 @@ impl Client {
             preferred_rank: opts.preferred_rank,
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,
+            replica_of: opts.replica_of,
         });
         let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut asked = Asked { client: self, request: Some(number) };

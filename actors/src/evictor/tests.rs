@@ -100,6 +100,7 @@ impl Bench {
             ActorAddr::start(executors[0].executor(), durable, Arc::new(|_| {})).await.unwrap();
         let _ = slot.set(Arc::new(evictor.clone()) as Arc<dyn HeapObserver>);
         let durable = OwnerDurable {
+            replication: Arc::default(),
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),
             tables: tables.clone(),

@@ -334,6 +334,7 @@ fn requests(all: &mut Vec<Lie>) {
         preferred_rank: Some(1),
         page_bytes: 4096,
         replicas: 1,
+        replica_of: None,
     };
     let items: [Change<OpenItem>; 4] = [
         |i| i.bytes_total = u64::MAX,

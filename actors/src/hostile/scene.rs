@@ -134,6 +134,7 @@ impl TestCluster {
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
         let durable = OwnerDurable {
+            replication: Arc::default(),
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),
             tables: tables.clone(),
@@ -376,6 +377,7 @@ impl TestCluster {
             preferred_rank: Some(0),
             page_bytes: 0,
             replicas: 1,
+            replica_of: None,
         }];
         let request =
             Request::OpenForWrite { request: u64::MAX - self.requests, wait_ms: 0, items };

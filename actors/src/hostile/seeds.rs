@@ -55,6 +55,7 @@ pub(super) fn logged() -> LogObjectEntry {
         id: KEY,
         slot: 0,
         epoch: 1,
+        set: crate::message::ReplicaSet::NONE,
     }
 }
 
@@ -122,6 +123,7 @@ fn requests() -> Vec<Request> {
         preferred_rank: Some(1),
         page_bytes: 4096,
         replicas: 2,
+        replica_of: None,
     };
     let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
     let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };

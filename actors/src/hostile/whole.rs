@@ -36,6 +36,7 @@ fn item(key: &[u8], rank: u32) -> OpenItem {
         preferred_rank: Some(rank),
         page_bytes: 4096,
         replicas: 1,
+        replica_of: None,
     }
 }
 

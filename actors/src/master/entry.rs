@@ -157,6 +157,11 @@ impl Entry {
         self
     }
 
+    /// The same, for an entry that is listed.
+    pub(super) fn belongs_to(&mut self, set: ReplicaSet) {
+        self.change(|rest| rest.set = set);
+    }
+
     /// The replicas of one put; `NONE` if it asked for one.
     pub(super) fn set(&self) -> ReplicaSet {
         self.rest().set

@@ -426,7 +426,7 @@ impl Master {
         o: &LogObjectEntry,
     ) -> Option<Entry> {
         let replica = Replica { segment_id, at, object: o.object };
-        Some(Entry::live(self.durable.key_pool.key(&o.key).ok()?, replica))
+        Some(Entry::live(self.durable.key_pool.key(&o.key).ok()?, replica).in_set(o.set))
     }
 
     /// Lists objects of a log, with their key strings. The object listed first keeps its key [I15].
@@ -495,6 +495,16 @@ impl Master {
     ) -> bool {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
+        let replica = entry.replica();
+        let further = |e: &Entry| !e.is_at(at) && self.is_replica_of(e, &replica, o.set);
+        if self.objects.get(&id).is_some_and(further) {
+            if let Some(e) = self.objects.get_mut(&id) {
+                e.add_live(replica);
+            }
+            self.list_at(id, segment_id, at);
+            self.became_live(id, segment_id);
+            return true;
+        }
         match self.objects.get(&id).map(|e| {
             let mine = e.replicas().find(|replica| replica.at == at);
             let here = || e.replicas().find(|replica| replica.segment_id == segment_id);

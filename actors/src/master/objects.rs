@@ -48,13 +48,17 @@ impl Master {
     /// Lists an object, under the number that its slots keep too.
     pub(super) fn enter(&mut self, id: KeyId, entry: Entry) {
         let places: SmallVec<[_; 2]> = entry.places().map(|p| (p.segment_id, p.at)).collect();
-        let number = self.objects.insert(id, entry);
-        for (segment_id, at) in places {
-            if let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                allocator.list(at.slot, at.epoch, number);
-            }
-        }
+        self.objects.insert(id, entry);
+        places.into_iter().for_each(|(segment_id, at)| self.list_at(id, segment_id, at));
         self.awaiting.note(id);
+    }
+
+    /// A slot has one of the replicas of a listed object.
+    pub(super) fn list_at(&mut self, id: KeyId, segment_id: SegmentId, at: SlotRef) {
+        let number = self.objects.number(&id);
+        if let (Some(number), Some(b)) = (number, self.allocators.get_mut(&segment_id)) {
+            b.list(at.slot, at.epoch, number);
+        }
     }
 
     /// The identity of the object that was listed at a slot. If that is gone, it may be another
@@ -92,6 +96,7 @@ impl Master {
         let gone = all.filter(|(_, r)| r.segment_id == segment_id && gone(r.at));
         for (id, at) in gone.map(|(id, r)| (id, r.at)).collect::<Vec<_>>() {
             self.drop_entry(id, at);
+            self.note_short(id);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
     CopyPlan, KeyBytes, MAX_REPLICAS, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId,
-    PlanOpened, ReplicaSet, Response, SegmentId,
+    PlanOpened, ReplicaSet, Response, SegmentId, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::layout::NOWHERE;
@@ -153,6 +153,9 @@ impl Master {
     fn place(&mut self, o: &Opening, taken: impl Fn(&Self, SegmentId) -> bool) -> Result<Placed> {
         let Opening { asked, key, open, .. } = o;
         let id = self.id_of(key.as_bytes());
+        if let Some(source) = open.replica_of {
+            return self.place_replicas(o, source).map(Placed::Granted);
+        }
         if let Some(e) = self.entry(key.as_bytes())? {
             return self.existing(e, *asked, open).map(Placed::Granted);
         }
@@ -251,22 +254,74 @@ impl Master {
         };
         let plan = self.grant_one(o, &first, set);
         let mut entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
-        for segment_id in self.route_copies(first.segment_id, &o.open) {
-            if entry.places().count() >= usize::from(wanted) {
-                break;
-            }
-            let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
-            let Ok((at, extent)) = allocator.take(o.open.bytes_total) else {
-                self.ask_for_room(segment_id, o.open.bytes_total);
-                continue;
-            };
-            let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..first.object } };
-            entry.add_copy(self.grant_one(o, &copy, set), copy);
+        for (plan, copy) in self.grant_copies(o, &entry, set) {
+            entry.add_copy(plan, copy);
         }
         self.counters.replicas_short += u64::from(wanted) - entry.places().count() as u64;
         let desc = self.described(&entry);
         self.enter(self.id_of(o.key.as_bytes()), entry);
         desc
+    }
+
+    /// Plans for what an entry lacks, as far as other ranks have room.
+    fn grant_copies(
+        &mut self,
+        o: &Opening,
+        entry: &Entry,
+        set: ReplicaSet,
+    ) -> Vec<(PlanId, Replica)> {
+        let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
+        let (object, mut granted) = (entry.replica().object, Vec::new());
+        for segment_id in self.route_copies(&taken, &o.open) {
+            if taken.len() + granted.len() >= usize::from(set.wanted) {
+                break;
+            }
+            let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
+            let Ok((at, extent)) = allocator.take(object.bytes_total) else {
+                self.ask_for_room(segment_id, object.bytes_total);
+                continue;
+            };
+            let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..object } };
+            granted.push((self.grant_one(o, &copy, set), copy));
+        }
+        granted
+    }
+
+    /// Plans for the replicas that a stored object lacks, of which `source` was read.
+    fn place_replicas(&mut self, o: &Opening, source: SlotRef) -> Result<PlanDesc> {
+        let id = self.id_of(o.key.as_bytes());
+        let is_source = |r: Replica| r.at == source;
+        let e = self.entry(o.key.as_bytes())?.filter(|e| e.is_live());
+        let e = e.filter(|e| e.replicas().any(is_source)).ok_or_else(|| {
+            Error::not_ready(format!("key {} is not stored there any more: read it again", o.key))
+        })?;
+        let asked = |plan: &PlanId| self.plans.get(plan).is_some_and(|p| p.asked == o.asked);
+        let theirs: Vec<_> = e.plans().filter(|(plan, _)| asked(plan)).collect();
+        if !theirs.is_empty() {
+            return self.described_of(&e.key, theirs.into_iter());
+        }
+        if e.replica().object.bytes_total != o.open.bytes_total {
+            return Err(Error::invalid(format!("key {} has another length", o.key)));
+        }
+        let wanted = o.open.replicas.clamp(1, MAX_REPLICAS).max(e.set().wanted);
+        let set = self.set_wanted(id, wanted);
+        let Some(e) = self.objects.get(&id).cloned() else {
+            return Err(Error::internal("an entry went while it was looked at"));
+        };
+        let granted = self.grant_copies(o, &e, set);
+        for (plan, copy) in &granted {
+            if let Some(e) = self.objects.get_mut(&id) {
+                e.add_copy(*plan, *copy);
+            }
+            self.list_at(id, copy.segment_id, copy.at);
+        }
+        match granted.is_empty() {
+            true => Err(Error::out_of_memory(format!(
+                "no other rank has room for a replica of key {}, or it has all {wanted}",
+                o.key
+            ))),
+            false => self.described_of(&e.key, granted.into_iter()),
+        }
     }
 
     fn grant_one(&mut self, o: &Opening, replica: &Replica, set: ReplicaSet) -> PlanId {
@@ -283,13 +338,21 @@ impl Master {
 
     /// The plans that write an entry, as its producer gets them.
     fn described(&self, e: &Entry) -> Result<PlanDesc> {
+        self.described_of(&e.key, e.plans())
+    }
+
+    fn described_of(
+        &self,
+        key: &Key,
+        plans: impl Iterator<Item = (PlanId, Replica)>,
+    ) -> Result<PlanDesc> {
         let write_ttl_ms = self.durable.settings.write_ttl_ms;
-        let mut plans = e.plans().filter_map(|(plan, replica)| {
+        let mut plans = plans.filter_map(|(plan, replica)| {
             let token = self.plans.get(&plan)?.token;
-            Some(CopyPlan { plan, token, meta: self.meta(&e.key, &replica) })
+            Some(CopyPlan { plan, token, meta: self.meta(key, &replica) })
         });
         let Some(CopyPlan { plan, token, meta }) = plans.next() else {
-            return Err(Error::internal(format!("key {} has no plan", e.key)));
+            return Err(Error::internal(format!("key {key} has no plan")));
         };
         Ok(PlanDesc { plan, token, meta, write_ttl_ms, copies: plans.collect() })
     }

@@ -406,7 +406,7 @@ impl Master {
 
     /// Whether what a rank reports is a further replica of an entry: of the same put, and at a rank
     /// that has none.
-    fn is_replica_of(&self, e: &Entry, replica: &Replica, set: ReplicaSet) -> bool {
+    pub(super) fn is_replica_of(&self, e: &Entry, replica: &Replica, set: ReplicaSet) -> bool {
         let elsewhere = |r: Replica| r.segment_id.rank != replica.segment_id.rank;
         set.is_same(e.set())
             && e.state() != State::Removing
@@ -433,6 +433,7 @@ impl Master {
         let Some(e) = self.objects.get_mut(&id) else {
             self.objects.insert(id, Entry::live(key, replica).in_set(set));
             self.awaiting.note(id);
+            self.note_short(id);
             return true;
         };
         match e.plan_at(at) {
@@ -452,6 +453,7 @@ impl Master {
             _ => return e.is_at(at) && e.state() != State::Removing,
         }
         self.became_live(id, replica.segment_id);
+        self.note_short(id);
         true
     }
 

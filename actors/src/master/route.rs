@@ -50,13 +50,14 @@ impl Master {
 
     /// Where further replicas of an object may go, best first: one segment of each other rank, by
     /// room; those of hosts that have none yet come before all others.
-    pub(super) fn route_copies(&self, first: SegmentId, open: &OpenItem) -> Vec<SegmentId> {
+    pub(super) fn route_copies(&self, taken: &[SegmentId], open: &OpenItem) -> Vec<SegmentId> {
         if open.replicas <= 1 {
             return Vec::new();
         }
         let mut by_rank: BTreeMap<u32, SegmentId> = BTreeMap::new();
         let usable = self.allocators.keys().copied();
-        let usable = usable.filter(|s| s.rank != first.rank && self.may_hold(*s, open));
+        let is_taken = |s: &SegmentId| taken.iter().any(|known| known.rank == s.rank);
+        let usable = usable.filter(|s| !is_taken(s) && self.may_hold(*s, open));
         for segment_id in usable.filter(|s| !self.durable.members.is_backlogged(*s)) {
             let best = by_rank.entry(segment_id.rank).or_insert(segment_id);
             if self.free_bytes(segment_id) > self.free_bytes(*best) {
@@ -67,7 +68,7 @@ impl Master {
         all.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
         // The first one of each host that has none, then the others.
         let host = |s: &SegmentId| self.allocators.get(s).map(|b| b.info.boot_id);
-        let mut hosts = BTreeSet::from([host(&first)]);
+        let mut hosts: BTreeSet<_> = taken.iter().map(host).collect();
         let (alone, shared): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|s| hosts.insert(host(s)));
         alone.into_iter().chain(shared).collect()

@@ -247,6 +247,11 @@ impl RankInfo {
                 LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
             MasterToOwner::AskDisk { question, .. } => question.check(),
+            MasterToOwner::InSet(list) => self::list("objects", list.len(), MAX_BATCH),
+            MasterToOwner::MakeReplicas(list) => {
+                self::list("objects", list.len(), MAX_BATCH)?;
+                list.iter().try_for_each(|wanted| key(&wanted.key))
+            }
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }
             | MasterToOwner::RemovalOver { .. }

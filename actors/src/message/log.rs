@@ -1,7 +1,7 @@
 //! Messages about the device log: from owners to the master, from the master to owners, and from
 //! producers to the owner whose log they write to. No put waits for any of them.
 
-use super::{KeyBytes, KeyId, ObjectDesc};
+use super::{KeyBytes, KeyId, ObjectDesc, ReplicaSet};
 use serde::{Deserialize, Serialize};
 
 /// An object of a log, as its owner reports it. Its slot is below the segment's `log_slots`.
@@ -17,6 +17,8 @@ pub struct LogObjectEntry {
     pub epoch: u32,
     /// Its bytes.
     pub object: ObjectDesc,
+    /// The replicas to which it belongs.
+    pub set: ReplicaSet,
 }
 
 /// An object of log or heap that is served from a copy in the log of its segment now.

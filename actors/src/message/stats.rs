@@ -50,6 +50,12 @@ pub struct MasterCounters {
     pub out_of_memory: u64,
     /// Replicas that puts asked for and that had no room at another rank.
     pub replicas_short: u64,
+    /// Objects whose lost or missing replicas were made.
+    pub replicas_repaired: u64,
+    /// Objects that have fewer replicas than they should: nobody could make them.
+    pub repairs_given_up: u64,
+    /// Objects that wait for replicas now.
+    pub repairs_waiting: u64,
     /// Keys found by GetLocation or MatchPrefix.
     pub lookup_hits: u64,
     /// Keys not found.

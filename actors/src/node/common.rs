@@ -5,6 +5,7 @@ use super::watchdog::Watchlist;
 use crate::environment::Environment;
 use crate::membership::Siblings;
 use crate::message::{Settings, Term};
+use crate::replication::Replication;
 use crate::server::SegmentRegistry;
 use crate::tier::DiskTier;
 use nkv_store::{KeyHasher, KeyPool};
@@ -26,6 +27,8 @@ pub(super) struct Common {
     pub failed: watch::Sender<Option<String>>,
     pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
+    // Makes replicas of what the node has.
+    pub replication: Arc<Replication>,
     // The SSD tier of the node, for all its segments.
     pub tier: Option<Arc<DiskTier>>,
     pub watchlist: Arc<Watchlist>,
@@ -36,6 +39,7 @@ pub(super) struct Common {
 
 impl Drop for Common {
     fn drop(&mut self) {
+        self.replication.close();
         if let Some(tier) = &self.tier {
             tier.close();
         }

@@ -289,6 +289,7 @@ async fn start_roles(
         clock: common.env.clock.clone(),
         log_claim_ttl_ms: common.config.log_claim_ttl_ms,
         holders: Vec::new(),
+        replication: common.replication.clone(),
         demotion: common.tier.clone().map(|tier| Arc::new(Demotion::new(tier, heap.clone()))),
     };
     if let Some(tier) = common.tier.as_ref().filter(|_| segment_id.is_first()) {

@@ -66,6 +66,7 @@ impl Node {
         let client = building.client();
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
+        building.common().replication.start(&client)?;
         if let Some(tier) = &building.common().tier {
             tier.start_promotions(&client)?;
         }
@@ -107,6 +108,7 @@ impl Building {
         let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
         let tier = open_tier(&env, &config).await?;
         let common = Common {
+            replication: Arc::default(),
             tier,
             hasher: hasher.ok_or_else(unknown)?,
             key_pool: Arc::new(match config.rank {

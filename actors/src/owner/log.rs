@@ -380,6 +380,7 @@ impl Owner {
             slot: o.slot,
             epoch: o.epoch,
             object: o.object,
+            set: t.set(o.slot, o.epoch),
         }
     }
 

@@ -3,7 +3,7 @@
 //! does.
 
 use super::Owner;
-use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster, ReplicaSet};
+use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::device_log::{DeviceLog, LogObject};
@@ -62,16 +62,13 @@ impl Owner {
         let Some(log) = self.log.as_ref().filter(|log| log.log.copies()) else { return victims };
         let until = self.durable.clock.now_ns().saturating_add(SPILL_LIMIT_NS);
         let (mut evicted, mut copied) = (Vec::new(), Vec::new());
-        let tables = self.durable.tables.lock();
         for (slot, epoch) in victims {
             if self.spilling.objects.contains(&(slot, epoch)) {
                 continue;
             }
             let object = self.slots.live_object(slot, epoch);
             let fits = |bytes| log.log.layout().claim_bytes(bytes).is_some();
-            // An owner reports no replicas of its log: one that leaves the heap is evicted.
-            let alone = tables.set(slot, epoch) == ReplicaSet::NONE;
-            match object.filter(|(_, object)| alone && fits(object.bytes_total)) {
+            match object.filter(|(_, object)| fits(object.bytes_total)) {
                 Some((key, object)) if self.spilling.by_time.len() < MOST_SPILLING => {
                     self.spilling.by_time.push_back(((slot, epoch), until));
                     self.spilling.objects.insert((slot, epoch));
@@ -80,7 +77,6 @@ impl Owner {
                 _ => evicted.push((slot, epoch)),
             }
         }
-        drop(tables);
         self.durable.tables.moves.give(copied);
         evicted
     }
@@ -135,6 +131,7 @@ impl Owner {
                 let here = |held: &u32| *held == from.1;
                 let named = t.keys.get(from.0).is_some_and(|(epoch, _)| here(epoch));
                 let key = if named { t.keys.remove(from.0).map(|(_, key)| key) } else { None };
+                let set = t.move_set(*from, (to.slot, to.epoch));
                 let asked = t.log_reported.get(&from.0).is_some_and(here);
                 let of_heap = !self.is_of_log(from.0);
                 if asked {
@@ -151,7 +148,7 @@ impl Owner {
                 if named || asked || of_heap {
                     let LogObject { key: id, slot, epoch, object } = *to;
                     let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
-                    let to = LogObjectEntry { key, id, slot, epoch, object };
+                    let to = LogObjectEntry { key, id, slot, epoch, object, set };
                     list.push(MovedObject { slot: from.0, epoch: from.1, to });
                 }
             }

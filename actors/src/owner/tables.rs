@@ -98,6 +98,24 @@ impl Tables {
         known.map_or(ReplicaSet::NONE, |(_, set)| *set)
     }
 
+    /// An object lies elsewhere now, with its replicas as before.
+    pub fn move_set(&mut self, from: (u32, u32), to: (u32, u32)) -> ReplicaSet {
+        let set = self.set(from.0, from.1);
+        if set != ReplicaSet::NONE {
+            self.sets.remove(&from.0);
+            self.sets.insert(to.0, (to.1, set));
+        }
+        set
+    }
+
+    /// The master knows these objects as belonging to these sets. Those that have ended are not
+    /// noted: nothing would end them again.
+    pub fn note_set(&mut self, at: (u32, u32), set: ReplicaSet) {
+        if self.is_reported(at.0, at.1) {
+            self.sets.insert(at.0, (at.1, set));
+        }
+    }
+
     /// Whether the master may list an object of the log.
     pub fn is_reported(&self, slot: u32, epoch: u32) -> bool {
         self.log_reported.get(&slot) == Some(&epoch) || self.key(slot, epoch).is_some()

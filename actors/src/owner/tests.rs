@@ -72,6 +72,7 @@ impl Bench {
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
         let durable = OwnerDurable {
+            replication: Arc::default(),
             heap: heap.clone(),
             hasher: HASHER,
             tables: tables.clone(),

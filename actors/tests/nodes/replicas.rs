@@ -188,3 +188,77 @@ async fn objects_of_one_key_that_no_put_wrote_together_are_duplicates() {
     check(&client, "k", 5).await;
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_replicas_are_made_again_so_that_a_second_death_loses_nothing() {
+    let [first, second, third] = three(short_lived("repaired")).await;
+    let client = first.client();
+    assert_eq!(put(&client, "k", 40, &twice()).await, [2; 40]);
+    put(&client, "alone", 5, &on(0)).await;
+    // Without leaving, like a killed process.
+    drop(third);
+    eventually("all have two replicas at the two ranks that are left", async || {
+        let mut both = 0;
+        for i in 0..40 {
+            both += usize::from(ranks(&client, &format!("k{i}")).await.len() == 2);
+        }
+        both == 40
+    })
+    .await;
+    for i in 0..5 {
+        assert_eq!(ranks(&client, &format!("alone{i}")).await.len(), 1);
+    }
+    eventually("repairs are counted, and over", async || {
+        let stats = client.stats().await.unwrap().master;
+        stats.replicas_repaired > 0 && stats.repairs_waiting == 0
+    })
+    .await;
+    drop(second);
+    check(&client, "k", 40).await;
+    first.stop().await;
+}
+
+/// Of objects in a log as well: they were put without a message, and alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_get_and_lose_replicas_on_request_and_a_rebuilt_master_knows_them() {
+    for log_bytes in [0, 4 << 20] {
+        let base = NodeConfig { log_bytes: Some(log_bytes), device_alloc: true, ..config("") };
+        let cluster = start(&format!("on-request-{log_bytes}"), 3, base).await;
+        let client = cluster.client();
+        let keys: Vec<String> = (0..10).map(|i| format!("k{i}")).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        for (i, key) in keys.iter().enumerate() {
+            client.put(key, &bytes(LEN, i as u8), &on(1)).await.unwrap();
+        }
+        assert_eq!(client.write_counters().by_log > 0, log_bytes > 0);
+        let have = async |n: usize| {
+            eventually("so many replicas", async || {
+                let mut right = 0;
+                for key in &keys {
+                    let found = client.get_replicas(key).await;
+                    right += usize::from(found.is_ok_and(|found| found.len() == n));
+                }
+                right == keys.len()
+            })
+            .await;
+        };
+        have(1).await;
+        assert!(client.replicate(&keys, 3).await.iter().all(Result::is_ok));
+        have(3).await;
+        for node in cluster.nodes() {
+            check(&node.client(), "k", 10).await;
+        }
+        cluster.node(0).master().unwrap().call(Crash, HANGS).await.unwrap_err();
+        have(3).await;
+        assert!(client.replicate(&keys, 1).await.iter().all(Result::is_ok));
+        have(1).await;
+        check(&client, "k", 10).await;
+        let absent = client.replicate(&[b"absent"], 2).await.remove(0).unwrap_err();
+        assert_eq!(absent.kind(), ErrorKind::NotFound);
+        let many = client.replicate(&[b"k1"], 9).await.remove(0).unwrap_err();
+        assert_eq!(many.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(client.remove_all().await.unwrap().in_memory, 10);
+        used_is_live(&cluster).await;
+        cluster.stop().await;
+    }
+}

@@ -348,6 +348,7 @@ pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
         preferred_rank: Some(rank),
         page_bytes: 4096,
         replicas: 1,
+        replica_of: None,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

@@ -149,6 +149,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
         id: KeyId { hash: 1, check: 2 },
         slot: 0,
         epoch: 1,
+        set: crate::message::ReplicaSet::NONE,
     };
     let lies: Vec<(&str, Vec<SlotEntry>)> = vec![
         ("a slot at the end of numbers", vec![entry(u32::MAX, SlotContent::Free)]),

@@ -104,6 +104,7 @@ pub(super) fn in_log(k: &str) -> LogObjectEntry {
         id: HASHER.id(k.as_bytes()),
         slot: 3,
         epoch: 1,
+        set: crate::message::ReplicaSet::NONE,
     }
 }
 

@@ -14,6 +14,7 @@ fn twice(request: u64, k: &str) -> Request {
         preferred_rank: Some(1),
         page_bytes: 4096,
         replicas: 2,
+        replica_of: None,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

@@ -27,6 +27,7 @@ fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
         preferred_rank: Some(0),
         page_bytes: 4096,
         replicas: 1,
+        replica_of: None,
     }];
     Request::OpenForWrite { request, wait_ms: 100, items }
 }
@@ -131,6 +132,7 @@ async fn an_object_goes_to_the_segment_of_its_rank_with_most_room() {
             preferred_rank: None,
             page_bytes: 0,
             replicas: 1,
+            replica_of: None,
         }];
         request += 1;
         let open = Request::OpenForWrite { request, wait_ms: 0, items };

@@ -145,9 +145,10 @@ impl Request {
                 keys.len().max(gone.len().div_ceil(MAX_PLACES))
             }
             Request::AwaitReady(asked) => asked.check()?,
-            Request::MatchPrefix(k) | Request::Exists { keys: k, .. } | Request::Remove(k) => {
-                k.len()
-            }
+            Request::MatchPrefix(k)
+            | Request::Exists { keys: k, .. }
+            | Request::Replicate { keys: k, .. }
+            | Request::Remove(k) => k.len(),
             Request::Withdraw { .. }
             | Request::EvictUntilBelow(_)
             | Request::Stats

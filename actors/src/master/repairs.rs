@@ -1,0 +1,186 @@
+//! Replicas that are missing: of objects that had more of them than are left after the loss of a
+//! rank, or of which somebody wants more. The node of a living replica is asked to make them, a few
+//! at a time, and asked again until they are there. What was evicted is not made again.
+
+use super::Master;
+use super::entry::{Entry, State};
+use crate::error::{Error, Result};
+use crate::message::{
+    KeyBytes, MAX_REPLICAS, MakeReplicas, MasterToOwner, ReplicaSet, SegmentId, SlotRef,
+};
+use hashbrown::{HashMap, HashSet};
+use nkv_store::KeyId;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Objects that wait for replicas at most; what is beyond stays with fewer.
+const MOST_WAITING: usize = 1 << 20;
+/// Objects, and their bytes, that nodes are asked for at one tick of 10 ms.
+const AT_ONCE: usize = 32;
+const BYTES_AT_ONCE: u64 = 16 << 20;
+/// Objects that nodes were asked for and that have not come to an end.
+const MOST_ASKED: usize = 512;
+/// How long a node has, until it, or the next one, is asked again; and how often.
+const AGAIN_MS: u64 = 3_000;
+const MOST_TRIES: u32 = 20;
+
+#[derive(Debug)]
+struct Waiting {
+    id: KeyId,
+    tries: u32,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub(super) struct Repairs {
+    waiting: VecDeque<Waiting>,
+    /// Asked for: when they are looked at again, and how often they were asked for.
+    asked: HashMap<KeyId, (u64, u32)>,
+    known: HashSet<KeyId>,
+}
+
+impl Repairs {
+    fn add(&mut self, id: KeyId) {
+        if self.known.len() < MOST_WAITING && self.known.insert(id) {
+            self.waiting.push_back(Waiting { id, tries: 0 });
+        }
+    }
+
+    fn forget(&mut self, id: &KeyId) {
+        self.known.remove(id);
+        self.asked.remove(id);
+    }
+}
+
+/// What is to be done about an object.
+enum Next {
+    /// All its replicas are live.
+    Whole,
+    /// They are being written, or no rank can take one or give one now.
+    Later,
+    /// This node has one and is asked.
+    Ask(SegmentId, MakeReplicas),
+    /// It is gone.
+    Gone,
+}
+
+impl Master {
+    /// An object may have fewer replicas than it should.
+    pub(super) fn note_short(&mut self, id: KeyId) {
+        let short = |e: &Entry| e.replicas().count() < usize::from(e.set().wanted);
+        if self.objects.get(&id).is_some_and(short) {
+            self.repairs.add(id);
+        }
+    }
+
+    /// How many objects have fewer replicas than they should.
+    pub(super) fn waiting_repairs(&self) -> u64 {
+        self.repairs.known.len() as u64
+    }
+
+    /// Asks nodes for what is missing; called at every tick.
+    pub(super) fn repair(&mut self) {
+        if self.repairs.known.is_empty() || !self.settled() || self.check_quorum().is_err() {
+            return;
+        }
+        let now = self.now_ms();
+        let due = self.repairs.asked.extract_if(|_, (until_ms, _)| *until_ms <= now);
+        let due: Vec<_> = due.map(|(id, (_, tries))| Waiting { id, tries }).collect();
+        self.repairs.waiting.extend(due);
+        let (mut bytes, mut frames) = (0, BTreeMap::<SegmentId, Vec<MakeReplicas>>::new());
+        for _ in 0..AT_ONCE {
+            if bytes >= BYTES_AT_ONCE || self.repairs.asked.len() >= MOST_ASKED {
+                break;
+            }
+            let Some(Waiting { id, tries }) = self.repairs.waiting.pop_front() else { break };
+            let next = self.next_of(&id);
+            match next {
+                Next::Gone => self.repairs.forget(&id),
+                Next::Whole => {
+                    self.counters.replicas_repaired += u64::from(tries > 0);
+                    self.repairs.forget(&id);
+                }
+                _ if tries >= MOST_TRIES => {
+                    self.counters.repairs_given_up += 1;
+                    self.repairs.forget(&id);
+                }
+                Next::Later => {
+                    self.repairs.asked.insert(id, (now + AGAIN_MS, tries + 1));
+                }
+                Next::Ask(segment_id, wanted) => {
+                    bytes += self.objects.get(&id).map_or(0, |e| e.replica().object.bytes_total);
+                    frames.entry(segment_id).or_default().push(wanted);
+                    self.repairs.asked.insert(id, (now + AGAIN_MS, tries + 1));
+                }
+            }
+        }
+        for (segment_id, list) in frames {
+            self.durable.members.send(segment_id, MasterToOwner::MakeReplicas(list));
+        }
+    }
+
+    fn next_of(&self, id: &KeyId) -> Next {
+        let Some(e) = self.objects.get(id) else { return Next::Gone };
+        let wanted = usize::from(e.set().wanted);
+        if e.state() == State::Removing {
+            return Next::Gone;
+        }
+        if e.replicas().count() >= wanted && e.is_live() {
+            return Next::Whole;
+        }
+        let holders: Vec<SegmentId> =
+            e.replicas().map(|r| r.segment_id).filter(|s| self.reachable(*s)).collect();
+        if !e.is_live() || e.places().count() >= wanted || holders.is_empty() {
+            return Next::Later;
+        }
+        // Each time another one, as far as there are several.
+        let tries = self.repairs.asked.len();
+        let key = KeyBytes::shared(e.key.clone());
+        Next::Ask(holders[tries % holders.len()], MakeReplicas { key, wanted: e.set().wanted })
+    }
+
+    /// Keys are to have so many replicas: more are made, and those that are too many retired.
+    pub(super) fn replicate(&mut self, keys: &[KeyBytes], wanted: u8) -> Vec<Result<()>> {
+        keys.iter().map(|key| self.replicate_one(key, wanted)).collect()
+    }
+
+    fn replicate_one(&mut self, key: &[u8], wanted: u8) -> Result<()> {
+        if !(1..=MAX_REPLICAS).contains(&wanted) {
+            return Err(Error::invalid(format!("{wanted} replicas: 1 to {MAX_REPLICAS}")));
+        }
+        let id = self.id_of(key);
+        let Some(e) = self.entry(key)?.filter(|e| e.is_live()) else {
+            self.check_all_reported()?;
+            return Err(Error::not_found("no such key in memory, or it is being written"));
+        };
+        let surplus: Vec<_> = e.replicas().skip(usize::from(wanted)).collect();
+        for r in surplus {
+            self.durable.members.send(r.segment_id, MasterToOwner::Retire(vec![r.at]));
+        }
+        self.set_wanted(id, wanted);
+        self.note_short(id);
+        Ok(())
+    }
+
+    /// Owners keep the set of an object, so that a later master knows its replicas for such.
+    pub(super) fn set_wanted(&mut self, id: KeyId, wanted: u8) -> ReplicaSet {
+        let fresh = self.durable.random.u64().max(1);
+        let Some(e) = self.objects.get_mut(&id) else { return ReplicaSet::NONE };
+        let known = e.set();
+        let set_id = if known == ReplicaSet::NONE { fresh } else { known.id };
+        let set = ReplicaSet { id: set_id, wanted };
+        if set == known {
+            return set;
+        }
+        e.belongs_to(set);
+        let places: Vec<_> = e.places().map(|r| (r.segment_id, r.at)).collect();
+        for (segment_id, at) in places {
+            self.send_set(segment_id, at, set);
+        }
+        set
+    }
+
+    /// Tells an owner to which set an object of it belongs.
+    pub(super) fn send_set(&self, segment_id: SegmentId, at: SlotRef, set: ReplicaSet) {
+        self.durable.members.send(segment_id, MasterToOwner::InSet(vec![(at, set)]));
+    }
+}

@@ -1,0 +1,107 @@
+//! Replicas that the master wants of objects that this node holds. A thread reads each object in
+//! place and puts it at further ranks, by plans; the master chooses the ranks. What fails is not
+//! tried again here: the master asks again.
+
+use crate::client::{Blocking, Client};
+use crate::error::Result;
+use crate::message::MakeReplicas;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::log_limit::LogLimit;
+use nkv_store::threads::spawn_named;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Objects that wait at most; further ones are left to the next question of the master.
+const MOST_WAITING: usize = 4096;
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<MakeReplicas>,
+    closing: bool,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub(crate) struct Replication {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Replicas made, and objects of which none could be made.
+    pub made: AtomicU64,
+    pub failed: AtomicU64,
+}
+
+impl Replication {
+    /// Needs a handle of the node, which there is only once it listens.
+    pub fn start(self: &Arc<Self>, client: &Client) -> Result<()> {
+        let (replication, handle) = (self.clone(), client.blocking()?);
+        let thread = spawn_named("nkv-replicate", move || replication.run(&handle))?;
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Objects of this node that want further replicas.
+    pub fn add(&self, list: Vec<MakeReplicas>) {
+        let mut queue = self.lock();
+        for wanted in list {
+            let known = |waiting: &MakeReplicas| waiting.key == wanted.key;
+            if queue.waiting.len() < MOST_WAITING && !queue.waiting.iter().any(known) {
+                queue.waiting.push_back(wanted);
+            }
+        }
+        drop(queue);
+        self.changed.notify_all();
+    }
+
+    /// Ends the thread after the object that it copies now.
+    pub fn close(&self) {
+        let mut queue = self.lock();
+        queue.closing = true;
+        queue.waiting.clear();
+        drop(queue);
+        self.changed.notify_all();
+    }
+
+    /// The same, and waits for the thread.
+    pub fn stop(&self) {
+        self.close();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(_)) = thread.map(JoinHandle::join) {
+            tracing::error!("a panic in the thread that makes replicas: its text is in the log");
+        }
+    }
+
+    fn next(&self) -> Option<MakeReplicas> {
+        let mut queue = self.lock();
+        loop {
+            if queue.closing {
+                return None;
+            }
+            match queue.waiting.pop_front() {
+                Some(wanted) => return Some(wanted),
+                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn run(&self, handle: &Blocking) {
+        let mut limit = LogLimit::default();
+        while let Some(MakeReplicas { key, wanted }) = self.next() {
+            match handle.add_replicas(&key, wanted) {
+                Ok(made) => drop(self.made.fetch_add(made.into(), Ordering::Relaxed)),
+                Err(error) => {
+                    self.failed.fetch_add(1, Ordering::Relaxed);
+                    if limit.is_due((), BootClock.now_ms()) {
+                        tracing::info!(%error, "no replica was made; logged once a minute");
+                    }
+                }
+            }
+        }
+    }
+}
