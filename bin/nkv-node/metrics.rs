@@ -240,6 +240,22 @@ const MASTER: &[Metric<ClusterStats>] = &[
     counter("nkv_master_out_of_memory_total", "Opens refused for want of room", |c| {
         c.master.out_of_memory
     }),
+    counter("nkv_master_replicas_short_total", "Replicas that no other rank had room for", |c| {
+        c.master.replicas_short
+    }),
+    counter(
+        "nkv_master_replicas_repaired_total",
+        "Objects whose missing replicas were made",
+        |c| c.master.replicas_repaired,
+    ),
+    counter(
+        "nkv_master_repairs_given_up_total",
+        "Objects that keep fewer replicas than they should: nobody could make them",
+        |c| c.master.repairs_given_up,
+    ),
+    gauge("nkv_master_repairs_waiting", "Objects that wait for replicas", |c| {
+        c.master.repairs_waiting
+    }),
     counter("nkv_master_lookup_hits_total", "Keys found", |c| c.master.lookup_hits),
     counter("nkv_master_lookup_misses_total", "Keys not found", |c| c.master.lookup_misses),
     counter("nkv_master_removed_total", "Keys removed", |c| c.master.removed),

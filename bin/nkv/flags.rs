@@ -5,6 +5,7 @@ use crate::keys;
 use crate::listing::Ls;
 use crate::objects::{Get, Put};
 use crate::remove::Rm;
+use crate::replicate::Replicate;
 use crate::segments::{Mount, Unmount};
 use crate::ssd::SsdCommand;
 use crate::top::Top;
@@ -150,6 +151,7 @@ pub(crate) enum Command {
     Rm(Rm),
     Ls(Ls),
     Evict(Evict),
+    Replicate(Replicate),
     Mount(Mount),
     Unmount(Unmount),
     /// Looks at the SSD directory of a rank that does not run; asks no cluster

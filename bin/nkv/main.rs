@@ -11,6 +11,7 @@ mod node_reports;
 mod objects;
 mod output;
 mod remove;
+mod replicate;
 mod retry_policy;
 mod segments;
 mod signals;
@@ -178,6 +179,7 @@ fn run(flags: &Flags) -> Result<u8, CliError> {
         Command::Exists { keys } => objects::exists(keys, &cluster()?),
         Command::Ls(ls) => ls.run(&cluster()?),
         Command::Evict(evict) => evict.run(&cluster()?),
+        Command::Replicate(replicate) => replicate.run(&cluster()?),
         Command::Mount(mount) => mount.run(&cluster()?),
         Command::Unmount(unmount) => unmount.run(&cluster()?),
         Command::Ssd { command } => command.run(flags),

@@ -235,6 +235,13 @@ class NanoKVCache(AsyncCalls):
         _raise_first([error for error in done if isinstance(error, BaseException)])
         return done
 
+    def replicate(self, keys: Iterable[Key], replicas: int) -> None:
+        """Has keys have so many replicas: more are made soon after, those that are too many go.
+
+        Lost ones are made again. NotFound if a key is not in memory, after all were asked for.
+        """
+        _raise_first(self._c.replicate(listed(keys), replicas_of(replicas)))
+
     def get_replicas(self, key: Key) -> list[ObjMeta]:
         """Where each replica lies that can be read now. NotFound if there is none."""
         return [ObjMeta(*found) for found in self._c.replicas(key)]

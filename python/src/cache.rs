@@ -2,6 +2,7 @@
 //! interpreter while it waits and copies.
 
 use crate::arguments;
+use crate::batches::{Results, results};
 use crate::buffers::{Memory, Registered};
 use crate::devices::Part;
 use crate::errors::{exception_of, not_started, of_kind};
@@ -311,6 +312,18 @@ impl Cache {
     fn location(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Location> {
         let key = arguments::key(key)?;
         self.handles.with(py, |handle| handle.get_location(key)).map(|at| location(&at))
+    }
+
+    /// Has keys have so many replicas. For each None, or its error.
+    fn replicate<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+        wanted: u8,
+    ) -> PyResult<Results<'py>> {
+        let keys = arguments::keys(&keys)?;
+        let done = self.handles.with(py, |handle| Ok(handle.replicate(&keys, wanted)))?;
+        results(py, done, |()| None::<usize>)
     }
 
     /// Every place where the master knows it.

@@ -96,6 +96,11 @@ def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
     assert cache.put_replicas(numbers, 2) == [1] * 100
     assert [float(n) for n in cache.get_many([name for name, _ in numbers])] == list(range(100))
     cache.put(f"{key}/3", b"kv", replicas=8)
+    cache.replicate([key, f"{key}/2"], 2)
+    with pytest.raises(nkv.NotFound):
+        cache.replicate([f"{key}/4"], 2)
+    with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
+        cache.replicate([key], 0)
     with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
         cache.put(key, b"kv", replicas=9)
     with pytest.raises(nkv.NotFound):

@@ -209,6 +209,8 @@ fn downs(all: &mut Vec<Lie>) {
     let lists = [
         MasterToOwner::Committed(vec![plan; many]),
         MasterToOwner::Retire(vec![at; many]),
+        MasterToOwner::InSet(vec![(at, ReplicaSet::NONE); many]),
+        MasterToOwner::MakeReplicas(vec![MakeReplicas { key: seeds::key(), wanted: 2 }; many]),
         MasterToOwner::FreedAck(vec![at; many]),
         MasterToOwner::View(view),
         asked(LogQuestion::Find(vec![seeds::KEY; many])),

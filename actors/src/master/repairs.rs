@@ -19,9 +19,11 @@ const AT_ONCE: usize = 32;
 const BYTES_AT_ONCE: u64 = 16 << 20;
 /// Objects that nodes were asked for and that have not come to an end.
 const MOST_ASKED: usize = 512;
-/// How long a node has, until it, or the next one, is asked again; and how often.
-const AGAIN_MS: u64 = 3_000;
-const MOST_TRIES: u32 = 20;
+/// After so long an object is looked at again, and a node is asked again if nothing was begun: longer
+/// each time, up to a bound; and how often.
+const AGAIN_MS: u64 = 100;
+const MOST_AGAIN_MS: u64 = 3_000;
+const MOST_TRIES: u32 = 24;
 
 #[derive(Debug)]
 struct Waiting {
@@ -92,7 +94,8 @@ impl Master {
                 break;
             }
             let Some(Waiting { id, tries }) = self.repairs.waiting.pop_front() else { break };
-            let next = self.next_of(&id);
+            let again_ms = now + (AGAIN_MS << tries.min(8)).min(MOST_AGAIN_MS);
+            let next = self.next_of(&id, tries);
             match next {
                 Next::Gone => self.repairs.forget(&id),
                 Next::Whole => {
@@ -104,12 +107,12 @@ impl Master {
                     self.repairs.forget(&id);
                 }
                 Next::Later => {
-                    self.repairs.asked.insert(id, (now + AGAIN_MS, tries + 1));
+                    self.repairs.asked.insert(id, (again_ms, tries + 1));
                 }
                 Next::Ask(segment_id, wanted) => {
                     bytes += self.objects.get(&id).map_or(0, |e| e.replica().object.bytes_total);
                     frames.entry(segment_id).or_default().push(wanted);
-                    self.repairs.asked.insert(id, (now + AGAIN_MS, tries + 1));
+                    self.repairs.asked.insert(id, (again_ms, tries + 1));
                 }
             }
         }
@@ -118,7 +121,7 @@ impl Master {
         }
     }
 
-    fn next_of(&self, id: &KeyId) -> Next {
+    fn next_of(&self, id: &KeyId, tries: u32) -> Next {
         let Some(e) = self.objects.get(id) else { return Next::Gone };
         let wanted = usize::from(e.set().wanted);
         if e.state() == State::Removing {
@@ -133,9 +136,9 @@ impl Master {
             return Next::Later;
         }
         // Each time another one, as far as there are several.
-        let tries = self.repairs.asked.len();
+        let holder = holders[tries as usize % holders.len()];
         let key = KeyBytes::shared(e.key.clone());
-        Next::Ask(holders[tries % holders.len()], MakeReplicas { key, wanted: e.set().wanted })
+        Next::Ask(holder, MakeReplicas { key, wanted: e.set().wanted })
     }
 
     /// Keys are to have so many replicas: more are made, and those that are too many retired.
