@@ -137,8 +137,8 @@ impl Client {
     }
 
     /// Has keys have so many replicas, 8 at most: the node of a replica makes those that are
-    /// missing, soon after this returns, as far as other ranks have room; of those that are too many
-    /// some are given up. [`Client::get_replicas`] says how many there are.
+    /// missing, soon after this returns, as far as other ranks have room. Of those that are too
+    /// many some are given up. [`Client::get_replicas`] says how many there are.
     ///
     /// # Errors
     /// For each key: `NotFound` if it is not in memory.

@@ -19,8 +19,8 @@ const AT_ONCE: usize = 32;
 const BYTES_AT_ONCE: u64 = 16 << 20;
 /// Objects that nodes were asked for and that have not come to an end.
 const MOST_ASKED: usize = 512;
-/// After so long an object is looked at again, and a node is asked again if nothing was begun: longer
-/// each time, up to a bound; and how often.
+/// After so long an object is looked at again, and a node is asked again if nothing was begun:
+/// longer each time, up to a bound; and how often.
 const AGAIN_MS: u64 = 100;
 const MOST_AGAIN_MS: u64 = 3_000;
 const MOST_TRIES: u32 = 24;

@@ -6,12 +6,13 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClientToOwner, ClusterStats, DiskAnswer, DiskQuestion, DiskSelection,
-    EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport, LogObjectEntry,
-    LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToClient,
-    OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo, RankState, RankStats,
-    ReadCounts, Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Settings,
-    SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch, View, Welcome,
+    Abandoned, AttachBy, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
+    DiskSelection, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport,
+    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MakeReplicas, MasterToOwner, ObjMeta, OpenItem,
+    OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose,
+    RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
+    SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch,
+    TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
@@ -102,6 +103,7 @@ fn opened() -> PlanOpened {
         request: 2,
         item: 0,
         deadline_ms: 30_000,
+        set: ReplicaSet { id: 3, wanted: 2 },
     }
 }
 
@@ -244,8 +246,14 @@ fn first_frames(seeds: &mut Seeds) {
 }
 
 fn requests() -> Vec<Request> {
-    let item =
-        OpenItem { key: key().into(), bytes_total: 1000, preferred_rank: Some(1), page_bytes: 256 };
+    let item = OpenItem {
+        key: key().into(),
+        bytes_total: 1000,
+        preferred_rank: Some(1),
+        page_bytes: 256,
+        replicas: 2,
+        replica_of: None,
+    };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },
         Request::Commit(vec![PLAN_REF]),
@@ -267,7 +275,8 @@ fn requests() -> Vec<Request> {
 }
 
 fn responses() -> Vec<Response> {
-    let plan = PlanDesc { plan: PLAN, token: TOKEN, meta: meta(), write_ttl_ms: 9 };
+    let copies = vec![CopyPlan { plan: PLAN, token: TOKEN, meta: meta() }];
+    let plan = PlanDesc { plan: PLAN, token: TOKEN, meta: meta(), write_ttl_ms: 9, copies };
     let error = Error::new(ErrorKind::NotFound, "no such key");
     let row = RankStats { rank: 1, state: "alive".to_string(), ..RankStats::default() };
     vec![
@@ -297,6 +306,7 @@ fn logged() -> LogObjectEntry {
         id: meta().key,
         slot: 5,
         epoch: 7,
+        set: ReplicaSet { id: 3, wanted: 2 },
     }
 }
 
@@ -309,6 +319,7 @@ fn link(seeds: &mut Seeds) {
                 bytes_total: 1000,
                 page_bytes: 256,
             },
+            set: ReplicaSet { id: 3, wanted: 2 },
             key: key(),
         },
         SlotContent::Open(Box::new(opened())),
@@ -366,6 +377,8 @@ fn link(seeds: &mut Seeds) {
                 },
             },
             MasterToOwner::RemovalOver { removal: 9, again: true },
+            MasterToOwner::InSet(vec![(AT, ReplicaSet { id: 3, wanted: 2 })]),
+            MasterToOwner::MakeReplicas(vec![MakeReplicas { key: key(), wanted: 2 }]),
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),
