@@ -283,6 +283,7 @@ impl Master {
         let what = match request {
             Request::OpenForWrite { .. } => "a put",
             Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
+            Request::Replicate { .. } => "a change of replicas",
             // An object of a joining rank may have been removed after an earlier master lost that
             // rank. The ranks that kept a view of that loss must join first [I6].
             Request::GetLocation { .. }

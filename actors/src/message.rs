@@ -25,8 +25,8 @@ pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
-    ClientToOwner, EndCause, MakeReplicas, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened,
-    ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
+    ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
+    SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};

@@ -4,12 +4,12 @@
 
 use crate::client::{Blocking, Client};
 use crate::error::Result;
-use crate::message::MakeReplicas;
+use crate::message::KeyBytes;
+use hashbrown::HashSet;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_limit::LogLimit;
 use nkv_store::threads::spawn_named;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -18,7 +18,8 @@ const MOST_WAITING: usize = 4096;
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<MakeReplicas>,
+    waiting: VecDeque<KeyBytes>,
+    known: HashSet<KeyBytes>,
     closing: bool,
 }
 
@@ -28,9 +29,6 @@ pub(crate) struct Replication {
     queue: Mutex<Queue>,
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Replicas made, and objects of which none could be made.
-    pub made: AtomicU64,
-    pub failed: AtomicU64,
 }
 
 impl Replication {
@@ -47,12 +45,11 @@ impl Replication {
     }
 
     /// Objects of this node that want further replicas.
-    pub fn add(&self, list: Vec<MakeReplicas>) {
+    pub fn add(&self, list: Vec<KeyBytes>) {
         let mut queue = self.lock();
-        for wanted in list {
-            let known = |waiting: &MakeReplicas| waiting.key == wanted.key;
-            if queue.waiting.len() < MOST_WAITING && !queue.waiting.iter().any(known) {
-                queue.waiting.push_back(wanted);
+        for key in list {
+            if queue.waiting.len() < MOST_WAITING && queue.known.insert(key.clone()) {
+                queue.waiting.push_back(key);
             }
         }
         drop(queue);
@@ -77,14 +74,17 @@ impl Replication {
         }
     }
 
-    fn next(&self) -> Option<MakeReplicas> {
+    fn next(&self) -> Option<KeyBytes> {
         let mut queue = self.lock();
         loop {
             if queue.closing {
                 return None;
             }
             match queue.waiting.pop_front() {
-                Some(wanted) => return Some(wanted),
+                Some(key) => {
+                    queue.known.remove(&key);
+                    return Some(key);
+                }
                 None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
             }
         }
@@ -92,15 +92,11 @@ impl Replication {
 
     fn run(&self, handle: &Blocking) {
         let mut limit = LogLimit::default();
-        while let Some(MakeReplicas { key, wanted }) = self.next() {
-            match handle.add_replicas(&key, wanted) {
-                Ok(made) => drop(self.made.fetch_add(made.into(), Ordering::Relaxed)),
-                Err(error) => {
-                    self.failed.fetch_add(1, Ordering::Relaxed);
-                    if limit.is_due((), BootClock.now_ms()) {
-                        tracing::info!(%error, "no replica was made; logged once a minute");
-                    }
-                }
+        while let Some(key) = self.next() {
+            if let Err(error) = handle.add_replicas(&key)
+                && limit.is_due((), BootClock.now_ms())
+            {
+                tracing::info!(%error, "no replica was made; logged once a minute");
             }
         }
     }

@@ -240,9 +240,11 @@ const MASTER: &[Metric<ClusterStats>] = &[
     counter("nkv_master_out_of_memory_total", "Opens refused for want of room", |c| {
         c.master.out_of_memory
     }),
-    counter("nkv_master_replicas_short_total", "Replicas that no other rank had room for", |c| {
-        c.master.replicas_short
-    }),
+    counter(
+        "nkv_master_replicas_short_total",
+        "Replicas that puts asked for and no other rank could take",
+        |c| c.master.replicas_short,
+    ),
     counter(
         "nkv_master_replicas_repaired_total",
         "Objects whose missing replicas were made",

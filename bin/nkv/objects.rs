@@ -111,7 +111,7 @@ impl Put {
                 0 => format!("{key}: stored before, on ranks {on}\n"),
                 made if made < asked => format!(
                     "{key}: {size} stored on ranks {on}: {made} of {asked} replicas, no other rank \
-                     has room\n"
+                     could take one\n"
                 ),
                 _ => format!("{key}: {size} stored on ranks {on}\n"),
             }

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_a_clear_error(job: tuple[nkv.NanoKVCache, str, str], 
         with pytest.raises(nkv.InvalidArgument, match="no memory holds"):
             pool.prepare_store([key], shape, "float32")
     with pytest.raises(nkv.InvalidArgument, match="larger than what"):
-        pool.prepare_store([key], (1 << 40,), "float32")
+        pool.prepare_store([f"{key}/large"], (1 << 40,), "float32")
     with pytest.raises(nkv.InvalidArgument, match="not -1"):
         cache.shm_pool(rank=-1)
     with pytest.raises(nkv.InvalidArgument, match="prefetch_wait without"):

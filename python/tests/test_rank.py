@@ -91,7 +91,7 @@ def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
     assert cache.put_replicas([(key, b"kv"), (f"{key}/2", np.arange(5))], 2) == [1, 1]
     assert cache.put_replicas([(key, b"other")], 2) == [0], "it is there"
     assert (cache.get(key), list(cache.get(f"{key}/2"))) == (b"kv", [0, 1, 2, 3, 4])
-    assert [place.rank for place in cache.get_replicas(key)] == [0]
+    assert [found.owner_rank for found in cache.get_replicas(key)] == [0]
     numbers = [(f"{key}/n{i}", np.float64(i)) for i in range(100)]
     assert cache.put_replicas(numbers, 2) == [1] * 100
     assert [float(n) for n in cache.get_many([name for name, _ in numbers])] == list(range(100))

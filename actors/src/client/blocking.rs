@@ -130,8 +130,8 @@ impl Blocking {
         self.wait_all(items.len(), self.client.put_replicas(items, opts))
     }
 
-    pub(crate) fn add_replicas(&self, key: &[u8], wanted: u8) -> Result<u32> {
-        self.wait(self.client.add_replicas(key, wanted))
+    pub(crate) fn add_replicas(&self, key: &[u8]) -> Result<u32> {
+        self.wait(self.client.add_replicas(key))
     }
 
     /// See [`Client::replicate`].

@@ -156,6 +156,11 @@ impl Client {
         if let Err(e) = self.check_usable().and_then(|()| check_keys(keys)) {
             return spread(keys.len(), e);
         }
+        // What a log has just taken is listed once the logs were asked.
+        let (asked, promote) = (key_bytes(keys), Promote::No);
+        if let Err(e) = self.call(Request::Exists { keys: asked, promote }).await {
+            return spread(keys.len(), e);
+        }
         let answer = self.call(Request::Replicate { keys: key_bytes(keys), wanted }).await;
         about_keys(self.done("Replicate", answer, keys.len()), keys.iter().copied())
     }

@@ -1,7 +1,5 @@
 //! What a put may ask for. Not a message: the master gets only what concerns it.
 
-use crate::message::SlotRef;
-
 /// What a put over a key that has an object means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum IfExists {
@@ -35,8 +33,6 @@ pub struct PutOptions {
     pub(crate) if_exists: IfExists,
     /// Replicas of the object, each at another rank; 0 and 1 mean one.
     pub(crate) replicas: u8,
-    /// One of the replicas that a key has: those that it lacks are put.
-    pub(crate) replica_of: Option<SlotRef>,
 }
 
 impl PutOptions {

@@ -129,16 +129,32 @@ impl Client {
         let mut tried = SearchState::default();
         for _ in 0..MAX_PLACES {
             let located = self.locate(&[key], std::slice::from_ref(&tried), true).await;
-            let Located { meta, via, .. } = super::one(located)?.at(key)?;
-            let peer = self.peer(meta.at.incarnation).await?;
-            let Some(reader) = &peer.reader else { return Err(not_mapped(&peer)) };
-            if let Some(hit) = reader.read_slot(meta.at.slot, id)
-                && let Some(view) = view(&peer, &hit, via)
-            {
-                return view;
+            let Located { meta, via, others } = super::one(located)?.at(key)?;
+            let (mut failed, known) = (None, tried.gone.len());
+            for meta in std::iter::once(meta).chain(others) {
+                let peer = match self.peer(meta.at.incarnation).await {
+                    Ok(peer) => peer,
+                    Err(e) => {
+                        failed.get_or_insert(e);
+                        continue;
+                    }
+                };
+                let Some(reader) = &peer.reader else {
+                    failed.get_or_insert(not_mapped(&peer));
+                    continue;
+                };
+                if let Some(hit) = reader.read_slot(meta.at.slot, id)
+                    && let Some(view) = view(&peer, &hit, via)
+                {
+                    return view;
+                }
+                self.shared.locations.forget(key);
+                tried.gone.push(meta.at);
             }
-            self.shared.locations.forget(key);
-            tried.gone.push(meta.at);
+            // What is gone may be elsewhere by now; what cannot be reached or mapped stays so.
+            if let Some(failed) = failed.filter(|_| tried.gone.len() == known) {
+                return Err(failed);
+            }
         }
         Err(moves_on(key))
     }

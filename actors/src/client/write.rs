@@ -19,7 +19,9 @@ use super::{Client, about_keys, continued, filled, one, spread};
 use crate::client::plans::PlanState;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Existence, MAX_REPLICAS, OpenItem, PlanDesc, PlanRef, Request, Response};
+use crate::message::{
+    Existence, MAX_REPLICAS, OpenItem, PlanDesc, PlanRef, Request, Response, SlotRef,
+};
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
@@ -126,7 +128,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<()> {
         self.check_usable()?;
-        one(self.put_planned(&[(key, value)], &[0], opts).await).map(drop)
+        one(self.put_planned(&[(key, value)], &[0], (opts, None)).await).map(drop)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
@@ -165,7 +167,7 @@ impl Client {
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned = match left.is_empty() {
             true => Vec::new(),
-            false => self.put_planned(&left, &at, opts).await,
+            false => self.put_planned(&left, &at, (opts, None)).await,
         };
         filled(done, planned.into_iter().map(|done| done.map(drop)).collect())
     }
@@ -205,7 +207,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Vec<Result<u32>> {
         let all: Vec<usize> = (0..items.len()).collect();
-        self.put_planned(items, &all, opts).await
+        self.put_planned(items, &all, (opts, None)).await
     }
 
     /// Stores values by plans; for each the number of its replicas. `at` holds the position of each
@@ -215,11 +217,12 @@ impl Client {
         &self,
         items: &[(&[u8], &[u8])],
         at: &[usize],
-        opts: &PutOptions,
+        (opts, replica_of): (&PutOptions, Option<SlotRef>),
     ) -> Vec<Result<u32>> {
         let began_ns = self.shared.env.clock.now_ns();
+        let asked_for = if replica_of.is_some() { 0 } else { opts.replicas };
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let opened = self.open_replicas(&open, opts).await;
+        let opened = self.open_replicas(&open, opts, replica_of).await;
         let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
         let repeated = name_repeated(&mut plans, &open, at);
         let granted = plans.iter().flatten().flatten().cloned().collect();
@@ -235,7 +238,7 @@ impl Client {
         // What was not placed is given up; the commits were answered and handled.
         let mut placed_too = placed.iter();
         unfinished.plans.retain(|_| placed_too.next().is_none_or(Result::is_err));
-        let mut results = self.made(plans, continued(placed, committed), opts);
+        let mut results = self.made(plans, continued(placed, committed), asked_for);
         let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
         self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
@@ -318,7 +321,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<Vec<Result<Arc<PlanState>>>> {
         let opts = opts.clone().replicas(1);
-        let opened = self.open_replicas(items, &opts).await?;
+        let opened = self.open_replicas(items, &opts, None).await?;
         let only = |mut plans: Plans| {
             plans.pop().ok_or_else(|| Error::internal("an item without a plan and an error"))
         };
@@ -330,9 +333,10 @@ impl Client {
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
+        replica_of: Option<SlotRef>,
     ) -> Result<Vec<Result<Plans>>> {
         if opts.if_exists == IfExists::Keep {
-            return self.granted_plans(items, opts).await;
+            return self.granted_plans(items, opts, replica_of).await;
         }
         // The master may not have listed yet what a log serves.
         let valid = |i: &usize| Key::check(items[*i].0).is_ok();
@@ -350,8 +354,11 @@ impl Client {
         }
         let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
         let left: Vec<_> = left.map(|(item, _)| *item).collect();
-        let opened =
-            if left.is_empty() { Vec::new() } else { self.granted_plans(&left, opts).await? };
+        let opened = if left.is_empty() {
+            Vec::new()
+        } else {
+            self.granted_plans(&left, opts, replica_of).await?
+        };
         Ok(filled(done, opened))
     }
 
@@ -359,6 +366,7 @@ impl Client {
         &self,
         items: &[(&[u8], u64)],
         opts: &PutOptions,
+        replica_of: Option<SlotRef>,
     ) -> Result<Vec<Result<Plans>>> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Error::disconnected("this node is shutting down and opens no new plans"));
@@ -371,7 +379,7 @@ impl Client {
             preferred_rank: opts.preferred_rank,
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,
-            replica_of: opts.replica_of,
+            replica_of,
         });
         let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut asked = Asked { client: self, request: Some(number) };
@@ -385,7 +393,14 @@ impl Client {
             Response::Plans(list) if list.len() == items.len() => list,
             other => return Err(self.pool.unexpected("OpenForWrite", &other)),
         };
-        let answer: Vec<_> = answer.into_iter().map(|granted| granted.and_then(each)).collect();
+        // An answer that cannot be ends the call, which withdraws all plans of the request.
+        let answer: Vec<Result<Vec<PlanDesc>>> = answer
+            .into_iter()
+            .map(|granted| match granted {
+                Ok(granted) => each(granted).map(Ok),
+                Err(e) => Ok(Err(e)),
+            })
+            .collect::<Result<_>>()?;
         // Attached once per owner: if each plan of a first batch looked up its owner, each lookup
         // would open its own connection.
         let owners: BTreeSet<u64> =

@@ -5,9 +5,9 @@ use super::{Kind, encode};
 use crate::error::Error;
 use crate::message::{
     Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
-    KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MakeReplicas, MasterToOwner, MovedObject,
-    ObjMeta, ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
+    KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta,
+    ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
+    Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
     SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
@@ -192,7 +192,7 @@ fn downs() -> Vec<MasterToOwner> {
         },
         MasterToOwner::RemovalOver { removal: 9, again: false },
         MasterToOwner::InSet(vec![(at(OWNED), ReplicaSet { id: 3, wanted: 2 })]),
-        MasterToOwner::MakeReplicas(vec![MakeReplicas { key: key(), wanted: 2 }]),
+        MasterToOwner::MakeReplicas(vec![key()]),
         MasterToOwner::RequestReport { number: 4 },
         MasterToOwner::NoMorePlans,
     ]

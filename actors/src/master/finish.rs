@@ -9,8 +9,8 @@ use super::recover::{given_up, names};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, Response, SLOTS_PER_FRAME, SegmentId,
-    SlotRef,
+    EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME,
+    SegmentId, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -192,9 +192,14 @@ impl Master {
             // together overlaps the cache misses.
             let entries = keys.iter().flatten().filter_map(|key| self.objects.get(key));
             std::hint::black_box(entries.map(|e| e.key.as_bytes()[0]).fold(0, u8::wrapping_add));
+            // One that leaves has evicted nothing: its replicas are made elsewhere.
+            let leaves = self.durable.members.state(segment_id) == Some(RankState::Draining);
             for (at, key) in part.iter().zip(keys) {
                 if let Some(key) = key {
                     self.drop_entry(key, *at);
+                    if leaves {
+                        self.note_short(key);
+                    }
                 }
             }
             if let Some(allocator) = self.allocators.get_mut(&segment_id) {

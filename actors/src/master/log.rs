@@ -419,6 +419,19 @@ impl Master {
         }
     }
 
+    /// A replica is gone, and others are served: what a log of its segment served under the same key
+    /// meanwhile is a duplicate of those.
+    pub(super) fn drop_aside(&mut self, id: KeyId, segment_id: Option<SegmentId>) {
+        let Some((segment_id, served)) = segment_id.zip(self.aside.get_mut(&id)) else { return };
+        let at = served.remove(&segment_id);
+        if served.is_empty() {
+            self.aside.remove(&id);
+        }
+        if let Some(at) = at {
+            self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));
+        }
+    }
+
     pub(super) fn logged_entry(
         &self,
         segment_id: SegmentId,
@@ -471,6 +484,7 @@ impl Master {
             };
             let removing = entry.state() == State::Removing;
             entry.relocate(from, Replica { segment_id, at, object: to.object });
+            self.mend_set(to.id, segment_id, at, to.set);
             let number = self.objects.number(&to.id);
             if let (Some(number), Some(b)) = (number, self.allocators.get_mut(&segment_id)) {
                 b.forget_listed(slot, epoch);
@@ -531,7 +545,10 @@ impl Master {
                 self.put_aside(id, segment_id, at);
                 return true;
             }
-            Some((_, state, _)) => return state != State::Removing,
+            Some((_, state, _)) => {
+                self.mend_set(id, segment_id, at, o.set);
+                return state != State::Removing;
+            }
             // The key was put again before that rank had reported, and may be removed since [I6].
             None if reported && self.durable.members.is_older(&id, at.incarnation) => return false,
             None => {}

@@ -117,11 +117,17 @@ impl Master {
     /// the removes that wait for it. Nothing if the entry has no place there.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
+        let segment_id = e.places().find(|r| r.at == at).map(|r| r.segment_id);
         let gone = e.forget(at);
         if gone.survives {
             gone.plan.into_iter().for_each(|plan| self.plan_over(plan));
+            self.drop_aside(id, segment_id);
+            if self.repairs.was_surplus(at) {
+                self.note_short(id);
+            }
             return self.awaiting.note(id);
         }
+        self.repairs.was_surplus(at);
         if let Some(e) = self.objects.remove(&id) {
             if let State::Writing(plan) = e.state() {
                 let cause = self.plans.get(&plan).and_then(|p| p.ending);

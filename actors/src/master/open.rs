@@ -254,8 +254,10 @@ impl Master {
         };
         let plan = self.grant_one(o, &first, set);
         let mut entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
-        for (plan, copy) in self.grant_copies(o, &entry, set) {
-            entry.add_copy(plan, copy);
+        if wanted > 1 {
+            for (plan, copy) in self.grant_copies(o, &entry, set) {
+                entry.add_copy(plan, copy);
+            }
         }
         self.counters.replicas_short += u64::from(wanted) - entry.places().count() as u64;
         let desc = self.described(&entry);
@@ -272,15 +274,23 @@ impl Master {
     ) -> Vec<(PlanId, Replica)> {
         let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
         let (object, mut granted) = (entry.replica().object, Vec::new());
-        for segment_id in self.route_copies(&taken, &o.open) {
+        for segment_id in self.route_copies(&taken, object.bytes_total) {
             if taken.len() + granted.len() >= usize::from(set.wanted) {
                 break;
             }
+            // Puts that wait for room come first.
+            if self.waiting.iter().any(|w| w.segment_id == segment_id) {
+                continue;
+            }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
             let Ok((at, extent)) = allocator.take(object.bytes_total) else {
-                self.ask_for_room(segment_id, object.bytes_total);
+                // A repair evicts nothing.
+                if o.open.replica_of.is_none() {
+                    self.ask_for_room(segment_id, object.bytes_total);
+                }
                 continue;
             };
+            allocator.room_attempt = 0;
             let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..object } };
             granted.push((self.grant_one(o, &copy, set), copy));
         }
@@ -289,6 +299,8 @@ impl Master {
 
     /// Plans for the replicas that a stored object lacks, of which `source` was read.
     fn place_replicas(&mut self, o: &Opening, source: SlotRef) -> Result<PlanDesc> {
+        // One that a rank has still to report would be made twice.
+        self.check_all_reported()?;
         let id = self.id_of(o.key.as_bytes());
         let is_source = |r: Replica| r.at == source;
         let e = self.entry(o.key.as_bytes())?.filter(|e| e.is_live());
@@ -303,11 +315,7 @@ impl Master {
         if e.replica().object.bytes_total != o.open.bytes_total {
             return Err(Error::invalid(format!("key {} has another length", o.key)));
         }
-        let wanted = o.open.replicas.clamp(1, MAX_REPLICAS).max(e.set().wanted);
-        let set = self.set_wanted(id, wanted);
-        let Some(e) = self.objects.get(&id).cloned() else {
-            return Err(Error::internal("an entry went while it was looked at"));
-        };
+        let (e, set) = (e.clone(), e.set());
         let granted = self.grant_copies(o, &e, set);
         for (plan, copy) in &granted {
             if let Some(e) = self.objects.get_mut(&id) {
@@ -317,8 +325,8 @@ impl Master {
         }
         match granted.is_empty() {
             true => Err(Error::out_of_memory(format!(
-                "no other rank has room for a replica of key {}, or it has all {wanted}",
-                o.key
+                "no other rank has room for a replica of key {}, or it has all {}",
+                o.key, set.wanted
             ))),
             false => self.described_of(&e.key, granted.into_iter()),
         }
@@ -392,7 +400,7 @@ impl Master {
                 self.waiting.push(w);
             } else if let Some(best) = self.try_open(&w.opening, |_, s| full.contains(&s)) {
                 // Stay at the same segment: its owner is making room already.
-                let stays = self.may_hold(w.segment_id, &w.opening.open);
+                let stays = self.may_hold(w.segment_id, w.opening.open.bytes_total);
                 let segment_id = if stays { w.segment_id } else { best };
                 full.insert(segment_id);
                 self.waiting.push(Waiting { segment_id, ..w });

@@ -450,7 +450,11 @@ impl Master {
             _ if further => e.add_live(replica),
             // A Retire may have been lost with the link: a removed object must never come back
             // [I6].
-            _ => return e.is_at(at) && e.state() != State::Removing,
+            _ => {
+                let stays = e.is_at(at) && e.state() != State::Removing;
+                self.mend_set(id, replica.segment_id, at, set);
+                return stays;
+            }
         }
         self.became_live(id, replica.segment_id);
         self.note_short(id);

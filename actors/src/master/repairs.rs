@@ -6,7 +6,8 @@ use super::Master;
 use super::entry::{Entry, State};
 use crate::error::{Error, Result};
 use crate::message::{
-    KeyBytes, MAX_REPLICAS, MakeReplicas, MasterToOwner, ReplicaSet, SegmentId, SlotRef,
+    EndCause, KeyBytes, MAX_REPLICAS, MasterToOwner, ReplicaSet, SLOTS_PER_FRAME, SegmentId,
+    SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::KeyId;
@@ -37,10 +38,19 @@ pub(super) struct Repairs {
     waiting: VecDeque<Waiting>,
     /// Asked for: when they are looked at again, and how often they were asked for.
     asked: HashMap<KeyId, (u64, u32)>,
+    /// No rank can take or give one now: when they are looked at again, in this order.
+    later: VecDeque<(u64, Waiting)>,
     known: HashSet<KeyId>,
+    /// Replicas that are being retired because they were too many.
+    surplus: HashSet<SlotRef>,
 }
 
 impl Repairs {
+    /// Whether this one was to go; it is gone now.
+    pub(super) fn was_surplus(&mut self, at: SlotRef) -> bool {
+        !self.surplus.is_empty() && self.surplus.remove(&at)
+    }
+
     fn add(&mut self, id: KeyId) {
         if self.known.len() < MOST_WAITING && self.known.insert(id) {
             self.waiting.push_back(Waiting { id, tries: 0 });
@@ -57,10 +67,12 @@ impl Repairs {
 enum Next {
     /// All its replicas are live.
     Whole,
-    /// They are being written, or no rank can take one or give one now.
+    /// They are being written.
+    Begun,
+    /// No rank can take one or give one now.
     Later,
     /// This node has one and is asked.
-    Ask(SegmentId, MakeReplicas),
+    Ask(SegmentId, KeyBytes),
     /// It is gone.
     Gone,
 }
@@ -81,14 +93,21 @@ impl Master {
 
     /// Asks nodes for what is missing; called at every tick.
     pub(super) fn repair(&mut self) {
-        if self.repairs.known.is_empty() || !self.settled() || self.check_quorum().is_err() {
+        if self.repairs.known.is_empty()
+            || self.check_all_reported().is_err()
+            || self.check_quorum().is_err()
+        {
             return;
         }
         let now = self.now_ms();
         let due = self.repairs.asked.extract_if(|_, (until_ms, _)| *until_ms <= now);
         let due: Vec<_> = due.map(|(id, (_, tries))| Waiting { id, tries }).collect();
-        self.repairs.waiting.extend(due);
-        let (mut bytes, mut frames) = (0, BTreeMap::<SegmentId, Vec<MakeReplicas>>::new());
+        // In front: what was begun is brought to its end first.
+        due.into_iter().for_each(|due| self.repairs.waiting.push_front(due));
+        while self.repairs.later.front().is_some_and(|(until_ms, _)| *until_ms <= now) {
+            self.repairs.waiting.extend(self.repairs.later.pop_front().map(|(_, later)| later));
+        }
+        let (mut bytes, mut frames) = (0, BTreeMap::<SegmentId, Vec<KeyBytes>>::new());
         for _ in 0..AT_ONCE {
             if bytes >= BYTES_AT_ONCE || self.repairs.asked.len() >= MOST_ASKED {
                 break;
@@ -102,16 +121,19 @@ impl Master {
                     self.counters.replicas_repaired += u64::from(tries > 0);
                     self.repairs.forget(&id);
                 }
-                _ if tries >= MOST_TRIES => {
+                Next::Ask(..) if tries >= MOST_TRIES => {
                     self.counters.repairs_given_up += 1;
                     self.repairs.forget(&id);
                 }
-                Next::Later => {
+                Next::Begun => {
                     self.repairs.asked.insert(id, (again_ms, tries + 1));
                 }
-                Next::Ask(segment_id, wanted) => {
+                Next::Later => {
+                    self.repairs.later.push_back((now + MOST_AGAIN_MS, Waiting { id, tries }));
+                }
+                Next::Ask(segment_id, key) => {
                     bytes += self.objects.get(&id).map_or(0, |e| e.replica().object.bytes_total);
-                    frames.entry(segment_id).or_default().push(wanted);
+                    frames.entry(segment_id).or_default().push(key);
                     self.repairs.asked.insert(id, (again_ms, tries + 1));
                 }
             }
@@ -132,58 +154,94 @@ impl Master {
         }
         let holders: Vec<SegmentId> =
             e.replicas().map(|r| r.segment_id).filter(|s| self.reachable(*s)).collect();
-        if !e.is_live() || e.places().count() >= wanted || holders.is_empty() {
+        if !e.is_live() || e.places().count() >= wanted {
+            return Next::Begun;
+        }
+        let taken: Vec<SegmentId> = e.places().map(|r| r.segment_id).collect();
+        let bytes = e.replica().object.bytes_total;
+        if holders.is_empty() || self.route_copies(&taken, bytes).is_empty() {
             return Next::Later;
         }
         // Each time another one, as far as there are several.
         let holder = holders[tries as usize % holders.len()];
         let key = KeyBytes::shared(e.key.clone());
-        Next::Ask(holder, MakeReplicas { key, wanted: e.set().wanted })
+        Next::Ask(holder, key)
     }
 
     /// Keys are to have so many replicas: more are made, and those that are too many retired.
     pub(super) fn replicate(&mut self, keys: &[KeyBytes], wanted: u8) -> Vec<Result<()>> {
-        keys.iter().map(|key| self.replicate_one(key, wanted)).collect()
+        let mut owners = BTreeMap::new();
+        let done = keys.iter().map(|key| self.replicate_one(key, wanted, &mut owners)).collect();
+        for (segment_id, ForOwner { retire, sets }) in owners {
+            for part in sets.chunks(SLOTS_PER_FRAME) {
+                self.durable.members.send(segment_id, MasterToOwner::InSet(part.to_vec()));
+            }
+            for part in retire.chunks(SLOTS_PER_FRAME) {
+                self.durable.members.send(segment_id, MasterToOwner::Retire(part.to_vec()));
+            }
+        }
+        done
     }
 
-    fn replicate_one(&mut self, key: &[u8], wanted: u8) -> Result<()> {
+    fn replicate_one(
+        &mut self,
+        key: &[u8],
+        wanted: u8,
+        owners: &mut BTreeMap<SegmentId, ForOwner>,
+    ) -> Result<()> {
         if !(1..=MAX_REPLICAS).contains(&wanted) {
             return Err(Error::invalid(format!("{wanted} replicas: 1 to {MAX_REPLICAS}")));
         }
-        let id = self.id_of(key);
-        let Some(e) = self.entry(key)?.filter(|e| e.is_live()) else {
-            self.check_all_reported()?;
+        // One that a rank has still to report would not be counted.
+        self.check_all_reported()?;
+        let (id, fresh) = (self.id_of(key), self.durable.random.u64().max(1));
+        let readable = self.entry(key)?.filter(|e| self.is_readable(e)).is_some();
+        let Some(e) = self.objects.get(&id).filter(|_| readable) else {
             return Err(Error::not_found("no such key in memory, or it is being written"));
         };
-        let surplus: Vec<_> = e.replicas().skip(usize::from(wanted)).collect();
-        for r in surplus {
-            self.durable.members.send(r.segment_id, MasterToOwner::Retire(vec![r.at]));
+        // Those that can be read stay.
+        let mut live: Vec<_> = e.replicas().collect();
+        live.sort_by_key(|r| !self.reachable(r.segment_id));
+        let surplus = live.split_off(live.len().min(usize::from(wanted)));
+        let full = live.len() == usize::from(wanted);
+        let unwritten: Vec<_> = e.plans().filter(|_| full).map(|(plan, _)| plan).collect();
+        let known = e.set();
+        let set_id = if known == ReplicaSet::NONE { fresh } else { known.id };
+        let set = ReplicaSet { id: set_id, wanted };
+        for r in e.places().filter(|_| set != known) {
+            owners.entry(r.segment_id).or_default().sets.push((r.at, set));
         }
-        self.set_wanted(id, wanted);
+        for r in surplus {
+            self.repairs.surplus.insert(r.at);
+            owners.entry(r.segment_id).or_default().retire.push(r.at);
+        }
+        if let Some(e) = self.objects.get_mut(&id) {
+            e.belongs_to(set);
+        }
+        unwritten.into_iter().for_each(|plan| self.end_plan(plan, EndCause::Aborted));
         self.note_short(id);
         Ok(())
     }
 
-    /// Owners keep the set of an object, so that a later master knows its replicas for such.
-    pub(super) fn set_wanted(&mut self, id: KeyId, wanted: u8) -> ReplicaSet {
-        let fresh = self.durable.random.u64().max(1);
-        let Some(e) = self.objects.get_mut(&id) else { return ReplicaSet::NONE };
-        let known = e.set();
-        let set_id = if known == ReplicaSet::NONE { fresh } else { known.id };
-        let set = ReplicaSet { id: set_id, wanted };
-        if set == known {
-            return set;
+    /// An owner reports one of the replicas with another set than the others have: it did not hear
+    /// of theirs, or its object moved meanwhile.
+    pub(super) fn mend_set(
+        &self,
+        id: KeyId,
+        segment_id: SegmentId,
+        at: SlotRef,
+        reported: ReplicaSet,
+    ) {
+        let known = self.objects.get(&id).filter(|e| e.is_at(at)).map(Entry::set);
+        if let Some(set) = known.filter(|set| *set != ReplicaSet::NONE && *set != reported) {
+            self.durable.members.send(segment_id, MasterToOwner::InSet(vec![(at, set)]));
         }
-        e.belongs_to(set);
-        let places: Vec<_> = e.places().map(|r| (r.segment_id, r.at)).collect();
-        for (segment_id, at) in places {
-            self.send_set(segment_id, at, set);
-        }
-        set
     }
+}
 
-    /// Tells an owner to which set an object of it belongs.
-    pub(super) fn send_set(&self, segment_id: SegmentId, at: SlotRef, set: ReplicaSet) {
-        self.durable.members.send(segment_id, MasterToOwner::InSet(vec![(at, set)]));
-    }
+/// What an owner is sent for a change of replicas.
+#[derive(Default)]
+struct ForOwner {
+    retire: Vec<SlotRef>,
+    sets: Vec<(SlotRef, ReplicaSet)>,
 }

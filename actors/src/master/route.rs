@@ -27,7 +27,8 @@ impl Master {
         };
         let theirs =
             self.allocators.range(SegmentId::of_rank(wanted)).map(|(segment_id, _)| *segment_id);
-        let mut segment_ids: Vec<SegmentId> = theirs.filter(|s| self.may_hold(*s, open)).collect();
+        let mut segment_ids: Vec<SegmentId> =
+            theirs.filter(|s| self.may_hold(*s, open.bytes_total)).collect();
         if !segment_ids.is_empty() {
             segment_ids.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
             return Ok(segment_ids);
@@ -38,7 +39,9 @@ impl Master {
         let named = usable().filter(|s| preferred && s.rank == wanted);
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);
         let best = named.max_by_key(|s| (size(s), Reverse(*s))).or_else(|| {
-            usable().max_by_key(|s| (self.may_hold(*s, open), self.free_bytes(*s), Reverse(*s)))
+            usable().max_by_key(|s| {
+                (self.may_hold(*s, open.bytes_total), self.free_bytes(*s), Reverse(*s))
+            })
         });
         best.map(|segment_id| vec![segment_id]).ok_or_else(|| {
             let joined = self.allocators.keys().filter(|s| s.is_first()).count();
@@ -50,14 +53,11 @@ impl Master {
 
     /// Where further replicas of an object may go, best first: one segment of each other rank, by
     /// room; those of hosts that have none yet come before all others.
-    pub(super) fn route_copies(&self, taken: &[SegmentId], open: &OpenItem) -> Vec<SegmentId> {
-        if open.replicas <= 1 {
-            return Vec::new();
-        }
+    pub(super) fn route_copies(&self, taken: &[SegmentId], bytes: u64) -> Vec<SegmentId> {
         let mut by_rank: BTreeMap<u32, SegmentId> = BTreeMap::new();
         let usable = self.allocators.keys().copied();
         let is_taken = |s: &SegmentId| taken.iter().any(|known| known.rank == s.rank);
-        let usable = usable.filter(|s| !is_taken(s) && self.may_hold(*s, open));
+        let usable = usable.filter(|s| !is_taken(s) && self.may_hold(*s, bytes));
         for segment_id in usable.filter(|s| !self.durable.members.is_backlogged(*s)) {
             let best = by_rank.entry(segment_id.rank).or_insert(segment_id);
             if self.free_bytes(segment_id) > self.free_bytes(*best) {
@@ -75,9 +75,8 @@ impl Master {
     }
 
     /// True if an object may be placed on a segment, now or once it has room.
-    pub(super) fn may_hold(&self, segment_id: SegmentId, open: &OpenItem) -> bool {
-        let fits =
-            |b: &super::allocator::SegmentAllocator| open.bytes_total <= b.info.layout.arena.len;
+    pub(super) fn may_hold(&self, segment_id: SegmentId, bytes: u64) -> bool {
+        let fits = |b: &super::allocator::SegmentAllocator| bytes <= b.info.layout.arena.len;
         self.allocators.get(&segment_id).is_some_and(fits) && self.usable(segment_id)
     }
 

@@ -8,8 +8,8 @@ mod calls;
 
 use super::{
     ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion, MAX_BATCH,
-    MAX_PATTERN_BYTES, MAX_SEGMENTS, MasterToOwner, OwnerToMaster, PlanOpened, RankInfo, SeenView,
-    SlotContent, SlotEntry, SlotRef,
+    MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner, OwnerToMaster, PlanOpened,
+    RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef,
 };
 use crate::error::{Error, Result};
 use crate::message::{KeyBytes, ObjectDesc};
@@ -142,6 +142,7 @@ impl RankInfo {
             format!("a plan of {bytes_total} bytes in an extent of {}", extent.len)
         })?;
         key(&p.key)?;
+        p.set.check()?;
         time("a deadline", p.deadline_ms)
     }
 
@@ -158,6 +159,7 @@ impl RankInfo {
         ensure(extent.offset >= log.offset && inside && extent.len == bytes_total, || {
             format!("an object of {bytes_total} bytes at {extent:?}, outside the device log")
         })?;
+        o.set.check()?;
         key(&o.key)
     }
 
@@ -167,8 +169,9 @@ impl RankInfo {
         match &e.what {
             SlotContent::Free if managed => Ok(()),
             SlotContent::Held(extent) if managed => self.check_extent(extent),
-            SlotContent::Live { key: bytes, object, .. } if managed => {
+            SlotContent::Live { key: bytes, object, set } if managed => {
                 key(bytes)?;
+                set.check()?;
                 self.check_extent(&object.extent)
             }
             SlotContent::Open(p) if (p.at.slot, p.at.epoch) == (e.slot, e.epoch) => {
@@ -247,10 +250,13 @@ impl RankInfo {
                 LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
             MasterToOwner::AskDisk { question, .. } => question.check(),
-            MasterToOwner::InSet(list) => self::list("objects", list.len(), MAX_BATCH),
-            MasterToOwner::MakeReplicas(list) => {
-                self::list("objects", list.len(), MAX_BATCH)?;
-                list.iter().try_for_each(|wanted| key(&wanted.key))
+            MasterToOwner::InSet(sets) => {
+                list("objects", sets.len(), MAX_BATCH)?;
+                sets.iter().try_for_each(|(_, set)| set.check())
+            }
+            MasterToOwner::MakeReplicas(keys) => {
+                list("objects", keys.len(), MAX_BATCH)?;
+                keys.iter().try_for_each(|bytes| key(bytes))
             }
             MasterToOwner::Refused(why) => text("a reason", why.len()),
             MasterToOwner::EndPlan { .. }
@@ -262,6 +268,14 @@ impl RankInfo {
             | MasterToOwner::NoMorePlans
             | MasterToOwner::RequestReport { .. } => Ok(()),
         }
+    }
+}
+
+impl ReplicaSet {
+    fn check(self) -> Result<()> {
+        ensure(self.wanted <= MAX_REPLICAS && (self.id == 0) == (self.wanted == 0), || {
+            format!("a set of {} replicas with the number {}", self.wanted, self.id)
+        })
     }
 }
 

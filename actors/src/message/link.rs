@@ -71,8 +71,8 @@ pub enum MasterToOwner {
     },
     /// These objects belong to these sets: report them so.
     InSet(Vec<(SlotRef, ReplicaSet)>),
-    /// Make replicas of these objects at other ranks.
-    MakeReplicas(Vec<MakeReplicas>),
+    /// Make the replicas that these keys lack: the master says how many, and where.
+    MakeReplicas(Vec<KeyBytes>),
     /// A frame of this owner was invalid, for this reason: the link ends.
     Refused(String),
     /// Report every slot, under this number.
@@ -80,15 +80,6 @@ pub enum MasterToOwner {
         /// Parts of an older report are ignored.
         number: u64,
     },
-}
-
-/// An object that is to have more replicas than it has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MakeReplicas {
-    /// Its key.
-    pub key: KeyBytes,
-    /// Replicas in all.
-    pub wanted: u8,
 }
 
 /// A plan as its owner is sent it.

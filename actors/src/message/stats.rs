@@ -48,9 +48,9 @@ pub struct MasterCounters {
     pub adopted: u64,
     /// Opens that failed because there was no room.
     pub out_of_memory: u64,
-    /// Replicas that puts asked for and that had no room at another rank.
+    /// Replicas that puts asked for and that no other rank could take.
     pub replicas_short: u64,
-    /// Objects whose lost or missing replicas were made.
+    /// Objects that had too few replicas, and have them now.
     pub replicas_repaired: u64,
     /// Objects that have fewer replicas than they should: nobody could make them.
     pub repairs_given_up: u64,

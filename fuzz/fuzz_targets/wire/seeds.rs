@@ -8,9 +8,9 @@ use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
     Abandoned, AttachBy, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
     DiskSelection, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport,
-    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MakeReplicas, MasterToOwner, ObjMeta, OpenItem,
-    OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose,
-    RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
+    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges,
+    OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo,
+    RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
     SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch,
     TouchBatch, View, Welcome,
 };
@@ -378,7 +378,7 @@ fn link(seeds: &mut Seeds) {
             },
             MasterToOwner::RemovalOver { removal: 9, again: true },
             MasterToOwner::InSet(vec![(AT, ReplicaSet { id: 3, wanted: 2 })]),
-            MasterToOwner::MakeReplicas(vec![MakeReplicas { key: key(), wanted: 2 }]),
+            MasterToOwner::MakeReplicas(vec![key()]),
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat,
             MasterToOwner::Refused("slot 9 of 8".to_string()),

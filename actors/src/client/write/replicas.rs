@@ -2,7 +2,7 @@
 //! done if one of them is.
 
 use crate::client::plans::PlanState;
-use crate::client::{Client, IfExists, PutOptions, one};
+use crate::client::{Client, PutOptions, one};
 use crate::error::{Error, Result};
 use crate::message::{CopyPlan, MAX_REPLICAS, PlanDesc};
 use std::collections::BTreeSet;
@@ -48,13 +48,12 @@ pub(super) fn any_of<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
 }
 
 impl Client {
-    /// Puts the replicas that a stored object lacks, so that it has as many as `wanted` says. It
-    /// must lie in memory that this process maps. Returns how many were made.
-    pub(crate) async fn add_replicas(&self, key: &[u8], wanted: u8) -> Result<u32> {
+    /// Puts the replicas that the master knows a stored object to lack. It must lie in memory that
+    /// this process maps. Returns how many were made.
+    pub(crate) async fn add_replicas(&self, key: &[u8]) -> Result<u32> {
         let view = self.get_view(key).await?;
-        let opts = PutOptions { replica_of: Some(view.at()), ..PutOptions::default() };
-        let opts = opts.replicas(wanted).if_exists(IfExists::Keep);
-        one(self.put_planned(&[(key, &view)], &[0], &opts).await)
+        let opts = PutOptions::default().replicas(MAX_REPLICAS);
+        one(self.put_planned(&[(key, &view)], &[0], (&opts, Some(view.at()))).await)
     }
 
     /// How many replicas of each item are stored. `stored` has a result for each plan, in order.
@@ -62,15 +61,13 @@ impl Client {
         &self,
         items: Vec<Result<Plans>>,
         stored: Vec<Result<()>>,
-        opts: &PutOptions,
+        asked_for: u8,
     ) -> Vec<Result<u32>> {
         let mut stored = stored.into_iter();
         let mut made = |plans: Plans| {
             let made = any_of(stored.by_ref().take(plans.len()).collect())?.len() as u32;
-            if opts.replica_of.is_none() {
-                let short = u32::from(opts.replicas).saturating_sub(made);
-                self.shared.writes.replicas_short.add(short as usize);
-            }
+            let short = u32::from(asked_for).saturating_sub(made);
+            self.shared.writes.replicas_short.add(short as usize);
             Ok(made)
         };
         items.into_iter().map(|plans| plans.and_then(&mut made)).collect()
