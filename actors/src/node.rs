@@ -299,6 +299,7 @@ impl Drop for NodeParts {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         self.segments.close();
+        self.segments.common.replication.close();
         if let Some(tier) = &self.segments.common.tier {
             tier.close();
         }

@@ -419,8 +419,8 @@ impl Master {
         }
     }
 
-    /// A replica is gone, and others are served: what a log of its segment served under the same key
-    /// meanwhile is a duplicate of those.
+    /// A replica is gone, and others are served: what a log of its segment served under the same
+    /// key meanwhile is a duplicate of those.
     pub(super) fn drop_aside(&mut self, id: KeyId, segment_id: Option<SegmentId>) {
         let Some((segment_id, served)) = segment_id.zip(self.aside.get_mut(&id)) else { return };
         let at = served.remove(&segment_id);
