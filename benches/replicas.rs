@@ -24,7 +24,9 @@ fn main() {
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
     let cluster = runtime.block_on(async {
         let job = format!("replicas-bench-{}", std::process::id());
-        let config = NodeConfig { job, heap_bytes: 512 << 20, ..NodeConfig::default() };
+        // All puts take plans.
+        let (heap_bytes, log_bytes) = (512 << 20, Some(0));
+        let config = NodeConfig { job, heap_bytes, log_bytes, ..NodeConfig::default() };
         Cluster::start(3, config).await.unwrap()
     });
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
