@@ -78,7 +78,9 @@ fn puts(
     let (mut one, mut two, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..ROUNDS {
         let (a, b) = (round(&format!("one{i}"), 1), round(&format!("two{i}"), 2));
-        (one.push(a), two.push(b), ratios.push(b / a));
+        one.push(a);
+        two.push(b);
+        ratios.push(b / a);
     }
     let (one, two, ratio) = (median(one), median(two), median(ratios));
     println!(
@@ -127,7 +129,9 @@ fn reads(runtime: &tokio::runtime::Runtime, cluster: &Cluster) {
     let (mut one, mut three, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let (a, b) = (with(1), with(3));
-        (one.push(a), three.push(b), ratios.push(b / a));
+        one.push(a);
+        three.push(b);
+        ratios.push(b / a);
     }
     let (one, three, ratio) = (median(one), median(three), median(ratios));
     println!(
