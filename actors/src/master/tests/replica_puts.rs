@@ -225,3 +225,36 @@ async fn i6_an_open_plan_of_the_same_put_is_reported_as_a_further_replica() {
         assert_eq!(located(&bench).await, [live_at, plan.at]);
     }
 }
+
+/// Of an object that was read, so that nothing else becomes one of its replicas.
+#[tokio::test]
+async fn i6_plans_for_missing_replicas_are_granted_for_the_object_that_was_read_alone() {
+    let (bench, mut ranks, first, copy) = opened_twice().await;
+    commit(&bench, first).await.unwrap();
+    bench.done(Request::Abort(vec![copy])).await.unwrap();
+    ranks[0].sends(OwnerToMaster::Retired(vec![copy.at])).await;
+    let open = async |request: u64, replica_of: Option<SlotRef>| {
+        let Request::OpenForWrite { mut items, wait_ms, .. } = twice(request, "k") else {
+            unreachable!()
+        };
+        items[0].replica_of = replica_of;
+        items[0].replicas = 8;
+        let asked = Request::OpenForWrite { request, wait_ms, items };
+        let Response::Plans(mut list) = bench.ask(asked).await else { panic!("no plans") };
+        list.remove(0)
+    };
+    let older = SlotRef { epoch: first.at.epoch + 1, ..first.at };
+    for wrong in [copy.at, older] {
+        let refused = open(20, Some(wrong)).await.unwrap_err();
+        assert_eq!(refused.kind(), crate::ErrorKind::NotReady);
+    }
+    // Two were asked for once: no request makes more of them.
+    let granted = open(21, Some(first.at)).await.unwrap();
+    assert_eq!((granted.copies.len(), granted.meta.key), (0, first.key));
+    let again = open(21, Some(first.at)).await.unwrap();
+    assert_eq!(plan_ref(&again), plan_ref(&granted));
+    commit(&bench, plan_ref(&granted)).await.unwrap();
+    assert_eq!(located(&bench).await, [first.at, granted.meta.at]);
+    let full = open(22, Some(first.at)).await.unwrap_err();
+    assert_eq!(full.kind(), crate::ErrorKind::OutOfMemory);
+}
