@@ -203,7 +203,9 @@ async fn objects_of_one_key_that_no_put_wrote_together_are_duplicates() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replicas_are_made_again_so_that_a_second_death_loses_nothing() {
-    let [first, second, third] = three(short_lived("repaired")).await;
+    // Long enough that a busy machine does not make a living rank look dead.
+    let base = NodeConfig { ttl_ms: 3_000, ..config("repaired") };
+    let [first, second, third] = three(base).await;
     let client = first.client();
     assert_eq!(put(&client, "k", 40, &twice()).await, [2; 40]);
     put(&client, "alone", 5, &on(0)).await;

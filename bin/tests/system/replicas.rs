@@ -38,7 +38,7 @@ fn get(handle: &Blocking, key: usize) {
 fn i18_a_holder_is_killed_in_the_middle_of_ten_thousand_gets_and_none_fails() {
     for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
         let mut cluster = ProcessCluster::start(3, |command| {
-            command.args(["--heap-bytes", "64MiB", "--ttl-ms", "2000"]);
+            command.args(["--heap-bytes", "64MiB"]);
         });
         let handle = cluster.connect_by(0, transport);
         put_all(&handle);
@@ -123,7 +123,7 @@ fn wait_for_replicas(handle: &Blocking, n: usize) {
 #[test]
 fn of_three_ranks_two_die_one_after_the_other_with_a_repair_between_and_nothing_is_lost() {
     let mut cluster = ProcessCluster::start(3, |command| {
-        command.args(["--heap-bytes", "64MiB", "--ttl-ms", "1000"]);
+        command.args(["--heap-bytes", "64MiB", "--ttl-ms", "3000"]);
     });
     let handle = cluster.connect_by(0, TransportChoice::Shm);
     put_all(&handle);
