@@ -229,7 +229,7 @@ async fn i6_an_open_plan_of_the_same_put_is_reported_as_a_further_replica() {
 /// Of an object that was read, so that nothing else becomes one of its replicas.
 #[tokio::test]
 async fn i6_plans_for_missing_replicas_are_granted_for_the_object_that_was_read_alone() {
-    let (bench, mut ranks, first, copy) = opened_twice().await;
+    let (bench, ranks, first, copy) = opened_twice().await;
     commit(&bench, first).await.unwrap();
     bench.done(Request::Abort(vec![copy])).await.unwrap();
     ranks[0].sends(OwnerToMaster::Retired(vec![copy.at])).await;
