@@ -70,8 +70,8 @@ impl Ls {
                 });
                 format!("{head}{row}")
             } else if self.long {
-                let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                format!("{bytes:>12}  {:>5}  {:<11}  {key}\n", ranks.join(","), row.state)
+                let ranks = output::numbers(&ranks, ",");
+                format!("{bytes:>12}  {ranks:>5}  {:<11}  {key}\n", row.state)
             } else {
                 key + "\n"
             };

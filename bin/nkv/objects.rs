@@ -97,16 +97,12 @@ impl Put {
         let none = || Err(Error::internal("a put without a result"));
         let put = || handle.put_replicas(&[(key, value)], opts).pop().unwrap_or_else(none);
         let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
-        let ranks = || -> Option<Vec<u32>> {
-            Some(handle.get_replicas(key).ok()?.iter().map(Location::rank).collect())
-        };
-        let (ranks, asked) = (ranks().unwrap_or_default(), u32::from(self.replicas));
+        let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas));
         let (key, bytes) = (shown(key), value.len());
         let json = json!({ "key": key, "bytes": bytes, "replicas": made, "ranks": ranks });
         cluster.show(&json, || {
             let size = show_bytes(bytes as u64);
-            let on: Vec<String> = ranks.iter().map(u32::to_string).collect();
-            let on = on.join(", ");
+            let on = output::numbers(&ranks, ", ");
             match made {
                 0 => format!("{key}: stored before, on ranks {on}\n"),
                 made if made < asked => format!(
@@ -117,6 +113,11 @@ impl Put {
             }
         })
     }
+}
+
+/// The ranks that have a replica of a key; none if it is gone.
+pub(crate) fn ranks_of(handle: &Blocking, key: &[u8]) -> Vec<u32> {
+    handle.get_replicas(key).unwrap_or_default().iter().map(Location::rank).collect()
 }
 
 /// Payload bytes of the largest heap, which no value can exceed, and the number of ranks of the

@@ -43,6 +43,11 @@ pub(crate) fn lines(table: &Table) -> String {
     table.to_string().lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
+/// Numbers in a row.
+pub(crate) fn numbers(of: &[u32], between: &str) -> String {
+    of.iter().map(u32::to_string).collect::<Vec<_>>().join(between)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{lines, table};

@@ -3,8 +3,10 @@
 use crate::Cluster;
 use crate::cli_error::CliError;
 use crate::keys::shown;
+use crate::objects::ranks_of;
+use crate::output;
 use clap::Args;
-use nkv::message::{Location, MAX_REPLICAS};
+use nkv::message::MAX_REPLICAS;
 use nkv::{Blocking, ErrorKind};
 use nkv_programs::exit;
 use nkv_store::clock::{BootClock, Clock};
@@ -57,11 +59,10 @@ impl Replicate {
             };
             missing |= absent;
             let ranks = if absent { Vec::new() } else { self.awaited(&handle, key, until_ms) };
-            let on: Vec<String> = ranks.iter().map(u32::to_string).collect();
             text += &match (absent, ranks.len()) {
                 (true, _) => format!("{}: absent\n", shown(key)),
                 (_, n) => {
-                    let (key, on) = (shown(key), on.join(", "));
+                    let (key, on) = (shown(key), output::numbers(&ranks, ", "));
                     format!("{key}: {n} of {} replicas, on ranks {on}\n", self.replicas)
                 }
             };
@@ -79,9 +80,9 @@ impl Replicate {
     /// The ranks that have a key, once it has the wanted number of replicas or the time is over.
     fn awaited(&self, handle: &Blocking, key: &[u8], until_ms: u64) -> Vec<u32> {
         loop {
-            let found = handle.get_replicas(key).unwrap_or_default();
-            if found.len() == usize::from(self.replicas) || BootClock.now_ms() >= until_ms {
-                return found.iter().map(Location::rank).collect();
+            let ranks = ranks_of(handle, key);
+            if ranks.len() == usize::from(self.replicas) || BootClock.now_ms() >= until_ms {
+                return ranks;
             }
             std::thread::sleep(POLL);
         }

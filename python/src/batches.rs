@@ -54,6 +54,12 @@ impl Parts {
         Ok(parts)
     }
 
+    /// The parts of each value.
+    fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| start..*end)
+    }
+
     /// Memory at addresses, none of which may be 0.
     fn at(py: Python<'_>, addresses: Numbers, sizes: Numbers) -> PyResult<Parts> {
         match (addresses, sizes) {
@@ -149,11 +155,12 @@ impl Cache {
         alike(keys.len(), "values", parts.ends.len())?;
         let (keys, options) = (arguments::keys(&keys)?, options(wanted));
         let done = self.handles.with(py, |handle| {
-            let starts = std::iter::once(0).chain(parts.ends.iter().copied());
-            let joined = starts.zip(&parts.ends).map(|(start, end)| {
+            let joined = parts.ranges().map(|range| {
                 let mut whole = Vec::new();
-                let of_one = parts.all[start..*end].iter();
-                of_one.map(Part::source).try_for_each(|part| part.append_to(&mut whole))?;
+                parts.all[range]
+                    .iter()
+                    .map(Part::source)
+                    .try_for_each(|part| part.append_to(&mut whole))?;
                 Ok(whole)
             });
             let wholes = joined.collect::<nkv::Result<Vec<_>>>()?;
@@ -261,9 +268,7 @@ impl Cache {
         alike(keys.len(), "values", values.ends.len())?;
         let (keys, options) = (arguments::keys(keys)?, options(wanted));
         let done = self.handles.with(py, |handle| {
-            let starts = std::iter::once(0).chain(values.ends.iter().copied());
-            let ranges = starts.zip(&values.ends).map(|(start, end)| start..*end);
-            let keyed = keys.iter().copied().zip(ranges);
+            let keyed = keys.iter().copied().zip(values.ranges());
             if let Some(parts) = Part::hosts(&values.all) {
                 let items: Vec<_> = keyed.map(|(key, range)| (key, &parts[range])).collect();
                 return Ok(handle.put_many_parts(&items, &options));

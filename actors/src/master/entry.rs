@@ -96,9 +96,7 @@ impl Rest {
             && self.set == ReplicaSet::NONE
             && self.exact.is_none()
     }
-}
 
-impl Rest {
     /// The place that follows the first one, which is gone.
     fn next(&mut self) -> Option<Replica> {
         if !self.others.is_empty() {
@@ -219,25 +217,13 @@ impl Entry {
                 }
             });
         }
-        let Some(at) = self.rest().copies.iter().position(|(of, _)| *of == plan) else { return };
-        let first = self.replica();
-        let mut live = None;
-        self.change(|rest| {
-            let (_, replica) = rest.copies.remove(at);
-            match rest.state {
-                // The one that is live comes first.
-                State::Writing(others) => {
-                    rest.copies.push((others, first));
-                    (rest.state, rest.plan) = (State::Live, None);
-                    live = Some(replica);
-                }
-                _ => rest.others.push(replica),
-            }
-        });
-        live.into_iter().for_each(|live| self.set_replica(live));
+        let of_plan = |(of, _): &&(PlanId, Replica)| *of == plan;
+        let Some((_, replica)) = self.rest().copies.iter().find(of_plan).copied() else { return };
+        self.change(|rest| rest.copies.retain(|(of, _)| *of != plan));
+        self.add_live(replica);
     }
 
-    /// An object of the same put is live there, too.
+    /// An object of the same put is live there, too. If none was, it comes first.
     pub(super) fn add_live(&mut self, replica: Replica) {
         match self.state() {
             State::Writing(plan) => {

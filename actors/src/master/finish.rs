@@ -127,23 +127,21 @@ impl Master {
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (places, state) = (e.places().collect::<Vec<_>>(), e.state());
-        // Each by its own owner. What is removed already is asked for again.
-        let (written, retired): (Vec<_>, Vec<_>) = places
-            .into_iter()
-            .map(|r| (e.plan_at(r.at), r))
-            .partition(|(plan, _)| plan.is_some() && state != State::Removing);
+        let state = e.state();
+        // What is being removed already is retired once more: its owner answers again.
+        let ends = |at| if state == State::Removing { None } else { e.plan_at(at) };
+        let places: SmallVec<[_; 1]> = e.places().map(|r| (ends(r.at), r)).collect();
         let now = self.now_ms();
         if let Some(e) = self.objects.get_mut(&id)
             && (state != State::Removing || e.remove_until_ms() <= now)
         {
             e.removes_until(now + REMOVE_LIMIT_MS);
         }
-        for plan in written.into_iter().filter_map(|(plan, _)| plan) {
-            self.end_plan(plan, EndCause::Removed);
-        }
-        for (_, r) in retired {
-            retire.entry(r.segment_id).or_default().push(r.at);
+        for (plan, r) in places {
+            match plan {
+                Some(plan) => self.end_plan(plan, EndCause::Removed),
+                None => retire.entry(r.segment_id).or_default().push(r.at),
+            }
         }
         Ok(id)
     }
@@ -185,6 +183,8 @@ impl Master {
     }
 
     pub(super) fn retired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
+        // One that leaves has evicted nothing: its replicas are made elsewhere.
+        let leaves = self.durable.members.state(segment_id) == Some(RankState::Draining);
         for part in list.chunks(SIDE_BY_SIDE) {
             let keys = part.iter().map(|at| self.listed_at(segment_id, at));
             let keys: SmallVec<[_; SIDE_BY_SIDE]> = keys.collect();
@@ -192,8 +192,6 @@ impl Master {
             // together overlaps the cache misses.
             let entries = keys.iter().flatten().filter_map(|key| self.objects.get(key));
             std::hint::black_box(entries.map(|e| e.key.as_bytes()[0]).fold(0, u8::wrapping_add));
-            // One that leaves has evicted nothing: its replicas are made elsewhere.
-            let leaves = self.durable.members.state(segment_id) == Some(RankState::Draining);
             for (at, key) in part.iter().zip(keys) {
                 if let Some(key) = key {
                     self.drop_entry(key, *at);

@@ -485,11 +485,10 @@ impl Master {
             let removing = entry.state() == State::Removing;
             entry.relocate(from, Replica { segment_id, at, object: to.object });
             self.mend_set(to.id, segment_id, at, to.set);
-            let number = self.objects.number(&to.id);
-            if let (Some(number), Some(b)) = (number, self.allocators.get_mut(&segment_id)) {
+            if let Some(b) = self.allocators.get_mut(&segment_id) {
                 b.forget_listed(slot, epoch);
-                b.list(at.slot, at.epoch, number);
             }
+            self.list_at(to.id, segment_id, at);
             self.awaiting.note(to.id);
             if removing {
                 // The owner was asked to retire the original, which had ended by then.

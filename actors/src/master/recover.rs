@@ -204,10 +204,8 @@ impl Master {
         }
         self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
-            let known = self.objects.number(&o.id);
-            let known = known.filter(|_| self.objects.get(&o.id).is_some_and(|e| e.is_at(at)));
-            if let (Some(number), Some(b)) = (known, self.allocators.get_mut(&segment_id)) {
-                b.list(at.slot, at.epoch, number);
+            if self.objects.get(&o.id).is_some_and(|e| e.is_at(at)) {
+                self.list_at(o.id, segment_id, at);
             }
             if !self.logged(segment_id, at, &o, true) {
                 duplicates.push(at);

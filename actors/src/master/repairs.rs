@@ -1,6 +1,7 @@
 //! Replicas that are missing: of objects that had more of them than are left after the loss of a
 //! rank, or of which somebody wants more. The node of a living replica is asked to make them, a few
-//! at a time, and asked again until they are there. What was evicted is not made again.
+//! at a time, and asked again until they are there. What a master saw evicted it does not have made
+//! again.
 
 use super::Master;
 use super::entry::{Entry, State};

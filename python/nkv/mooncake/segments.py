@@ -37,11 +37,10 @@ class Segments(Core):
         ``segment_name`` is a rank's number. One copy of several is not removed.
         """
         at = self.batch_get_replica_desc(keys)
-        wanted = ("", segment_name) if segment_name else ()
         here = [
             key
             for key, found in at.items()
-            if not wanted or all(one.rank() in wanted for one in found)
+            if not segment_name or all(one.rank() == segment_name for one in found)
         ]
         return [key for key, code in zip(here, self._remove_many(here), strict=True) if code == OK]
 
