@@ -155,7 +155,7 @@ mod tests {
         let table = text(true, false, true, &page[..1]);
         assert_eq!(
             table,
-            "       bytes  rank  state        key\n           5     1  ready        a\n"
+            "       bytes  ranks  state        key\n           5      1  ready        a\n"
         );
         assert_eq!(text(true, false, false, &page[..1]).lines().count(), 1);
         let (one, two) = (text(false, true, true, &page), text(false, true, false, &page[..1]));
