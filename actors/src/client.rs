@@ -30,6 +30,7 @@ pub mod producer;
 pub(crate) mod put_log;
 mod put_options;
 mod read;
+mod search;
 mod segments;
 mod shared;
 mod value;
@@ -54,6 +55,7 @@ pub use write::{PlanAddresses, PublishError, WritePlan};
 
 use crate::actor::{ActorAddr, Message, On};
 use crate::client::producer::{Attach, Producer, ProducerDurable};
+use crate::current_master::CurrentMaster;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::executor::{OnceCompiled, OwnedExecutor};
@@ -62,7 +64,7 @@ use crate::slow_path::ClientSlowPathCounters;
 use batch::{about_keys, continued, filled, one, spread};
 use buffers::Buffers;
 use contact::contact;
-use control::{ControlPool, MasterPath};
+use control::ControlPool;
 use counters::{Reads, Times, Writes};
 use keys::HandleKeys;
 use locations::Locations;
@@ -94,7 +96,7 @@ pub(crate) struct Parts {
     pub hasher: KeyHasher,
     pub settings: Settings,
     pub view: View,
-    pub path: MasterPath,
+    pub master: Arc<CurrentMaster>,
     pub draining: Arc<AtomicBool>,
     pub producer_id: u64,
     pub executor: Option<OwnedExecutor>,
@@ -141,7 +143,7 @@ impl Client {
             opened.map_err(|e| Error::unsupported(format!("transport rdma: {e}")))?;
         }
         let mut addresses = found.master;
-        if let Some((info, _)) = found.view.node(0)
+        if let Some((info, _)) = found.view.node(found.view.master)
             && info.boot_id == env.machine.boot_id()
             && let Some(local) = &info.local
         {
@@ -159,7 +161,7 @@ impl Client {
             hasher: found.hasher,
             settings: found.settings,
             view: found.view,
-            path: MasterPath::Remote(addresses.into()),
+            master: Arc::new(CurrentMaster::of_handle(addresses)),
             draining: Arc::default(),
             producer_id,
             executor: Some(executor),
@@ -175,7 +177,7 @@ impl Client {
         let rings = p.config.transport != TransportChoice::Tcp;
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
-        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id, rings);
+        let pool = ControlPool::new(p.env.net.clone(), p.master, means, p.producer_id, rings);
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,

@@ -14,7 +14,9 @@ pub mod attachment;
 pub mod client;
 mod control_hello;
 mod counted_queue;
+mod current_master;
 pub mod durations;
+pub mod election;
 pub mod environment;
 pub mod error;
 pub mod evictor;
@@ -48,6 +50,6 @@ pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{
-    AttachedTo, Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus,
-    PinnedStatus, SegmentStatus, StartError,
+    AttachedTo, Cluster, DrainReport, ElectionChoice, Ended, MemoryChoice, Node, NodeConfig,
+    NodeStatus, PinnedStatus, SegmentStatus, StartError,
 };

@@ -6,21 +6,24 @@ mod listening;
 
 use crate::actor::ActorAddr;
 use crate::control_hello::hello;
+use crate::current_master::CurrentMaster;
+use crate::election::{Voter, promise_ms};
 use crate::error::{Error, Result};
 use crate::message::{
     MasterToOwner, OwnerToMaster, PlanId, Purpose, RankInfo, Refusal, Settings, Term, Welcome,
 };
 use crate::owner::tables::{OwnerTables, TermOrder};
 use crate::owner::{FromMaster, NewTerm, Owner};
-use crate::race::read_and_write;
+use crate::race::{race, read_and_write};
 use crate::uplink::{UPLINK_FRAMES, Uplink};
+use futures_util::FutureExt;
 use listening::Listening;
 use nkv_store::clock::Clock;
 use nkv_store::log_limit::LogLimit;
 use nkv_transport::wire::auth::Credentials;
-use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
@@ -89,8 +92,11 @@ pub enum LinkState {
 pub struct Membership {
     /// How to reach others.
     pub net: Arc<dyn Net>,
-    /// The master's control addresses, nearest first.
-    pub master: Vec<Address>,
+    /// Where the master is.
+    pub(crate) master: Arc<CurrentMaster>,
+    /// What the rank promises its master, if another rank may become master and this is its first
+    /// segment.
+    pub(crate) voter: Option<Arc<Voter>>,
     /// Credentials for the master; they name the job.
     pub credentials: Credentials,
     /// The segment that joins.
@@ -136,13 +142,13 @@ impl Membership {
                 return;
             }
             let why = match self.join().await {
-                Ok((stream, (term, set, confirm))) => match self.obey(term).await {
+                Ok((stream, joined)) => match self.obey(joined.term).await {
                     Ok(()) => {
                         (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
-                        let silence = Duration::from_millis(set.ttl_ms);
-                        settings.send_replace((term, set));
-                        let (e, answered) = self.serve((stream, confirm), silence, &state).await;
+                        let (silence, means) = (joined.silence(), (joined.confirm, joined.stamp));
+                        settings.send_replace((joined.term, joined.settings));
+                        let (e, answered) = self.serve((stream, means), silence, &state).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
                         e.message().to_string()
@@ -184,8 +190,15 @@ impl Membership {
                 self.log_lost(&why, &state);
                 state.send_replace(LinkState::Lost(why));
             }
-            tokio::time::sleep(Duration::from_millis(pause)).await;
-            pause = (pause * 2).min(RETRY_LAST_MS);
+            let paused = tokio::time::sleep(Duration::from_millis(pause));
+            let elsewhere = async {
+                self.master.changed().await;
+                true
+            };
+            pause = match race(elsewhere, paused.map(|()| false)).await {
+                true => RETRY_FIRST_MS,
+                false => (pause * 2).min(RETRY_LAST_MS),
+            };
         }
     }
 
@@ -214,17 +227,23 @@ impl Membership {
         );
     }
 
-    async fn join(&self) -> std::result::Result<(BoxStream, (Term, Settings, bool)), JoinError> {
-        let mut last = "no address for the master".to_string();
-        for address in &self.master {
+    async fn join(&self) -> std::result::Result<(BoxStream, Joined), JoinError> {
+        let mut last = "no rank is master yet".to_string();
+        for address in self.master.path().addresses().iter() {
             let (obeyed, holds, seen) = self.tables.memory();
             let (info, siblings) = (Box::new(self.info.clone()), self.siblings.list());
             let purpose = Purpose::Rank { info, obeyed, holds, seen, siblings };
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
-                Ok(Ok((stream, Welcome::Rank { term, settings, confirm }))) => {
+                Ok(Ok((stream, Welcome::Rank { term, settings, confirm, stamp_ms }))) => {
+                    let current = self.master.path().addresses().contains(address);
                     match settings.check() {
-                        Ok(()) => return Ok((stream, (term, settings, confirm))),
+                        Ok(()) if !current => last = format!("{address} is no longer the master"),
+                        Ok(()) => {
+                            self.heard();
+                            let stamp = AtomicU64::new(stamp_ms);
+                            return Ok((stream, Joined { term, settings, confirm, stamp }));
+                        }
                         Err(e) => last = format!("{address} welcomed a join with {}", e.message()),
                     }
                 }
@@ -235,6 +254,13 @@ impl Membership {
             }
         }
         Err(JoinError::Unreachable(last))
+    }
+
+    /// The master was heard: the rank obeys no other one for a while.
+    fn heard(&self) {
+        if let Some(voter) = &self.voter {
+            voter.heard();
+        }
     }
 
     /// Called before the first frame: a segment obeys only the highest term. Disconnected if the
@@ -254,7 +280,7 @@ impl Membership {
     /// after a Leave. The master requests a report first.
     async fn serve(
         &self,
-        (stream, confirm): (BoxStream, bool),
+        (stream, (confirm, stamp)): (BoxStream, (bool, AtomicU64)),
         silence: Duration,
         state: &watch::Sender<LinkState>,
     ) -> (Error, bool) {
@@ -269,8 +295,8 @@ impl Membership {
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(OwnerToMaster::Draining);
         }
-        let read = async { Err(self.read(reader, silence, state, recorded).await) };
-        let write = async { Err(self.write(writer, rx, news, &left).await) };
+        let read = async { Err(self.read(reader, silence, state, (recorded, &stamp)).await) };
+        let write = async { Err(self.write(writer, rx, (news, &stamp), &left).await) };
         // Frames that a dead master sent before bring plans with their keys.
         let Err(ended) = read_and_write::<std::convert::Infallible, _>(read, write).await;
         (ended, left.load(Ordering::Acquire))
@@ -281,7 +307,7 @@ impl Membership {
         mut reader: ReadHalf<BoxStream>,
         silence: Duration,
         state: &watch::Sender<LinkState>,
-        recorded: Option<&watch::Sender<Option<PlanId>>>,
+        (recorded, stamp): (Option<&watch::Sender<Option<PlanId>>>, &AtomicU64),
     ) -> Error {
         let mut buf = Vec::new();
         let mut listening = Listening::new(&*self.clock, silence);
@@ -292,7 +318,10 @@ impl Membership {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
             let down = match frame {
-                Ok(Some((_, down))) => down,
+                Ok(Some((_, down))) => {
+                    self.heard();
+                    down
+                }
                 Ok(None) => {
                     let stood = listening.stood();
                     return Error::disconnected(format!("the master closed the link{stood}"));
@@ -309,7 +338,10 @@ impl Membership {
                 ));
             }
             match down {
-                MasterToOwner::Heartbeat => {}
+                // After `heard`: the promise runs before the master learns of it.
+                MasterToOwner::Heartbeat { stamp_ms } => {
+                    stamp.fetch_max(stamp_ms, Ordering::AcqRel);
+                }
                 MasterToOwner::Refused(why) => {
                     return Error::disconnected(format!(
                         "the master refused a frame of this rank: {why}"
@@ -351,7 +383,7 @@ impl Membership {
         &self,
         mut writer: WriteHalf<BoxStream>,
         mut rx: mpsc::Receiver<OwnerToMaster>,
-        mut recorded: watch::Receiver<Option<PlanId>>,
+        (mut recorded, stamp): (watch::Receiver<Option<PlanId>>, &AtomicU64),
         left: &AtomicBool,
     ) -> Error {
         let mut beat = tokio::time::interval(self.heartbeat);
@@ -363,8 +395,8 @@ impl Membership {
                 // delay them.
                 biased;
                 _ = beat.tick() => {
-                    let gauges = self.tables.gauges.snapshot();
-                    OwnerToMaster::Heartbeat(Box::new(gauges))
+                    let gauges = Box::new(self.tables.gauges.snapshot());
+                    OwnerToMaster::Heartbeat { gauges, stamp_ms: stamp.load(Ordering::Acquire) }
                 }
                 Ok(()) = recorded.changed() => match *recorded.borrow_and_update() {
                     Some(up_to) => OwnerToMaster::PlansRecorded { up_to },
@@ -385,6 +417,25 @@ impl Membership {
                 return Error::disconnected("left");
             }
         }
+    }
+}
+
+/// What a master answered a join.
+struct Joined {
+    term: Term,
+    settings: Settings,
+    confirm: bool,
+    // Its last stamp.
+    stamp: AtomicU64,
+}
+
+impl Joined {
+    /// After a silence of this length the link is given up.
+    fn silence(&self) -> Duration {
+        Duration::from_millis(match promise_ms(self.settings.master_lease_ms) {
+            0 => self.settings.ttl_ms,
+            promise => promise.min(self.settings.ttl_ms),
+        })
     }
 }
 

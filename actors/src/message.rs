@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 mod awaiting;
 mod bounds;
 mod disk;
+mod election;
 mod hello;
 mod hex;
 mod key_bytes;
@@ -23,6 +24,7 @@ mod stats;
 pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
+pub use election::{Ballot, Standing};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
@@ -40,7 +42,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 28;
+pub const MESSAGES_VERSION: u32 = 29;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.

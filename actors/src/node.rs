@@ -8,12 +8,13 @@ mod memory;
 mod mount;
 mod report;
 mod rights;
+mod seat;
 mod segment;
 mod start;
 mod status;
 mod watchdog;
 
-pub use config::{MemoryChoice, NodeConfig, StartError};
+pub use config::{ElectionChoice, MemoryChoice, NodeConfig, StartError};
 pub use memory::PinnedStatus;
 pub(crate) use mount::Segments;
 pub use status::{AttachedTo, NodeStatus, SegmentStatus};
@@ -22,9 +23,10 @@ use crate::actor::ActorAddr;
 use crate::announce_poller::AnnouncePoller;
 use crate::client::Client;
 use crate::client::producer::Producer;
+use crate::current_master::LocalMaster;
 use crate::evictor::Evictor;
 use crate::executor::OwnedExecutor;
-use crate::master::{Master, Members};
+use crate::master::Master;
 use crate::membership::LinkState;
 use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
@@ -76,7 +78,6 @@ pub struct Node(OwnProcessOnly<NodeParts>);
 pub struct NodeParts {
     client: Client,
     producer: ActorAddr<Producer>,
-    master: Option<(ActorAddr<Master>, Arc<Members>)>,
     segments: Arc<Segments>,
     failed: watch::Receiver<Option<String>>,
     closing: Arc<AtomicBool>,
@@ -85,7 +86,7 @@ pub struct NodeParts {
     _socket: Option<SocketFile>,
     first: SegmentHost,
     // Dropped last: its thread ends with it.
-    _master_executor: Option<OwnedExecutor>,
+    _control_executor: Option<OwnedExecutor>,
 }
 
 impl std::ops::Deref for Node {
@@ -140,14 +141,14 @@ impl Node {
         all.filter(SegmentHandle::is_joined).map(|h| h.info.incarnation).collect()
     }
 
-    /// The members as the master sees them, on rank 0.
+    /// The members as the master sees them, if it is here.
     pub fn membership(&self) -> Option<View> {
-        self.master.as_ref().map(|(_, members)| members.view())
+        self.segments.common.master.here().map(|here| here.members.view())
     }
 
-    /// The master actor, on rank 0.
-    pub fn master(&self) -> Option<&ActorAddr<Master>> {
-        self.master.as_ref().map(|(m, _)| m)
+    /// The master actor, if it is here.
+    pub fn master(&self) -> Option<ActorAddr<Master>> {
+        self.segments.common.master.here().map(|here| here.actor)
     }
 
     /// The owner actor of the first segment.
@@ -176,12 +177,13 @@ impl Node {
         &self.producer
     }
 
-    /// True while this rank is joined and does not drain; on rank 0 also every rank of the world
-    /// must have joined and reported.
+    /// True while this rank is joined and does not drain; at the master also every rank of the
+    /// world must have joined and reported.
     pub fn is_ready(&self) -> bool {
         let joined = self.first.segment_handle.is_joined();
-        let all = |m: &Arc<Members>| m.ready_ranks() == self.config().world_size as usize;
-        joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
+        let all =
+            |here: LocalMaster| here.members.ready_ranks() == self.config().world_size as usize;
+        joined && !self.is_draining() && self.segments.common.master.here().is_none_or(all)
     }
 
     /// Returns once [`Self::is_ready`] is true. It has no time limit: give it one.
@@ -317,6 +319,9 @@ pub struct Cluster {
 impl Cluster {
     /// Starts `ranks` nodes that differ only in rank; rank 0's port is ephemeral.
     pub async fn start(ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
+        if base.election == ElectionChoice::Ranks {
+            return Self::elected(ranks, base).await;
+        }
         let mut nodes: Vec<Node> = Vec::with_capacity(ranks as usize);
         for rank in 0..ranks {
             let mut config = NodeConfig { rank, world_size: ranks, ..base.clone() };
@@ -330,13 +335,36 @@ impl Cluster {
             }
             nodes.push(Node::start(config).await?);
         }
-        let cluster = Self { nodes };
-        match tokio::time::timeout(READY_LIMIT, cluster.node(0).ready()).await {
-            Ok(()) => Ok(cluster),
-            Err(_) => Err(StartError::Internal(format!(
+        Self { nodes }.reported().await
+    }
+
+    /// The same where ranks elect the master: none joins before most of them run.
+    async fn elected(ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
+        let free = std::net::TcpListener::bind((base.listen, 0)).and_then(|l| l.local_addr());
+        let free = free.map_err(|e| StartError::Internal(format!("no free port: {e}")))?;
+        let config =
+            |rank| NodeConfig { rank, world_size: ranks, port: free.port(), ..base.clone() };
+        let started = join_all((0..ranks).map(|rank| Node::start(config(rank)))).await;
+        let nodes = started.into_iter().collect::<Result<_, _>>()?;
+        Self { nodes }.reported().await
+    }
+
+    /// Waits until the master has everybody's report.
+    async fn reported(self) -> Result<Self, StartError> {
+        let all = join_all(self.nodes.iter().map(Node::ready));
+        let ranks = self.nodes.len();
+        let late = || {
+            StartError::Internal(format!(
                 "{ranks} ranks joined but not all reported within {READY_LIMIT:?}"
-            ))),
-        }
+            ))
+        };
+        tokio::time::timeout(READY_LIMIT, all).await.map_err(|_| late())?;
+        Ok(self)
+    }
+
+    /// The nodes, for a caller that ends them one by one.
+    pub fn into_nodes(self) -> Vec<Node> {
+        self.nodes
     }
 
     /// One of the nodes.

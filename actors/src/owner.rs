@@ -382,7 +382,7 @@ impl On<FromMaster> for Owner {
             // Handled by the link.
             MasterToOwner::ReportTaken
             | MasterToOwner::NoMorePlans
-            | MasterToOwner::Heartbeat
+            | MasterToOwner::Heartbeat { .. }
             | MasterToOwner::View(_)
             | MasterToOwner::Refused(_) => {}
         }

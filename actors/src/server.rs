@@ -18,8 +18,9 @@ pub(crate) use registry::{RegisteredSegment, SegmentRegistry};
 pub(crate) use requests::MAX_RINGS;
 pub use unauthenticated::UnauthenticatedPeers;
 
-use crate::actor::ActorAddr;
-use crate::master::{Join, Master, Members};
+use crate::current_master::CurrentMaster;
+use crate::election::Voter;
+use crate::master::Join;
 use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Settings, Term, Welcome};
 use crate::race::race;
 use nkv_store::clock::Clock;
@@ -28,7 +29,7 @@ use nkv_store::random::Random;
 use nkv_store::{KeyHasher, StoreError};
 use nkv_transport::wire::auth::{AuthError, Guard};
 use nkv_transport::wire::{
-    Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
+    BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,6 +50,8 @@ const MAX_TO_MASTER_BYTES: usize = 8 << 20;
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
 /// Heartbeats of the master on a rank's link per TTL, and the longest pause between two.
 const BEATS_PER_TTL: u64 = 4;
+/// The same, and a rank's, per lease of the master.
+pub(crate) const BEATS_PER_LEASE: u64 = 8;
 const LONGEST_BEAT: Duration = Duration::from_millis(250);
 /// Pause after an accept error (out of file descriptors), so that it cannot spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -63,10 +66,10 @@ pub struct Server {
     pub hasher: KeyHasher,
     /// This rank.
     pub rank: u32,
-    /// The master, on rank 0.
-    pub master: Option<(ActorAddr<Master>, Arc<Members>)>,
-    /// Where the master is, on other ranks.
-    pub master_at: Option<Address>,
+    /// Where the master is: perhaps here.
+    pub(crate) master: Arc<CurrentMaster>,
+    /// Answers for this rank, if another rank than 0 may become master.
+    pub(crate) voter: Option<Arc<Voter>>,
     /// The master's term and the cluster's settings, once joined; those of this node until then.
     pub settings: watch::Receiver<(Term, Settings)>,
     /// This node's segments, by incarnation.
@@ -195,6 +198,13 @@ impl Server {
                 }
                 None => refuse(&mut stream, self.no_door(incarnation)).await,
             },
+            Purpose::Elect(ballot) => match &self.voter {
+                Some(voter) => {
+                    let standing = voter.answer(ballot);
+                    write_frame(&mut stream, &mut buf, 0, &Welcome::Elect(standing)).await
+                }
+                None => refuse(&mut stream, self.not_elected()).await,
+            },
             Purpose::Segments(command) => {
                 let done = self.command_with_signs(command, &mut stream).await;
                 write_frame(&mut stream, &mut buf, 0, &Welcome::Segments(done)).await
@@ -211,12 +221,24 @@ impl Server {
             return Some(Refusal::Job { ours, theirs });
         }
         match &hello.purpose {
-            Purpose::Rank { .. } if self.master.is_none() => Some(Refusal::NotHere(format!(
-                "rank {} is not the master; join at rank 0's control port",
-                self.rank
-            ))),
+            Purpose::Rank { .. } if self.master.here().is_none() => Some(match &self.voter {
+                Some(_) => Refusal::Later(format!("rank {} is not the master", self.rank)),
+                None => self.not_elected(),
+            }),
+            Purpose::Elect(ballot) => match ballot.check() {
+                Ok(()) => None,
+                Err(e) => Some(Refusal::Invalid(e.message().to_string())),
+            },
             _ => None,
         }
+    }
+
+    fn not_elected(&self) -> Refusal {
+        Refusal::NotHere(format!(
+            "rank {} is not the master; join at rank 0's control port, or start every rank with \
+             --election ranks",
+            self.rank
+        ))
     }
 
     fn no_door(&self, incarnation: u64) -> Refusal {

@@ -73,6 +73,9 @@ pub(crate) async fn contact(
 
 /// InvalidArgument with the reason of a refusal, and the setting to change.
 pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
+    if let Refusal::Later(why) = why {
+        return Error::not_ready(format!("{at} refused for now: {why}"));
+    }
     Error::invalid(match why {
         Refusal::Job { ours, theirs } => {
             format!("{at} serves job '{ours}', not '{theirs}': give --job {ours}, or NKV_JOB")

@@ -4,12 +4,14 @@
 
 use super::Shared;
 use super::keys::HandleKeys;
-use crate::actor::ActorAddr;
+use super::search::KnownNodes;
 use crate::control_hello::{HelloError, hello};
+use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::OnceCompiled;
-use crate::master::{Ask, Master, Members, WATCH_LIMIT};
+use crate::master::{Ask, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
+use crate::race::race;
 use crate::slow_path::ClientSlowPath;
 use nkv_store::KeyHasher;
 use nkv_store::fork::OwnProcessOnly;
@@ -33,28 +35,6 @@ const PRESENCE_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to reach a master that does not answer, within the call's limit.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where requests go.
-#[derive(Clone)]
-pub(crate) enum MasterPath {
-    /// In this process; with the address of its node's unix socket, if it has one.
-    Local(ActorAddr<Master>, Arc<Members>, Option<Address>),
-    /// Over the wire: addresses, nearest first.
-    Remote(Arc<[Address]>),
-}
-
-/// As error texts show it, after "the master".
-impl std::fmt::Display for MasterPath {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Local(..) => f.write_str("(rank 0, in this process)"),
-            Self::Remote(all) => {
-                let shown: Vec<String> = all.iter().map(Address::to_string).collect();
-                write!(f, "(rank 0 at {})", shown.join(" or "))
-            }
-        }
-    }
-}
-
 /// A connection with its frame buffer.
 struct Conn {
     stream: BoxStream,
@@ -62,10 +42,34 @@ struct Conn {
     is_ring: bool,
 }
 
+/// Why a connection to the master was not made.
+enum ConnectError {
+    /// The node is not the master any more, and names another one.
+    Elsewhere(Address),
+    Failed(Error),
+}
+
+impl From<Error> for ConnectError {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
+    }
+}
+
+impl From<ConnectError> for Error {
+    fn from(e: ConnectError) -> Self {
+        match e {
+            ConnectError::Elsewhere(at) => {
+                Self::disconnected(format!("the master is changing; {at} was named last"))
+            }
+            ConnectError::Failed(e) => e,
+        }
+    }
+}
+
 /// One caller's connections. A pool belongs to one runtime.
 pub(crate) struct ControlPool {
     net: Arc<dyn Net>,
-    path: MasterPath,
+    master: Arc<CurrentMaster>,
     credentials: Credentials,
     keys: HandleKeys,
     producer: u64,
@@ -84,7 +88,7 @@ pub(crate) struct ControlPool {
 
 impl std::fmt::Debug for ControlPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ControlPool{}", self.path)
+        write!(f, "ControlPool{}", self.master.path())
     }
 }
 
@@ -96,14 +100,14 @@ fn repeatable(request: &Request) -> bool {
 impl ControlPool {
     pub(crate) fn new(
         net: Arc<dyn Net>,
-        path: MasterPath,
+        master: Arc<CurrentMaster>,
         (credentials, keys): (Credentials, HandleKeys),
         producer: u64,
         rings: bool,
     ) -> Self {
         Self {
             net,
-            path,
+            master,
             credentials,
             keys,
             producer,
@@ -120,7 +124,7 @@ impl ControlPool {
     pub(crate) fn another(&self) -> Self {
         let means = (self.credentials.clone(), self.keys.clone());
         let rings = self.rings.load(Ordering::Relaxed);
-        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer, rings);
+        let fresh = Self::new(self.net.clone(), self.master.clone(), means, self.producer, rings);
         Self { slow_path: self.slow_path.clone(), ..fresh }
     }
 
@@ -143,16 +147,16 @@ impl ControlPool {
     /// A thread asks the master in its process over a ring, too: both ends poll for a while, where
     /// a mailbox would wake one thread for a request and another for its answer. Not while it
     /// writes more than that while is enough for: then both are asleep anyway.
-    fn by_ring(&self, request: &Request) -> Option<&Address> {
+    fn by_ring<'a>(&self, master: &'a LocalMaster, request: &Request) -> Option<&'a Address> {
         if let Request::OpenForWrite { items, .. } = request {
             let bytes = items.iter().fold(0, |sum: u64, i| sum.saturating_add(i.bytes_total));
             self.writes_long.store(bytes > POLLED_BYTES, Ordering::Relaxed);
         }
-        let MasterPath::Local(_, _, socket) = &self.path else { return None };
         let wanted = matches!(self.waiting, Waiting::Thread)
             && self.rings.load(Ordering::Relaxed)
             && !self.writes_long.load(Ordering::Relaxed);
-        socket.as_ref().filter(|_| wanted)
+        let mut unix = master.addresses.iter().filter(|at| matches!(at, Address::Unix(_)));
+        unix.next().filter(|_| wanted)
     }
 
     /// The error for an answer of the wrong kind: the other end is not the master that this client
@@ -160,7 +164,7 @@ impl ControlPool {
     pub(crate) fn unexpected(&self, asked: &str, got: &Response) -> Error {
         Error::disconnected(format!(
             "the master {} answered {asked} with {got}: use one release of nkv in a job",
-            self.path
+            self.master.path()
         ))
     }
 
@@ -178,19 +182,20 @@ impl ControlPool {
         kind = Request::KINDS[request.kind()]
     ))]
     async fn called(&self, request: Request, limit: Duration) -> Result<Response> {
+        let path = self.master.path();
         let asked = async {
-            match self.call_once(&request, limit).await {
+            match self.call_once(&path, &request, limit).await {
                 // A panic in another call dropped this call's parked reply: ask the restarted
                 // actor.
                 Err(e) if e.kind() == ErrorKind::Internal && repeatable(&request) => {
                     self.slow_path.asked_again.one();
-                    self.call_once(&request, limit).await
+                    self.call_once(&path, &request, limit).await
                 }
                 other => other,
             }
         };
-        let response = match &self.path {
-            MasterPath::Local(..) => asked.await,
+        let response = match &path {
+            MasterPath::Local(_) => asked.await,
             MasterPath::Remote(_) => self.in_time(limit, asked).await,
         }?;
         response.check().map(|()| response)
@@ -203,15 +208,23 @@ impl ControlPool {
     ) -> Result<Response> {
         within(limit, asked).await.unwrap_or_else(|_| {
             let ms = limit.as_millis();
-            Err(Error::timeout(format!("the master {} did not answer within {ms} ms", self.path)))
+            Err(Error::timeout(format!(
+                "the master {} did not answer within {ms} ms",
+                self.master.path()
+            )))
         })
     }
 
-    async fn call_once(&self, request: &Request, limit: Duration) -> Result<Response> {
-        let answered = match (&self.path, self.by_ring(request)) {
-            (MasterPath::Remote(addresses), _) => self.call_remote(addresses, request).await,
-            (MasterPath::Local(master, ..), socket) => {
-                let ring = match socket {
+    async fn call_once(
+        &self,
+        path: &MasterPath,
+        request: &Request,
+        limit: Duration,
+    ) -> Result<Response> {
+        let answered = match path {
+            MasterPath::Remote(addresses) => self.call_remote(addresses, request).await,
+            MasterPath::Local(master) => {
+                let ring = match self.by_ring(master, request) {
                     Some(socket) => self.own_ring(socket).await,
                     None => None,
                 };
@@ -219,7 +232,7 @@ impl ControlPool {
                     Some(ring) => self.in_time(limit, self.exchange_and_keep(ring, request)).await,
                     None => {
                         let (producer, request) = (self.producer, request.clone());
-                        master.call(Ask { producer, request }, limit).await
+                        master.actor.call(Ask { producer, request }, limit).await
                     }
                 }
             }
@@ -237,7 +250,7 @@ impl ControlPool {
             return Some(idle);
         }
         let made = within(OWN_RING_LIMIT, self.connect_to(socket, true)).await;
-        let ring = made.ok().and_then(Result::ok).filter(|conn| conn.is_ring);
+        let ring = made.ok().and_then(std::result::Result::ok).filter(|conn| conn.is_ring);
         if ring.is_none() {
             self.rings.store(false, Ordering::Relaxed);
         }
@@ -296,7 +309,12 @@ impl ControlPool {
             loop {
                 match self.connect_to(address, ring).await {
                     Ok(conn) => return Ok(conn),
-                    Err(e) => last = e,
+                    Err(ConnectError::Failed(e)) => last = e,
+                    // Another rank became master.
+                    Err(ConnectError::Elsewhere(at)) => match self.connect_to(&at, false).await {
+                        Ok(conn) => return Ok(conn),
+                        Err(e) => last = e.into(),
+                    },
                 }
                 // The failure was not about the ring: without one the connect would fail too.
                 if !ring || self.rings.load(Ordering::Relaxed) {
@@ -308,12 +326,16 @@ impl ControlPool {
         Err(last)
     }
 
-    async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
+    async fn connect_to(
+        &self,
+        address: &Address,
+        ring: bool,
+    ) -> std::result::Result<Conn, ConnectError> {
         let purpose = Purpose::Client { producer: self.producer, ring };
         let done = hello(&*self.net, address, &self.credentials, purpose).await;
         let (stream, welcome) = done.map_err(|error| match error {
             HelloError::NoListener(..) => Error::disconnected(format!(
-                "{error}: this call needs the master, rank 0, which is down or out of reach"
+                "{error}: this call needs the master, which is down or out of reach"
             )),
             other => other.into(),
         })?;
@@ -322,13 +344,14 @@ impl ControlPool {
                 self.keys.keep(KeyHasher::new(hasher.0));
                 ring
             }
+            Welcome::Client { master: Some(at), .. } => return Err(ConnectError::Elsewhere(at)),
             Welcome::Refused { why } => {
-                return Err(Error::disconnected(format!("{address} refused: {why}")));
+                let text = format!("{address} refused: {why}");
+                return Err(Error::disconnected(text).into());
             }
             other => {
-                return Err(Error::disconnected(format!(
-                    "{address} is not the master: it answers {other}"
-                )));
+                let text = format!("{address} is not the master: it answers {other}");
+                return Err(Error::disconnected(text).into());
             }
         };
         let Some(lane_bytes) = ring else {
@@ -345,21 +368,42 @@ impl ControlPool {
     /// Keeps one connection open for as long as the client lives: by it the master counts the
     /// client as alive, and sends it membership views.
     pub(crate) async fn presence(self, client: Weak<Shared>) {
+        let mut nodes = KnownNodes::default();
         while client.strong_count() > 0 {
-            match &self.path {
-                MasterPath::Local(_, members, _) => {
+            match self.master.path() {
+                MasterPath::Local(master) => {
                     // Handles of threads come and go; the producer lives as long as this.
-                    members.producer_up(self.producer, false);
-                    watch_here(members, &client).await;
+                    master.members.producer_up(self.producer, false);
+                    let ended = self.master.ended(&master);
+                    race(watch_here(&master.members, &client), ended).await;
                 }
                 MasterPath::Remote(addresses) => {
-                    let connecting = self.connect(addresses);
-                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, connecting).await {
-                        self.watch_there(conn, &client).await;
+                    let connecting = self.connect(&addresses);
+                    match tokio::time::timeout(PRESENCE_LIMIT, connecting).await {
+                        Ok(Ok(conn)) => self.watch_there(conn, &client).await,
+                        _ => self.search(&mut nodes, &client).await,
                     }
                 }
             }
             tokio::time::sleep(RETRY_PAUSE * 5).await;
+        }
+    }
+
+    /// Looks for the master that another rank became, if that is possible in this cluster.
+    async fn search(&self, nodes: &mut KnownNodes, client: &Weak<Shared>) {
+        let Some(view) = client.upgrade().filter(|c| c.may_move()).map(|c| c.view()) else {
+            return;
+        };
+        if !self.master.is_of_handle() {
+            return;
+        }
+        nodes.learn(&view);
+        let found = nodes.search(&*self.net, &self.credentials, self.producer).await;
+        if let Some((at, client)) = found.zip(client.upgrade()) {
+            tracing::info!(%at, "the master is there now");
+            self.master.set(MasterPath::Remote(
+                client.view().nearest_first(at, client.env.machine.boot_id()).into(),
+            ));
         }
     }
 

@@ -320,7 +320,13 @@ fn answers(all: &mut Vec<Lie>) {
         |p| p.meta.object.extent.offset = u64::MAX - 1,
     ];
     each(all, "a plan", &plan, &plans, |p| HostileInput::Response(Response::Plans(vec![Ok(p)])));
-    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+    let settings = Settings {
+        page_bytes: 4096,
+        write_ttl_ms: 1,
+        ttl_ms: 1,
+        call_timeout_ms: 1,
+        master_lease_ms: 0,
+    };
     let changes: [Change<Settings>; 5] = [
         |s| s.page_bytes = 0,
         |s| s.ttl_ms = 0,
@@ -418,7 +424,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         OwnerToMaster::Adopted(adopted),
         OwnerToMaster::PlansRecorded { up_to: PlanId { seq: u64::MAX, ..plan } },
         OwnerToMaster::ViewSeen { number },
-        OwnerToMaster::Heartbeat(Box::new(gauges)),
+        OwnerToMaster::Heartbeat { gauges: Box::new(gauges), stamp_ms: 0 },
         OwnerToMaster::LogAnswer {
             number,
             served: Vec::new(),

@@ -400,7 +400,7 @@ impl TestCluster {
 const PARTS: u64 = 8;
 
 async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAddr<Master> {
-    let members = Arc::new(Members::new(TERM, WORLD, clock.now_ms()));
+    let members = Arc::new(Members::new(TERM, (0, WORLD), 0, clock.now_ms()));
     let durable = MasterDurable {
         hasher: nkv_store::KeyHasher::new([7; 16]),
         key_pool: Arc::default(),
@@ -412,6 +412,7 @@ async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAdd
             write_ttl_ms: 100,
             ttl_ms: TTL_MS,
             call_timeout_ms: 500,
+            master_lease_ms: 0,
         },
         members,
         next_plan: Arc::new(AtomicU64::new(1)),

@@ -86,7 +86,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::Report { number: 0, slots: report(), last: true },
         OwnerToMaster::Report { number: 0, slots: report(), last: false },
         OwnerToMaster::Report { number: 0, slots: Vec::new(), last: true },
-        OwnerToMaster::Heartbeat(Box::new(gauges)),
+        OwnerToMaster::Heartbeat { gauges: Box::new(gauges), stamp_ms: 0 },
         OwnerToMaster::Retired(vec![at(LIAR)]),
         OwnerToMaster::Freed(vec![at(LIAR), SlotRef { epoch: 3, slot: LOG_SLOTS, ..at(LIAR) }]),
         OwnerToMaster::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),

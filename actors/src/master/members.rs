@@ -7,6 +7,7 @@ mod outbox;
 pub use outbox::DOWNLINK_FRAMES;
 
 use crate::durations::{Durations, Histogram, named};
+use crate::election::is_quorum;
 use crate::error::Result;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
@@ -67,6 +68,11 @@ pub(super) struct Member {
     // it keeps.
     pub brought: SeenView,
     pub keeps_view: u64,
+    // Its last stamp of ours: until a lease after it, it obeys no other master. None: it returned
+    // none yet.
+    pub stamp_ms: Option<u64>,
+    // Its owner was made in this process, and obeyed no other master.
+    pub of_this_life: bool,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +119,10 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
+    // The master's own rank.
+    rank: u32,
+    // See `Settings`; 0: a rank counts as long as its link is up.
+    lease_ms: u64,
     later: Arc<Notify>,
     // Kept here, so that a panic of the actor does not lose it.
     pub(crate) slow_path: MasterSlowPath,
@@ -127,11 +137,11 @@ impl Members {
     }
 
     /// A table without members.
-    pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
+    pub fn new(term: Term, (rank, world_size): (u32, u32), lease_ms: u64, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
         let (later, slow_path) = (inner.later.clone(), MasterSlowPath::default());
         let requests = Default::default();
-        Self { inner: Mutex::new(inner), world_size, later, slow_path, requests }
+        Self { inner: Mutex::new(inner), world_size, rank, lease_ms, later, slow_path, requests }
     }
 
     pub(super) fn world_size(&self) -> u32 {
@@ -153,6 +163,7 @@ impl Members {
         View {
             number: inner.number,
             term: inner.term,
+            master: self.rank,
             world_size: self.world_size,
             settled: inner.settled,
             ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
@@ -203,8 +214,10 @@ impl Members {
     }
 
     /// True once every rank has reported since the term began, with the segments its node has, or
-    /// one TTL has passed; stays so.
+    /// one TTL has passed; stays so. Where ranks elect the master a lease in place of the TTL: each
+    /// rank that is alive found the new master as its voters did.
     pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
+        let ttl_ms = if self.lease_ms > 0 { ttl_ms.min(self.lease_ms) } else { ttl_ms };
         let mut inner = self.lock();
         if !inner.settled {
             let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
@@ -215,14 +228,35 @@ impl Members {
                 inner.loss = inner.number;
             }
         }
-        inner.ruled |= inner.settled && inner.too_few(self.world_size).is_none();
+        inner.ruled |=
+            inner.settled && inner.too_few(self.world_size, self.since(now_ms)).is_none();
         inner.settled
     }
 
+    /// The earliest stamp that counts now; None if stamps do not matter.
+    fn since(&self, now_ms: u64) -> Option<u64> {
+        (self.lease_ms > 0).then(|| now_ms.saturating_sub(self.lease_ms))
+    }
+
     /// The number of ranks that obey now, if they are no quorum (more than half, or half with rank
-    /// 0). A rank counts if its first segment obeys; its other segments do not count.
-    pub(super) fn too_few(&self) -> Option<usize> {
-        self.lock().too_few(self.world_size)
+    /// 0). A rank counts if its first segment obeys; its other segments do not count. Where others
+    /// may become master it counts for a lease after its last stamp.
+    pub(super) fn too_few(&self, now_ms: u64) -> Option<usize> {
+        self.lock().too_few(self.world_size, self.since(now_ms))
+    }
+
+    /// Whether it has a quorum, or began less than so long ago.
+    pub(crate) fn is_in_office(&self, now_ms: u64, forming_ms: u64) -> bool {
+        let inner = self.lock();
+        now_ms < inner.began_ms + forming_ms
+            || inner.too_few(self.world_size, self.since(now_ms)).is_none()
+    }
+
+    /// A rank returned a stamp of this master, which cannot lie in the future.
+    pub(super) fn stamped(&self, segment_id: SegmentId, stamp_ms: u64, now_ms: u64) {
+        if let Some(m) = self.lock().ranks.get_mut(&segment_id) {
+            m.stamp_ms = m.stamp_ms.max(Some(stamp_ms.min(now_ms)));
+        }
     }
 
     pub(super) fn set_reported(&self, segment_id: SegmentId) {
@@ -340,11 +374,12 @@ impl Inner {
         self.firsts().filter(|m| m.reported).count()
     }
 
-    fn too_few(&self, world_size: u32) -> Option<usize> {
-        let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
-        let (n, world) = (self.firsts().filter(obeys).count(), world_size as usize);
+    fn too_few(&self, world_size: u32, since: Option<u64>) -> Option<usize> {
+        let counts = |m: &Member| since.is_none_or(|s| m.stamp_ms.is_some_and(|at| at >= s));
+        let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect && counts(m);
+        let n = self.firsts().filter(obeys).count();
         let with_first = self.ranks.get(&SegmentId::first(0)).is_some_and(|m| obeys(&m));
-        (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
+        (!is_quorum(n, with_first, world_size)).then_some(n)
     }
 
     /// Segments that their nodes announced and that have not reported yet.

@@ -75,6 +75,7 @@ impl Master {
             }
         })?;
         let segment_id = m.info.id();
+        let of_this_life = self.is_of_this_life(&m);
         let Join { info, seen, tx, own, holds, siblings, .. } = m;
         let now = self.now_ms();
         let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
@@ -114,6 +115,8 @@ impl Master {
                 siblings,
                 brought: seen,
                 keeps_view: 0,
+                stamp_ms: None,
+                of_this_life,
             };
             inner.ranks.insert(segment_id, member);
             inner.missed.joins(segment_id, info.incarnation);
@@ -203,7 +206,8 @@ impl Master {
         up: OwnerToMaster,
     ) {
         match up {
-            OwnerToMaster::Heartbeat(gauges) => {
+            OwnerToMaster::Heartbeat { gauges, stamp_ms } => {
+                self.durable.members.stamped(segment_id, stamp_ms, self.now_ms());
                 if let Some(m) = self.durable.members.lock().ranks.get_mut(&segment_id) {
                     m.gauges = *gauges;
                 }

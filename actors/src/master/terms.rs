@@ -6,7 +6,7 @@ use super::members::{Inner, Members};
 use super::recover::names;
 use super::{Join, Master};
 use crate::error::{Error, Result};
-use crate::message::{RankInfo, Refusal, SeenView, SegmentId, Term};
+use crate::message::{Refusal, SeenView, SegmentId, Term};
 use hashbrown::HashSet;
 
 /// An answer to a remove that waits until the loss of a rank is known to the others.
@@ -23,11 +23,6 @@ const DEFER_LIMIT_MS: u64 = 1_500;
 
 /// Views of earlier terms that are kept, one per term; beyond that the oldest is dropped.
 const MAX_PAST: usize = 1_024;
-
-/// An owner of rank 0 in this process: it never obeyed another master, so none declared it gone.
-fn is_of_this_process(own: bool, info: &RankInfo) -> bool {
-    own && info.rank == 0
-}
 
 impl Inner {
     /// True if a view later than the one that it keeps lacks this incarnation: an earlier master
@@ -52,8 +47,7 @@ impl Inner {
             return Vec::new();
         }
         let lost = |m: &&super::members::Member| {
-            let own = is_of_this_process(m.own, &m.info);
-            m.holds && !own && self.was_lost(m.info.incarnation, &m.brought)
+            m.holds && !m.of_this_life && self.was_lost(m.info.incarnation, &m.brought)
         };
         let lost = self.ranks.values().filter(lost);
         lost.map(|m| (m.info.id(), m.info.incarnation)).collect()
@@ -99,6 +93,7 @@ impl Master {
     /// Refuses an incarnation that was declared gone, or that must be assumed to have been [I17].
     pub(super) fn refuse_the_lost(&mut self, m: &Join) -> std::result::Result<(), Refusal> {
         let (rank, incarnation) = (m.info.rank, m.info.incarnation);
+        let of_this_life = self.is_of_this_life(m);
         let gone = Err(Refusal::Gone { rank, incarnation });
         let members = self.durable.members.clone();
         if members.lock().gone.contains(incarnation) {
@@ -119,8 +114,7 @@ impl Master {
         let lost = {
             let mut inner = members.lock();
             let lost = inner.learn(&m.seen);
-            let own = is_of_this_process(m.own, &m.info);
-            if m.holds && !own && inner.was_lost(incarnation, &m.seen) {
+            if m.holds && !of_this_life && inner.was_lost(incarnation, &m.seen) {
                 return gone;
             }
             lost
@@ -130,6 +124,12 @@ impl Master {
             self.gone(segment_id, incarnation, "lost before this master began");
         }
         Ok(())
+    }
+
+    /// A segment of this process that obeyed no other master, so that none declared it gone.
+    pub(super) fn is_of_this_life(&self, m: &Join) -> bool {
+        let ours = self.durable.members.term().master;
+        m.own && (m.obeyed == Term::default() || m.obeyed.master == ours)
     }
 
     /// Whether a rank that comes too late for a settled term may be refused. Without a quorum this
@@ -142,7 +142,7 @@ impl Master {
             let inner = members.lock();
             (inner.term, inner.ruled)
         };
-        members.too_few().is_none() || (ruled && obeyed < term)
+        members.too_few(self.now_ms()).is_none() || (ruled && obeyed < term)
     }
 
     /// Makes sure that this master's term is above the one that a joining rank obeyed. If it was
@@ -183,7 +183,7 @@ impl Master {
 
     /// `Disconnected` unless more than half of the ranks, or half with rank 0, obey this master.
     pub(super) fn check_quorum(&self) -> Result<()> {
-        let Some(n) = self.durable.members.too_few() else { return Ok(()) };
+        let Some(n) = self.durable.members.too_few(self.now_ms()) else { return Ok(()) };
         Err(Error::disconnected(format!(
             "only {n} of {} ranks obey this master, and it serves with more than half, or half \
              with rank 0: start the missing ranks{}",

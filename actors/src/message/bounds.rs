@@ -7,9 +7,9 @@
 mod calls;
 
 use super::{
-    ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion, MAX_BATCH,
-    MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner, OwnerToMaster, PlanOpened,
-    RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef,
+    Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion,
+    MAX_BATCH, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner, OwnerToMaster,
+    PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef, Standing,
 };
 use crate::error::{Error, Result};
 use crate::message::{KeyBytes, ObjectDesc};
@@ -37,6 +37,13 @@ fn size(what: &str, n: u64, unit: &str, most: u64) -> Result<()> {
 
 fn text(what: &str, bytes: usize) -> Result<()> {
     size(what, bytes as u64, "bytes", MAX_TEXT_BYTES as u64)
+}
+
+fn address(at: &Address) -> Result<()> {
+    match at {
+        Address::Tcp(name) => text("an address", name.len()),
+        Address::Unix(path) => text("an address", path.as_os_str().len()),
+    }
 }
 
 fn list(what: &str, len: usize, most: usize) -> Result<()> {
@@ -69,12 +76,8 @@ fn time(what: &str, ms: u64) -> Result<()> {
 impl RankInfo {
     /// Checks a rank's description of itself. `InvalidArgument` if it is impossible.
     pub fn check(&self) -> Result<()> {
-        let address = |a: &Address| match a {
-            Address::Tcp(name) => name.len(),
-            Address::Unix(path) => path.as_os_str().len(),
-        };
-        text("a control address", address(&self.control))?;
-        text("a local address", self.local.as_ref().map_or(0, address))?;
+        address(&self.control)?;
+        self.local.iter().try_for_each(address)?;
         for (what, value) in
             [("a data address", &self.data), ("a device list", &self.fabric), ("a URL", &self.http)]
         {
@@ -215,7 +218,7 @@ impl RankInfo {
             // The master compares it with the plans that it sent.
             OwnerToMaster::PlansRecorded { .. } => Ok(()),
             // Gauges are only shown, and added with saturation.
-            OwnerToMaster::Heartbeat(_)
+            OwnerToMaster::Heartbeat { .. }
             | OwnerToMaster::ViewSeen { .. }
             | OwnerToMaster::Draining
             | OwnerToMaster::Leave => Ok(()),
@@ -263,11 +266,25 @@ impl RankInfo {
             | MasterToOwner::RemovalOver { .. }
             | MasterToOwner::MakeRoom { .. }
             | MasterToOwner::EvictTo { .. }
-            | MasterToOwner::Heartbeat
+            | MasterToOwner::Heartbeat { .. }
             | MasterToOwner::ReportTaken
             | MasterToOwner::NoMorePlans
             | MasterToOwner::RequestReport { .. } => Ok(()),
         }
+    }
+}
+
+impl Ballot {
+    /// Checks that the question is possible.
+    pub fn check(&self) -> Result<()> {
+        address(&self.control)
+    }
+}
+
+impl Standing {
+    /// Checks that the answer is possible.
+    pub fn check(&self) -> Result<()> {
+        self.master.iter().try_for_each(|(_, at)| address(at))
     }
 }
 

@@ -1,6 +1,6 @@
 //! How a control connection begins: the caller's hello, the answer, and the reasons for a refusal.
 
-use super::{RankInfo, SeenView, SegmentCommand, SegmentDone, Term, View};
+use super::{Ballot, RankInfo, SeenView, SegmentCommand, SegmentDone, Standing, Term, View};
 use crate::error::Result;
 use nkv_store::key::HASHER_KEY_BYTES;
 use nkv_transport::fabric::{Answer, Offer};
@@ -51,6 +51,8 @@ pub enum Purpose {
         /// How it reaches the memory.
         by: AttachBy,
     },
+    /// A rank asks who is master, or for a vote.
+    Elect(Ballot),
     /// A command to this node; answered once it is done, and with `Working` until then.
     Segments(SegmentCommand),
     /// A client must map a segment and cannot open it by its name: send the file descriptor over
@@ -102,6 +104,8 @@ pub enum Welcome {
         settings: Settings,
         /// Whether the owner must report recorded plans to the master (`PlansRecorded`).
         confirm: bool,
+        /// As in [`super::MasterToOwner::Heartbeat`].
+        stamp_ms: u64,
     },
     /// To an attaching client.
     Attached {
@@ -116,6 +120,8 @@ pub enum Welcome {
         /// offered.
         fabric: Option<std::result::Result<Answer, String>>,
     },
+    /// To a rank that asks who is master, or for a vote.
+    Elect(Standing),
     /// To a command to this node.
     Segments(Result<SegmentDone>),
     /// The descriptor follows once the client has sent that it is ready to receive it.
@@ -135,6 +141,7 @@ impl std::fmt::Display for Welcome {
             Self::Client { master: None, .. } => f.write_str("as the master does to a client"),
             Self::Rank { .. } => f.write_str("as the master does to a rank"),
             Self::Attached { .. } => f.write_str("as an owner does that is attached to"),
+            Self::Elect(_) => f.write_str("as a rank does that was asked for its vote"),
             Self::Segments(_) => f.write_str("as a node does that was told to mount"),
             Self::Descriptor => f.write_str("with a descriptor"),
             Self::Refused { why } => write!(f, "with a refusal: {why}"),
@@ -271,6 +278,9 @@ pub struct Settings {
     pub ttl_ms: u64,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
+    /// For how long a rank that has heard from the master obeys no other, in milliseconds; 0: no
+    /// other rank becomes master.
+    pub master_lease_ms: u64,
 }
 
 #[cfg(test)]
@@ -279,7 +289,13 @@ mod tests {
 
     #[test]
     fn i16_a_welcome_does_not_show_the_key_that_hashes_keys() {
-        let settings = Settings { page_bytes: 1, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+        let settings = Settings {
+            page_bytes: 1,
+            write_ttl_ms: 1,
+            ttl_ms: 1,
+            call_timeout_ms: 1,
+            master_lease_ms: 0,
+        };
         let (view, hasher) = (View::default(), HasherKey([211; HASHER_KEY_BYTES]));
         let welcome = Welcome::Client { master: None, view, settings, hasher, ring: None };
         let shown = format!("{welcome:?} {welcome:#?}");

@@ -43,7 +43,10 @@ pub enum MasterToOwner {
     /// The current members. Kept outside the Owner actor and acknowledged by `ViewSeen` [I17].
     View(SeenView),
     /// The master is alive.
-    Heartbeat,
+    Heartbeat {
+        /// Its clock, in ms. The owner's next heartbeat returns it.
+        stamp_ms: u64,
+    },
     /// The report was applied: objects may be placed on this segment now.
     ReportTaken,
     /// Answer to `Draining`: no plan follows this message.
@@ -127,8 +130,13 @@ pub enum EndCause {
 /// Owner to master, on the segment's link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OwnerToMaster {
-    /// The owner is alive, with its gauges.
-    Heartbeat(Box<OwnerGauges>),
+    /// The owner is alive.
+    Heartbeat {
+        /// Its gauges.
+        gauges: Box<OwnerGauges>,
+        /// The stamp of the master that came last over this link.
+        stamp_ms: u64,
+    },
     /// LIVE was cleared: these objects are not readable any more.
     Retired(Vec<SlotRef>),
     /// Quarantine is over, the slots are armed with the next epoch. Repeated until acknowledged.

@@ -183,6 +183,8 @@ pub struct View {
     pub number: u64,
     /// Term of the master.
     pub term: Term,
+    /// The rank that is the master.
+    pub master: u32,
     /// Ranks the job has.
     pub world_size: u32,
     /// True once every rank has reported or a TTL has passed: then a segment that is not in the
@@ -206,6 +208,14 @@ impl View {
     /// The first segment of a rank, if the rank is a member.
     pub fn node(&self, rank: u32) -> Option<&(RankInfo, RankState)> {
         self.nodes().find(|(info, _)| info.rank == rank)
+    }
+
+    /// Addresses of a node, nearest first: before its control address, by which it is known, that
+    /// for its own host, if that is the one with this boot id.
+    pub fn nearest_first(&self, control: Address, boot_id: u64) -> Vec<Address> {
+        let here = |info: &&RankInfo| info.control == control && info.boot_id == boot_id;
+        let node = self.nodes().map(|(info, _)| info).find(here);
+        node.and_then(|info| info.local.clone()).into_iter().chain([control.clone()]).collect()
     }
 
     /// The segment of an incarnation, if it is a member.

@@ -2,6 +2,7 @@
 
 use super::NodeConfig;
 use super::watchdog::Watchlist;
+use crate::current_master::CurrentMaster;
 use crate::environment::Environment;
 use crate::membership::Siblings;
 use crate::message::{Settings, Term};
@@ -26,6 +27,8 @@ pub(super) struct Common {
     // Receives the reason when an actor cannot go on: the node ends.
     pub failed: watch::Sender<Option<String>>,
     pub registry: SegmentRegistry,
+    // Where the master is.
+    pub master: Arc<CurrentMaster>,
     pub siblings: Arc<Siblings>,
     // Makes replicas of what the node has.
     pub replication: Arc<Replication>,

@@ -1,6 +1,7 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use crate::server::BEATS_PER_LEASE;
 use crate::tier::SsdConfig;
 use nkv_store::ArenaUnit;
 use nkv_store::device_log::MIN_LOG_UNITS;
@@ -8,6 +9,7 @@ use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
 use nkv_store::segment_layout::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS};
 use nkv_transport::fabric::FabricConfig;
+use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,6 +20,8 @@ const MAX_MS: u64 = 86_400_000;
 /// Heartbeats per TTL, and the longest pause between two.
 const BEATS_PER_TTL: u64 = 8;
 const MAX_HEARTBEAT_MS: u64 = 250;
+/// Shortest lease of a master: its heartbeats must fit on a busy host.
+const MIN_LEASE_MS: u64 = BEATS_PER_LEASE * KEPT_HEARTBEAT_MS;
 /// Shortest heartbeat interval that holds on a busy host: the scheduler may keep a thread off the
 /// processor for some tens of milliseconds.
 const KEPT_HEARTBEAT_MS: u64 = 50;
@@ -39,6 +43,17 @@ pub enum MemoryChoice {
     /// That GPU if it can be used, also by the RDMA devices that were asked for by name, else
     /// `Shm`: decided for each segment when it is made, and logged.
     Auto(u32),
+}
+
+/// Who may be the master.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ElectionChoice {
+    /// Rank 0 alone: while it is down, nothing is put and only known places are read.
+    #[default]
+    Rank0,
+    /// Any rank that more than half of the ranks, or half with rank 0, elect. Needs 3 ranks to
+    /// survive the loss of one.
+    Ranks,
 }
 
 /// Settings of one rank.
@@ -78,6 +93,15 @@ pub struct NodeConfig {
     pub ttl_ms: u64,
     /// Milliseconds between heartbeats; 0: an eighth of the TTL, at most 250 ms.
     pub heartbeat_ms: u64,
+    /// Who may be the master; the same on every rank.
+    pub election: ElectionChoice,
+    /// With elections: milliseconds for which a rank that heard from its master obeys no other;
+    /// the same on every rank. Another rank becomes master this long, and an eighth, after the loss
+    /// of one.
+    pub master_lease_ms: u64,
+    /// Control addresses (host:port) of other ranks to ask for the master, besides rank 0: for a
+    /// rank that starts while rank 0 is down.
+    pub peers: Vec<String>,
     /// Milliseconds a producer has from open to commit.
     pub write_ttl_ms: u64,
     /// Milliseconds that a rank tries to reach the master at its first join.
@@ -147,6 +171,9 @@ impl Default for NodeConfig {
             quarantine_ms: 10,
             ttl_ms: 10_000,
             heartbeat_ms: 0,
+            election: ElectionChoice::Rank0,
+            master_lease_ms: 1_000,
+            peers: Vec::new(),
             write_ttl_ms: 30_000,
             join_timeout_ms: 120_000,
             call_timeout_ms: 2_000,
@@ -283,6 +310,7 @@ impl NodeConfig {
                 self.heartbeat_ms, self.ttl_ms
             ));
         }
+        self.validate_election()?;
         if self.page_bytes == 0 {
             return bad("page_bytes is at least 1, not 0".to_string());
         }
@@ -304,6 +332,36 @@ impl NodeConfig {
         (self.heap_bytes - log, log)
     }
 
+    fn validate_election(&self) -> Result<(), StartError> {
+        let (lease, beats) = (self.master_lease_ms, self.heartbeat_ms * 2);
+        if self.election == ElectionChoice::Rank0 {
+            return match self.peers.is_empty() {
+                true => Ok(()),
+                false => Err(StartError::Config(
+                    "peers are asked for the master only where ranks elect it: give election \
+                     ranks, or leave them out"
+                        .to_string(),
+                )),
+            };
+        }
+        if !(MIN_LEASE_MS.max(beats)..=self.ttl_ms).contains(&lease) {
+            return Err(StartError::Config(format!(
+                "master_lease_ms is {MIN_LEASE_MS} to ttl_ms ({}), and two heartbeats at least, \
+                 not {lease}",
+                self.ttl_ms
+            )));
+        }
+        self.peer_addresses().map(drop)
+    }
+
+    /// The addresses in `peers`.
+    pub fn peer_addresses(&self) -> Result<Vec<Address>, StartError> {
+        let bad = |peer: &String, e: &dyn std::fmt::Display| {
+            StartError::Config(format!("peers: '{peer}' is no host:port of a rank ({e})"))
+        };
+        self.peers.iter().map(|peer| peer.parse().map_err(|e| bad(peer, &e))).collect()
+    }
+
     fn validate_ranges(&self) -> Result<(), StartError> {
         for (name, value, most) in [
             ("heap_bytes", self.heap_bytes, MAX_ARENA_BYTES),
@@ -322,9 +380,11 @@ impl NodeConfig {
 
     /// Milliseconds between heartbeats.
     pub fn beat_ms(&self) -> u64 {
-        match self.heartbeat_ms {
-            0 => (self.ttl_ms / BEATS_PER_TTL).clamp(1, MAX_HEARTBEAT_MS),
-            n => n,
+        let by_ttl = (self.ttl_ms / BEATS_PER_TTL).clamp(1, MAX_HEARTBEAT_MS);
+        match (self.heartbeat_ms, self.election) {
+            (0, ElectionChoice::Rank0) => by_ttl,
+            (0, ElectionChoice::Ranks) => by_ttl.min(self.master_lease_ms / BEATS_PER_LEASE),
+            (n, _) => n,
         }
     }
 }

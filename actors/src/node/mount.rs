@@ -50,13 +50,11 @@ pub(super) struct First {
     pub started_ms: u64,
 }
 
-/// Addresses of the node, and of the master.
+/// Addresses of the node.
 #[derive(Debug, Clone)]
 pub(super) struct NodeAddresses {
     pub control: Address,
     pub local: Option<Address>,
-    /// Nearest first.
-    pub master: Vec<Address>,
 }
 
 struct Table {
@@ -101,11 +99,6 @@ impl Segments {
         }
     }
 
-    /// The master's addresses, nearest first.
-    pub(super) fn master(&self) -> Vec<Address> {
-        self.reach.get().map(|r| r.master.clone()).unwrap_or_default()
-    }
-
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,14 +115,14 @@ impl Segments {
         self.check_memory(bytes)?;
         let unjoined =
             UnjoinedSegment::new(&self.common, reserved.id, bytes).await.map_err(refused)?;
-        let Some(NodeAddresses { control, local, master }) = self.reach.get().cloned() else {
+        let Some(NodeAddresses { control, local }) = self.reach.get().cloned() else {
             return Err(Error::not_ready(format!("{} does not listen yet", self.segment_id(0))));
         };
         let info = unjoined.info(&self.common, control, local);
         // Before its first object: the node reports it to a later master, which then waits for it.
         self.common.siblings.add(reserved.id, info.incarnation);
         let how = Joining {
-            master,
+            voter: None,
             limit: self.join_limit(),
             siblings: Arc::new(Siblings::default()),
             settings_tx: watch::Sender::new(self.common.settings.borrow().clone()),

@@ -4,6 +4,7 @@
 use super::mount::{First, Segments, until};
 use super::segment::SegmentHandle;
 use super::status::shown;
+use crate::current_master::MasterPath;
 use crate::error::{Error, Result};
 use crate::evictor::EvictTo;
 use crate::message::{
@@ -122,7 +123,10 @@ impl Segments {
             pid: self.common.env.machine.pid(),
             uptime_ms: now_ms.saturating_sub(first.started_ms),
             draining: first.segment_handle.is_draining(),
-            master: if config.rank == 0 { None } else { self.master().into_iter().next() },
+            master: match self.common.master.path() {
+                MasterPath::Local(_) => None,
+                MasterPath::Remote(at) => at.first().cloned(),
+            },
             term,
             seen,
             view,

@@ -8,6 +8,7 @@ use super::memory::{self, Made, Pinned, Wanted};
 use crate::actor::{ActorAddr, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::attachment::Published;
+use crate::election::Voter;
 use crate::evictor::{Evictor, EvictorDurable};
 use crate::executor::{Executor, OwnedExecutor};
 use crate::machine::{AgentConfig, DataAgent};
@@ -49,7 +50,7 @@ pub(super) struct UnjoinedSegment {
     pub made: Made,
     agent: Box<dyn DataAgent>,
     pub roles: Roles,
-    tables: Arc<OwnerTables>,
+    pub tables: Arc<OwnerTables>,
     uplink: Arc<Uplink>,
     executor: OwnedExecutor,
 }
@@ -73,8 +74,8 @@ impl Roles {
 
 /// How a segment joins.
 pub(super) struct Joining {
-    /// The master's addresses, nearest first.
-    pub master: Vec<Address>,
+    /// What the rank promises its master, if this is its first segment and takes part in elections.
+    pub voter: Option<Arc<Voter>>,
     /// How long to try to reach the master.
     pub limit: Duration,
     /// The mounted segments of its node, if this is the first segment.
@@ -173,10 +174,11 @@ impl UnjoinedSegment {
         let local = Arc::new(LocalSegment { memory, alive: alive.clone(), owner, tables });
         let published = common.env.owners.publish(info.incarnation, local);
         let (state, link) = watch::channel(LinkState::Joining);
-        let Joining { master, limit, siblings, settings_tx, switches } = how;
+        let Joining { voter, limit, siblings, settings_tx, switches } = how;
         let membership = Membership {
             net: common.env.net.clone(),
-            master,
+            master: common.master.clone(),
+            voter,
             credentials: common.guard.credentials().clone(),
             info: info.clone(),
             owner: self.roles.owner.clone(),

@@ -2,19 +2,20 @@
 
 use super::common::Common;
 use super::mount::{First, NodeAddresses, Segments};
-use super::segment::{Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to};
+use super::seat::{MasterSeat, shared_settings};
+use super::segment::{Joining, SegmentFlags, SegmentHost, UnjoinedSegment};
 use super::watchdog::{self, Watchlist};
-use super::{Node, NodeConfig, NodeParts, StartError};
+use super::{ElectionChoice, Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
-use crate::client::control::MasterPath;
 use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
+use crate::current_master::{CurrentMaster, MasterPath};
+use crate::election::{Election, Seat, Voter};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::executor::{Executor, OnceCompiled, OwnedExecutor};
-use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
-use crate::message::{RankInfo, Refusal, Settings, Term, View};
+use crate::message::{RankInfo, Refusal, Term, View};
 use crate::server::{MAX_CONNECTIONS, MAX_RINGS, SegmentCommands, SegmentRegistry, Server};
 use crate::tier::DiskTier;
 use nkv_store::KeyPool;
@@ -22,7 +23,7 @@ use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -43,8 +44,8 @@ fn starting(
 struct Building {
     segments: Arc<Segments>,
     unjoined: UnjoinedSegment,
-    master_executor: Option<OwnedExecutor>,
-    master: Option<(ActorAddr<Master>, Arc<Members>)>,
+    // For the control port and the master, on a rank that is or may become master.
+    control_executor: Option<OwnedExecutor>,
     switches: SegmentFlags,
 }
 
@@ -62,15 +63,20 @@ impl Node {
     async fn started(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         config.validate()?;
         let building = Building::new(env, config).await?;
-        let info = building.listen().await?;
+        let (info, elected) = building.listen().await?;
         let client = building.client();
+        let mut voter = None;
+        if let Some((of_rank, seat)) = elected {
+            building.take_part(&of_rank, seat, &client)?;
+            voter = Some(of_rank);
+        }
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
         building.common().replication.start(&client)?;
         if let Some(tier) = &building.common().tier {
             tier.start_promotions(&client)?;
         }
-        let node = building.finish(info, client, producer);
+        let node = building.finish((info, voter), client, producer);
         node.wait_joined().await?;
         Ok(node)
     }
@@ -111,30 +117,31 @@ impl Building {
             replication: Arc::default(),
             tier,
             hasher: hasher.ok_or_else(unknown)?,
-            key_pool: Arc::new(match config.rank {
-                0 => KeyPool::shared(),
-                _ => KeyPool::default(),
+            key_pool: Arc::new(match (config.rank, config.election) {
+                (0, _) | (_, ElectionChoice::Ranks) => KeyPool::shared(),
+                (_, ElectionChoice::Rank0) => KeyPool::default(),
             }),
             guard,
             env,
             failed: watch::channel(None).0,
             registry: SegmentRegistry::default(),
+            master: Arc::new(CurrentMaster::of_node(MasterPath::Remote(match config.election {
+                ElectionChoice::Rank0 => [master_at(&config)].into(),
+                ElectionChoice::Ranks => [].into(),
+            }))),
             siblings: Arc::default(),
             watchlist: Arc::<Watchlist>::default(),
-            settings: watch::Sender::new((Term::default(), defaults(&config))),
+            settings: watch::Sender::new((Term::default(), shared_settings(&config))),
             config,
         };
         let (config, env) = (&common.config, &common.env);
         let unjoined = UnjoinedSegment::new(&common, 0, config.heap_bytes).await?;
-        let master_executor = if config.rank == 0 { Some(env.executor()?) } else { None };
-        let master = match &master_executor {
-            Some(p) => Some(start_master(&common, p.executor()).await?),
-            None => None,
-        };
+        let may_be_master = config.rank == 0 || config.election != ElectionChoice::Rank0;
+        let control_executor = if may_be_master { Some(env.executor()?) } else { None };
         let home = unjoined.executor().clone();
         let segments = Arc::new(Segments::new(common, home));
         let switches = SegmentFlags::default();
-        Ok(Self { segments, unjoined, master_executor, master, switches })
+        Ok(Self { segments, unjoined, control_executor, switches })
     }
 
     fn common(&self) -> &Common {
@@ -145,15 +152,15 @@ impl Building {
         &self.common().config
     }
 
-    fn master_at(&self) -> Address {
-        Address::Tcp(format!("{}:{}", self.config().master_host, self.config().port))
+    /// Where the control port is served, and the master runs.
+    fn control(&self) -> &Executor {
+        self.control_executor.as_ref().map_or(self.unjoined.executor(), OwnedExecutor::executor)
     }
 
     /// Opens the control port and the unix socket, and serves both.
-    async fn listen(&self) -> Result<RankInfo, StartError> {
+    async fn listen(&self) -> Result<(RankInfo, Option<(Arc<Voter>, MasterSeat)>), StartError> {
         let (c, net) = (self.config(), &self.common().env.net);
-        let executor =
-            self.master_executor.as_ref().map_or(self.unjoined.executor(), OwnedExecutor::executor);
+        let executor = self.control();
         let at = |port| Address::Tcp(SocketAddr::new(c.listen, port).to_string());
         let port = if c.rank == 0 { c.port } else { c.control_port };
         let listener = match listen(net, executor, at(port)).await {
@@ -169,19 +176,25 @@ impl Building {
         };
         let (control, near) = (listener.local(), local.as_ref().map(|l| l.local()));
         let info = self.unjoined.info(self.common(), control.clone(), near.clone());
-        let master = match &self.master {
-            Some(_) => near.clone().into_iter().chain([control.clone()]).collect(),
-            None => vec![self.master_at()],
+        let own: Arc<[Address]> = near.clone().into_iter().chain([control.clone()]).collect();
+        let seat = MasterSeat::new(self.common(), executor, own);
+        let voter = match c.election {
+            ElectionChoice::Rank0 if c.rank == 0 => {
+                seat.begin(1).await?;
+                None
+            }
+            ElectionChoice::Rank0 => None,
+            ElectionChoice::Ranks => Some(self.voter(control.clone())),
         };
         // Set only once: a node listens once.
-        let _ = self.segments.reach.set(NodeAddresses { control, local: near, master });
+        let _ = self.segments.reach.set(NodeAddresses { control, local: near });
         let server = Arc::new(Server {
             job: c.job.clone(),
             guard: self.common().guard.clone(),
             hasher: self.common().hasher,
             rank: c.rank,
-            master: self.master.clone(),
-            master_at: self.master.is_none().then(|| self.master_at()),
+            master: self.common().master.clone(),
+            voter: voter.clone(),
             settings: self.common().settings.subscribe(),
             registry: self.common().registry.clone(),
             segments: Arc::downgrade(&self.segments) as Weak<dyn SegmentCommands>,
@@ -200,14 +213,52 @@ impl Building {
         for listener in [Some(listener), local].into_iter().flatten() {
             executor.task(server.clone().run(listener));
         }
-        Ok(info)
+        Ok((info, voter.map(|voter| (voter, seat))))
+    }
+
+    fn voter(&self, control: Address) -> Arc<Voter> {
+        let c = self.config();
+        Arc::new(Voter::new(
+            (c.rank, c.world_size, control),
+            c.master_lease_ms,
+            self.common().env.clock.clone(),
+            self.unjoined.tables.clone(),
+            self.common().master.clone(),
+        ))
+    }
+
+    /// Starts to look for the master, and to stand for election.
+    fn take_part(
+        &self,
+        voter: &Arc<Voter>,
+        seat: MasterSeat,
+        client: &Client,
+    ) -> Result<(), StartError> {
+        let (c, env) = (self.config(), &self.common().env);
+        let mut configured = Vec::new();
+        if c.rank > 0 {
+            configured.push(master_at(c));
+        }
+        configured.extend(c.peer_addresses()?);
+        let election = Election {
+            voter: voter.clone(),
+            master: self.common().master.clone(),
+            seat: Box::new(seat),
+            net: env.net.clone(),
+            credentials: self.common().guard.credentials().clone(),
+            clock: env.clock.clone(),
+            random: env.random.clone(),
+            configured,
+            handle: Arc::downgrade(&client.shared),
+        };
+        self.control().task(election.run());
+        Ok(())
     }
 
     /// Starts the watchdog, which detects frozen actors.
     fn watch(&self, producer: &ActorAddr<Producer>) -> Result<(), StartError> {
         let list = &self.common().watchlist;
         list.add(0, self.unjoined.roles.watches().chain([producer.watch()]));
-        list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // The limit is the TTL: a rank whose owner is frozen that long sent no heartbeats, and is
         // gone anyway.
         let (env, ttl_ms) = (&self.common().env, self.config().ttl_ms);
@@ -217,14 +268,6 @@ impl Building {
     }
 
     fn client(&self) -> Client {
-        let path = match &self.master {
-            Some((m, members)) => {
-                let socket = self.unjoined.made.socket.as_ref();
-                let socket = socket.map(|file| Address::Unix(file.0.clone()));
-                MasterPath::Local(m.clone(), members.clone(), socket)
-            }
-            None => MasterPath::Remote([self.master_at()].into()),
-        };
         Client::from_parts(Parts {
             env: self.common().env.clone(),
             config: ClientConfig {
@@ -237,9 +280,9 @@ impl Building {
             },
             credentials: self.common().guard.credentials().clone(),
             hasher: self.common().hasher,
-            settings: defaults(self.config()),
+            settings: shared_settings(self.config()),
             view: View::default(),
-            path,
+            master: self.common().master.clone(),
             draining: self.switches.draining.clone(),
             producer_id: self.common().env.random.u64(),
             executor: None,
@@ -248,12 +291,17 @@ impl Building {
     }
 
     /// Starts the link to the master, and assembles the node.
-    fn finish(self, info: RankInfo, client: Client, producer: ActorAddr<Producer>) -> Node {
-        let Self { segments, mut unjoined, master_executor, master, switches } = self;
+    fn finish(
+        self,
+        (info, voter): (RankInfo, Option<Arc<Voter>>),
+        client: Client,
+        producer: ActorAddr<Producer>,
+    ) -> Node {
+        let Self { segments, mut unjoined, control_executor, switches } = self;
         let common = &segments.common;
         let socket = unjoined.made.socket.take();
         let joining = Joining {
-            master: segments.master(),
+            voter,
             limit: Duration::from_millis(common.config.join_timeout_ms),
             siblings: common.siblings.clone(),
             settings_tx: common.settings.clone(),
@@ -273,15 +321,19 @@ impl Building {
             failed: common.failed.subscribe(),
             client,
             producer,
-            master,
             segments,
             closing: switches.closing,
             _socket: socket,
             first,
-            _master_executor: master_executor,
+            _control_executor: control_executor,
         };
         Node(OwnProcessOnly::new(parts))
     }
+}
+
+/// Where the configuration says that rank 0 is.
+fn master_at(config: &NodeConfig) -> Address {
+    Address::Tcp(format!("{}:{}", config.master_host, config.port))
 }
 
 /// Opens the SSD tier, if there is one.
@@ -334,38 +386,6 @@ async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
             }
             Err(error) => tracing::warn!(%error, "the check of the job's cookie failed"),
         }
-    }
-}
-
-async fn start_master(
-    common: &Common,
-    executor: &Executor,
-) -> Result<(ActorAddr<Master>, Arc<Members>), StartError> {
-    let (config, clock) = (&common.config, &common.env.clock);
-    let term = Term { number: 1, master: common.env.random.u64() };
-    let members = Arc::new(Members::new(term, config.world_size, clock.now_ms()));
-    let durable = MasterDurable {
-        world_size: config.world_size,
-        ttl_ms: config.ttl_ms,
-        full_wait_ms: config.full_wait_ms,
-        hasher: common.hasher,
-        key_pool: common.key_pool.clone(),
-        settings: defaults(config),
-        members: members.clone(),
-        next_plan: Arc::new(AtomicU64::new(1)),
-        boot_id: common.env.machine.boot_id(),
-        clock: clock.clone(),
-        random: common.env.random.clone(),
-    };
-    Ok((ActorAddr::start(executor, durable, report_to(&common.failed, None)).await?, members))
-}
-
-fn defaults(config: &NodeConfig) -> Settings {
-    Settings {
-        page_bytes: config.page_bytes,
-        write_ttl_ms: config.write_ttl_ms,
-        ttl_ms: config.ttl_ms,
-        call_timeout_ms: config.call_timeout_ms,
     }
 }
 

@@ -159,9 +159,10 @@ impl Node {
     pub fn status(&self) -> NodeStatus {
         let first = self.first.status();
         let (config, clock) = (self.config(), &self.segments.common.env.clock);
+        let here = self.segments.common.master.here();
         let mut actors = first.actors;
         actors.push(self.producer.status());
-        actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
+        actors.extend(here.as_ref().map(|here| here.actor.status()));
         let peers = self.client.shared.peers.all();
         let mut attached: Vec<_> = peers.iter().map(|p| AttachedTo::of(p)).collect();
         attached.sort_by_key(|to| to.rank);
@@ -174,7 +175,7 @@ impl Node {
             term: self.segments.common.settings.borrow().0,
             draining: first.draining,
             uptime_ms: clock.now_ms() - self.started_ms,
-            view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
+            view: here.as_ref().map(|here| here.members.view()).unwrap_or_default(),
             owner: first.owner,
             pages: first.pages,
             pinned: first.pinned,
@@ -185,14 +186,14 @@ impl Node {
             writes: self.client.write_counters(),
             messages: self.client.message_counters(),
             handle_slow_path: self.client.slow_path_counters(),
-            master_slow_path: self.master.as_ref().map(|(_, m)| m.slow_path.snapshot()),
+            master_slow_path: here.as_ref().map(|here| here.members.slow_path.snapshot()),
             owner_slow_path: self.first.segment_handle.tables.slow_path.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
             ssd: self.tier().map(|tier| tier.figures()),
             segments: self.segments.each(SegmentHost::status),
             call_times: self.client.call_times(),
-            master_requests: self.master.as_ref().map_or_else(Vec::new, |(_, m)| m.request_times()),
+            master_requests: here.map_or_else(Vec::new, |here| here.members.request_times()),
         }
     }
 }

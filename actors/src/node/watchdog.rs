@@ -18,6 +18,9 @@ struct Watched {
     frozen_since: Option<u64>,
 }
 
+/// Where the master of a node is listed: no segment has this number.
+pub(super) const OF_MASTER: u32 = u32::MAX;
+
 /// The actors that the watchdog checks, by segment; those of the node itself are under segment 0.
 #[derive(Debug, Default)]
 pub(super) struct Watchlist {
@@ -73,7 +76,10 @@ impl Watchlist {
             }
         }
         let (segment, status) = past.into_iter().max_by_key(|(_, s)| s.busy_ms)?;
-        let of = if segment == 0 { String::new() } else { format!(" of segment {segment}") };
+        let of = match segment {
+            0 | OF_MASTER => String::new(),
+            n => format!(" of segment {n}"),
+        };
         let what = status.frozen_in.unwrap_or_default();
         Some(format!("the {} actor{of} is frozen ({what})", status.name))
     }

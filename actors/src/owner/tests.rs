@@ -252,7 +252,7 @@ async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_o
         b.receives(MasterToOwner::PlanOpened(p.clone())).await;
         assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
         // The gauges are published at the end of the message that freed the slot.
-        b.receives(MasterToOwner::Heartbeat).await;
+        b.receives(MasterToOwner::Heartbeat { stamp_ms: 0 }).await;
         let gauges = b.tables.gauges.snapshot();
         let left = (gauges.plans_open, gauges.open_bytes, gauges.fencing, gauges.held_bytes);
         assert_eq!(left, (0, 0, 0, 0), "ended by a term: {by_term}");

@@ -2,11 +2,14 @@
 //! message that is not urgent is delayed a moment: a busy master then sends many in one system
 //! call, and wakes the owner once.
 
-use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse};
+use super::{
+    ACTOR_LIMIT, BEATS_PER_LEASE, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse,
+};
 use crate::actor::ActorAddr;
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
-use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Welcome};
-use crate::race::read_and_write;
+use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Settings, Welcome};
+use crate::race::{race, read_and_write};
+use nkv_store::clock::Clock;
 use nkv_transport::wire::{
     BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
 };
@@ -27,9 +30,10 @@ impl Server {
         mut stream: BoxStream,
         join: impl FnOnce(mpsc::Sender<MasterToOwner>) -> Join,
     ) -> Result<(), WireError> {
-        let Some((master, _)) = &self.master else {
+        let Some(here) = self.master.here() else {
             return Ok(());
         };
+        let master = &here.actor;
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let join = join(tx);
         let (segment_id, incarnation) = (join.info.id(), join.info.incarnation);
@@ -43,12 +47,17 @@ impl Server {
         let link = joined.link;
         let ended = async {
             let settings = joined.settings.clone();
-            let welcome = Welcome::Rank { term: joined.term, settings, confirm };
+            let stamp_ms = self.clock.now_ms();
+            let welcome = Welcome::Rank { term: joined.term, settings, confirm, stamp_ms };
             write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
             let (mut reader, mut writer) = tokio::io::split(stream);
-            let down = write_to_owner(&mut writer, rx, &joined);
+            let down = write_to_owner(&mut writer, rx, &joined, &*self.clock);
             let up = read_from_owner(&mut reader, master, (segment_id, incarnation, link));
-            read_and_write(up, down).await
+            let over = async {
+                self.master.ended(&here).await;
+                Ok(())
+            };
+            race(read_and_write(up, down), over).await
         }
         .await;
         let _ = master.push(LinkDown { segment_id, link }).await;
@@ -56,25 +65,39 @@ impl Server {
     }
 }
 
+/// Between two heartbeats of the master.
+fn beat_of(settings: &Settings) -> Duration {
+    let beat = match settings.master_lease_ms {
+        0 => settings.ttl_ms / BEATS_PER_TTL,
+        lease => lease / BEATS_PER_LEASE,
+    };
+    Duration::from_millis(beat.max(1)).min(LONGEST_BEAT)
+}
+
 async fn write_to_owner<W: AsyncWrite + Unpin>(
     writer: &mut W,
     mut rx: mpsc::Receiver<MasterToOwner>,
     joined: &Joined,
+    clock: &dyn Clock,
 ) -> Result<(), WireError> {
-    let beat = joined.settings.ttl_ms / BEATS_PER_TTL;
-    let beat = Duration::from_millis(beat.max(1)).min(LONGEST_BEAT);
+    let beat = beat_of(&joined.settings);
     let mut buf = Vec::new();
+    let mut beaten_ms = clock.now_ms();
     loop {
+        // Also among other messages: only a heartbeat has a stamp.
+        let now = clock.now_ms();
+        if now >= beaten_ms + beat.as_millis() as u64 {
+            let stamp_ms = now;
+            write_frame(writer, &mut buf, 0, &MasterToOwner::Heartbeat { stamp_ms }).await?;
+            beaten_ms = now;
+        }
         match tokio::time::timeout(beat, rx.recv()).await {
             Ok(Some(first)) => {
                 let _ = tokio::time::timeout(LINGER, joined.urgent.notified()).await;
                 encode_frame(&mut buf, 0, &first)?;
             }
             Ok(None) => return Ok(()),
-            Err(_) => {
-                write_frame(writer, &mut buf, 0, &MasterToOwner::Heartbeat).await?;
-                continue;
-            }
+            Err(_) => continue,
         }
         let mut frames = 1;
         while buf.len() < LINGER_BYTES

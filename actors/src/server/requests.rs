@@ -1,14 +1,16 @@
 //! Requests of one client to the master in this node: over its connection, or over a ring instead
 //! if both are on one host. They are answered on the master's own thread, one at a time, in order.
 
-use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
+use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, refuse};
 use crate::actor::ActorAddr;
 use crate::master::{Ask, Master, Members};
-use crate::message::{HasherKey, MAX_AWAIT_MS, Request, Response, View, Welcome};
+use crate::message::{HasherKey, MAX_AWAIT_MS, Refusal, Request, Response, View, Welcome};
 use crate::race::race;
 use nkv_store::clock::Clock;
 use nkv_transport::ring::{Offer, Polling, RingStream};
-use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use nkv_transport::wire::{
+    Address, BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
@@ -36,10 +38,15 @@ impl Server {
         producer: u64,
         takes_ring: bool,
     ) -> Result<(), WireError> {
-        let view = self.master.as_ref().map_or_else(View::default, |(_, m)| m.view());
+        let here = self.master.here();
+        let Some(elsewhere) = self.named(here.is_some()) else {
+            let why = "no rank is master at this moment; try again".to_string();
+            return refuse(&mut stream, Refusal::Later(why)).await;
+        };
+        let view = here.as_ref().map_or_else(View::default, |here| here.members.view());
         let ring = self.offer(&stream, takes_ring);
         let welcome = Welcome::Client {
-            master: self.master_at.clone(),
+            master: elsewhere,
             view,
             settings: self.settings.borrow().1.clone(),
             hasher: HasherKey(self.hasher.key()),
@@ -47,31 +54,51 @@ impl Server {
         };
         let mut buf = Vec::new();
         write_frame(&mut stream, &mut buf, 0, &welcome).await?;
-        let Some((master, members)) = &self.master else {
+        let Some(here) = here else {
             // The client was only to learn the master's address.
             return Ok(());
         };
+        let (master, members) = (&here.actor, &here.members);
         let desk = RequestContext { master, members, producer, clock: &*self.clock };
         let by_ring = ring.is_some();
         members.producer_up(producer, by_ring);
-        let served = match ring {
-            None => desk.serve(&mut stream).await,
-            Some((offer, _slot)) => {
-                match tokio::time::timeout(HELLO_LIMIT, offer.pass(stream)).await {
-                    Ok(Ok(mut ring)) => desk.serve_ring(&mut ring).await,
-                    Ok(Err(e)) => Err(e.into()),
-                    // The client did not take the ring that it asked for.
-                    Err(_) => Ok(()),
+        let serving = async {
+            match ring {
+                None => desk.serve(&mut stream).await,
+                Some((offer, _slot)) => {
+                    match tokio::time::timeout(HELLO_LIMIT, offer.pass(stream)).await {
+                        Ok(Ok(mut ring)) => desk.serve_ring(&mut ring).await,
+                        Ok(Err(e)) => Err(e.into()),
+                        // The client did not take the ring that it asked for.
+                        Err(_) => Ok(()),
+                    }
                 }
             }
         };
+        let over = async {
+            self.master.ended(&here).await;
+            Ok(())
+        };
+        let served = race(serving, over).await;
         members.producer_down(producer, by_ring, self.clock.now_ms());
         served
     }
 
+    /// Where a client finds the master: None within if it is here, none at all if it is unknown.
+    fn named(&self, here: bool) -> Option<Option<Address>> {
+        if here {
+            return Some(None);
+        }
+        let named = match &self.voter {
+            Some(voter) => voter.standing().master.map(|(_, at)| at),
+            None => self.master.path().addresses().first().cloned(),
+        };
+        named.map(Some)
+    }
+
     /// A ring for a client that wants one, if a slot is free.
     fn offer(&self, stream: &BoxStream, wanted: bool) -> Option<(Offer, OwnedSemaphorePermit)> {
-        if !wanted || self.master.is_none() || !stream.is_unix() {
+        if !wanted || self.master.here().is_none() || !stream.is_unix() {
             return None;
         }
         let slot = self.rings.clone().try_acquire_owned().ok()?;

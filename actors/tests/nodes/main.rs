@@ -8,6 +8,7 @@ mod closed;
 mod collide;
 mod device_log;
 mod device_payload;
+mod election;
 mod embedded;
 mod forged_rank;
 mod frozen;

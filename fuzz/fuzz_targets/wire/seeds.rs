@@ -194,8 +194,9 @@ fn first_frames(seeds: &mut Seeds) {
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Fabric(offer()) }),
         ],
     );
-    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3 };
+    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3, master_lease_ms: 4 };
     let view = View {
+        master: 0,
         number: 1,
         term: TERM,
         world_size: 3,
@@ -214,7 +215,7 @@ fn first_frames(seeds: &mut Seeds) {
                 hasher: HasherKey([3; 16]),
                 ring: Some(1 << 16),
             },
-            Welcome::Rank { term: TERM, settings, confirm: true },
+            Welcome::Rank { term: TERM, settings, confirm: true, stamp_ms: 6 },
             Welcome::Attached { term: TERM, pins: Some(3), log_token: Some(TOKEN), fabric: None },
             Welcome::Attached {
                 term: TERM,
@@ -330,7 +331,7 @@ fn link(seeds: &mut Seeds) {
     seeds.bodies(
         "up",
         &[
-            OwnerToMaster::Heartbeat(Box::<OwnerGauges>::default()),
+            OwnerToMaster::Heartbeat { gauges: Box::<OwnerGauges>::default(), stamp_ms: 5 },
             OwnerToMaster::Retired(vec![AT]),
             OwnerToMaster::Freed(vec![AT, AT]),
             OwnerToMaster::Adopted(PLAN_REF),
@@ -380,7 +381,7 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::InSet(vec![(AT, ReplicaSet { id: 3, wanted: 2 })]),
             MasterToOwner::MakeReplicas(vec![key()]),
             MasterToOwner::View(seen()),
-            MasterToOwner::Heartbeat,
+            MasterToOwner::Heartbeat { stamp_ms: 5 },
             MasterToOwner::Refused("slot 9 of 8".to_string()),
         ],
     );

@@ -37,9 +37,9 @@ impl Members {
                 let maps = inner.producers.get(&p.producer).is_some_and(|p| p.rings > 0);
                 !(m.own && m.same_host && maps)
             }
-            MasterToOwner::Committed(_) | MasterToOwner::FreedAck(_) | MasterToOwner::Heartbeat => {
-                false
-            }
+            MasterToOwner::Committed(_)
+            | MasterToOwner::FreedAck(_)
+            | MasterToOwner::Heartbeat { .. } => false,
             _ => true,
         };
         if waited_for {

@@ -119,7 +119,7 @@ impl Bench {
         let executor = OwnedExecutor::arbiter().unwrap();
         let clock = ManualClock::default();
         clock.advance_ms(1_000_000);
-        let members = Arc::new(Members::new(term(1, 50), world, clock.now_ms()));
+        let members = Arc::new(Members::new(term(1, 50), (0, world), 0, clock.now_ms()));
         let durable = MasterDurable {
             world_size: world,
             ttl_ms: TTL_MS,
@@ -129,6 +129,7 @@ impl Bench {
                 write_ttl_ms: 100,
                 ttl_ms: TTL_MS,
                 call_timeout_ms: 500,
+                master_lease_ms: 0,
             },
             hasher: HASHER,
             key_pool: Arc::default(),

@@ -2,8 +2,9 @@
 
 use super::bench::{Bench, HASHER, LIMIT, Rank, done, eventually, key, plan_ref};
 use crate::ErrorKind;
-use crate::client::control::{ControlPool, MasterPath};
+use crate::client::control::ControlPool;
 use crate::client::keys::HandleKeys;
+use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::message::{
     EndCause, MasterToOwner, OwnerToMaster, PlanDesc, PlanId, PlanOpened, Request, Response,
     SeenView, SlotContent, SlotEntry,
@@ -113,7 +114,9 @@ async fn i12_a_commit_that_no_owner_confirms_is_not_ready_and_given_up_it_leaves
 async fn an_embedded_handle_at_the_master_waits_for_owners_of_other_processes_as_well() {
     let (bench, ranks) = Bench::whole_apart(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    let path = MasterPath::Local(bench.master.clone(), bench.members.clone(), None);
+    let (actor, members) = (bench.master.clone(), bench.members.clone());
+    let here = LocalMaster { actor, members, addresses: [].into() };
+    let path = Arc::new(CurrentMaster::of_node(MasterPath::Local(here)));
     let net = Arc::new(OsNet);
     let means = (Credentials::of_client("j", None), HandleKeys::new(HASHER));
     let pool = Arc::new(ControlPool::new(net, path, means, 7, true));

@@ -222,7 +222,8 @@ async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
 async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() {
     let (bench, mut ranks) = Bench::whole(1).await;
     let segment_id = ranks[0].info.id();
-    (0..5_000).for_each(|_| bench.members.send(segment_id, MasterToOwner::Heartbeat));
+    (0..5_000)
+        .for_each(|_| bench.members.send(segment_id, MasterToOwner::Heartbeat { stamp_ms: 0 }));
     let late = bench.asks(opening(1, "late", 0));
     while !late.is_finished() {
         bench.clock.advance_ms(20);

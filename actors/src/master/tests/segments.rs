@@ -365,7 +365,7 @@ async fn a_rank_that_starts_afresh_buries_the_cut_off_segments_of_its_former_nod
 /// Answers the last request for a report of a rebuilt master.
 async fn reports_again(rank: &mut Rank, k: &str) {
     // Handled by the rebuilt master, which has sent its request by then.
-    rank.sends(OwnerToMaster::Heartbeat(Box::default())).await;
+    rank.sends(OwnerToMaster::Heartbeat { gauges: Box::default(), stamp_ms: 0 }).await;
     let asked = |d: &MasterToOwner| match d {
         MasterToOwner::RequestReport { number } => Some(*number),
         _ => None,

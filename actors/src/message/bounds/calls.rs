@@ -18,6 +18,7 @@ impl Settings {
         })?;
         time("a write TTL", self.write_ttl_ms)?;
         time("a TTL", self.ttl_ms)?;
+        time("a master's lease", self.master_lease_ms)?;
         time("a call's limit", self.call_timeout_ms)
     }
 }

@@ -171,7 +171,13 @@ fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
 
 #[test]
 fn i19_settings_that_cannot_be_are_not_taken_over() {
-    let honest = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+    let honest = Settings {
+        page_bytes: 4096,
+        write_ttl_ms: 1,
+        ttl_ms: 1,
+        call_timeout_ms: 1,
+        master_lease_ms: 0,
+    };
     honest.check().unwrap();
     for lie in [
         Settings { page_bytes: 0, ..honest.clone() },

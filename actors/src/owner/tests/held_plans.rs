@@ -108,7 +108,7 @@ async fn i10_an_answer_that_names_a_plan_the_owner_does_not_have_is_none() {
     let unknown = PlanId { term: OLD, seq: 9 };
     b.hears(obeyed(&[unknown])).await;
     tokio::time::sleep(Duration::from_millis(5 * Q_MS)).await;
-    b.receives(MasterToOwner::Heartbeat).await;
+    b.receives(MasterToOwner::Heartbeat { stamp_ms: 0 }).await;
     assert_eq!(b.drain_sent().iter().find_map(reported), None, "its extent is not known here");
     b.hears(obeyed(&[])).await;
     assert_eq!(b.sent_to_master(reported).await, vec![]);

@@ -1,0 +1,191 @@
+//! How another rank becomes master, without any service beside the ranks. A rank that has no master
+//! asks the others. If one of them names a master it joins that one. If most of them have none, the
+//! lowest of them asks for their votes, and begins as master with more than half of them. Votes
+//! only make it likely that there is one new master: a master serves nobody before a quorum of
+//! ranks has joined it, and no rank joins one while the lease of its last one may run.
+
+mod voter;
+
+pub(crate) use voter::Voter;
+
+use crate::client::Shared;
+use crate::control_hello::hello;
+use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
+use crate::error::Result;
+use crate::message::{Ballot, Purpose, Standing, Term, Welcome};
+use futures_util::future::join_all;
+use nkv_store::clock::Clock;
+use nkv_store::random::Random;
+use nkv_transport::wire::auth::Credentials;
+use nkv_transport::wire::{Address, Net, within};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Pause between two rounds of questions, and how much longer it may be; ranks must not ask in
+/// step. One more millisecond for each rank of the world, so that all of them together ask no more.
+const ROUND_MS: u64 = 60;
+const ROUND_SPREAD_MS: u64 = 40;
+/// A rank that does not answer within this time is counted as gone for this round.
+const ANSWER_LIMIT: Duration = Duration::from_millis(300);
+/// Ranks that are asked at once, at most.
+const ASKED_AT_ONCE: usize = 64;
+/// Rounds that a rank leaves to those below it before it stands itself: they may be unable to reach
+/// the others.
+const PATIENCE: u32 = 6;
+/// How long a new master may take to be joined by a quorum.
+pub(crate) const FORMING_MS: u64 = 3_000;
+/// How often a master calls at addresses where a rank may have been started that knows nobody.
+const CALL_MS: u64 = 400;
+
+/// True if so many ranks may be served: more than half of the world, or half with rank 0.
+pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
+    let world = world_size as usize;
+    n * 2 > world || (n * 2 == world && with_first)
+}
+
+/// How long a rank obeys no other master after it has heard from its own: that one's lease, and an
+/// eighth of it, because clocks may run at different rates.
+pub(crate) fn promise_ms(lease_ms: u64) -> u64 {
+    lease_ms + lease_ms / 8
+}
+
+/// What makes a node the master, and ends that.
+pub(crate) trait Seat: Send + Sync {
+    /// Begins as master, with a term of this number.
+    fn begin(&self, number: u64) -> nkv_transport::wire::BoxFuture<'_, Result<()>>;
+    /// Ends it: links and connections of clients are closed, the index is dropped.
+    fn end(&self);
+}
+
+/// The task of a node that takes part in elections.
+pub(crate) struct Election {
+    pub voter: Arc<Voter>,
+    pub master: Arc<CurrentMaster>,
+    pub seat: Box<dyn Seat>,
+    pub net: Arc<dyn Net>,
+    pub credentials: Credentials,
+    pub clock: Arc<dyn Clock>,
+    pub random: Arc<dyn Random>,
+    /// Control addresses from the configuration: that of rank 0, and others.
+    pub configured: Vec<Address>,
+    /// The node's own handle, whose view names all ranks.
+    pub handle: Weak<Shared>,
+}
+
+impl Election {
+    /// Runs until the node closes.
+    pub(crate) async fn run(self) {
+        let (mut rounds, mut called_ms, mut obeyed_ms) = (0, 0, self.clock.now_ms());
+        loop {
+            let now = self.clock.now_ms();
+            match self.master.here() {
+                Some(here) => {
+                    rounds = 0;
+                    if here.members.is_in_office(now, FORMING_MS) {
+                        obeyed_ms = now;
+                        if now >= called_ms + CALL_MS {
+                            called_ms = now;
+                            self.call_the_absent(&here).await;
+                        }
+                    } else if now >= obeyed_ms + self.voter.promise_ms() {
+                        tracing::warn!("no quorum obeys this master any more: it ends");
+                        self.seat.end();
+                    }
+                }
+                None if self.voter.is_free() => {
+                    rounds += 1;
+                    if self.round(rounds).await {
+                        rounds = 0;
+                    }
+                    obeyed_ms = self.clock.now_ms();
+                }
+                None => rounds = 0,
+            }
+            let spread = self.random.u64() % ROUND_SPREAD_MS;
+            let pause = ROUND_MS + spread + u64::from(self.voter.world_size());
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    /// One round of questions; true if it found a master, or made one.
+    async fn round(&self, rounds: u32) -> bool {
+        let answers = self.ask(false).await;
+        let own = self.voter.standing();
+        let named = answers.iter().filter_map(|a| a.master.clone());
+        let highest = named.filter(|(term, _)| *term >= own.obeyed).max_by_key(|(term, _)| *term);
+        if let Some((_, at)) = highest.filter(|_| self.voter.is_free()) {
+            self.master.set(MasterPath::Remote([at].into()));
+            return true;
+        }
+        let free: Vec<&Standing> = answers.iter().filter(|a| a.free).collect();
+        let first = free.iter().all(|a| a.rank > own.rank);
+        if !self.is_quorum_with(free.iter().map(|a| a.rank)) || !(first || rounds > PATIENCE) {
+            return false;
+        }
+        if !self.voter.vote_for(own.rank) {
+            return false;
+        }
+        let votes: Vec<Standing> = self.ask(true).await.into_iter().filter(|a| a.granted).collect();
+        if !self.is_quorum_with(votes.iter().map(|a| a.rank)) {
+            return false;
+        }
+        let obeyed = votes.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
+        let Some(number) = obeyed.number.checked_add(1).filter(|_| self.voter.is_free()) else {
+            return false;
+        };
+        tracing::info!(term = number, votes = votes.len() + 1, "elected master");
+        if let Err(error) = self.seat.begin(number).await {
+            tracing::error!(%error, "elected, but the master did not start");
+            return false;
+        }
+        true
+    }
+
+    fn is_quorum_with(&self, others: impl Iterator<Item = u32>) -> bool {
+        let all: BTreeSet<u32> = others.chain([self.voter.rank()]).collect();
+        is_quorum(all.len(), all.contains(&0), self.voter.world_size())
+    }
+
+    /// Control addresses of other ranks: of the configuration, and where each was last.
+    fn others(&self) -> Vec<Address> {
+        if let Some(handle) = self.handle.upgrade() {
+            let view = handle.view();
+            view.nodes().for_each(|(info, _)| self.voter.heard_of(info.rank, &info.control));
+        }
+        let all = self.configured.iter().cloned().chain(self.voter.others());
+        let mut seen = BTreeSet::new();
+        all.filter(|at| *at != self.voter.control() && seen.insert(at.to_string())).collect()
+    }
+
+    /// Asks every other rank; one answer for each rank that answers.
+    async fn ask(&self, stands: bool) -> Vec<Standing> {
+        let others = self.others();
+        let mut answers: Vec<Standing> = Vec::new();
+        for some in others.chunks(ASKED_AT_ONCE) {
+            let asked = some.iter().map(|at| self.ask_one(at, stands));
+            answers.extend(join_all(asked).await.into_iter().flatten());
+        }
+        let mut seen = BTreeSet::from([self.voter.rank()]);
+        answers.retain(|a| a.rank < self.voter.world_size() && seen.insert(a.rank));
+        answers
+    }
+
+    async fn ask_one(&self, at: &Address, stands: bool) -> Option<Standing> {
+        let ballot = Ballot { rank: self.voter.rank(), control: self.voter.control(), stands };
+        let asked = hello(&*self.net, at, &self.credentials, Purpose::Elect(ballot));
+        match within(ANSWER_LIMIT, asked).await {
+            Ok(Ok((_, Welcome::Elect(standing)))) => standing.check().ok().map(|()| standing),
+            _ => None,
+        }
+    }
+
+    /// Ranks that were started again may know nobody: they learn of this node by its question.
+    async fn call_the_absent(&self, here: &LocalMaster) {
+        let view = here.members.view();
+        let is_member = |at: &Address| view.nodes().any(|(info, _)| info.control == *at);
+        let absent: Vec<Address> = self.others().into_iter().filter(|at| !is_member(at)).collect();
+        let some = absent.iter().take(ASKED_AT_ONCE);
+        join_all(some.map(|at| self.ask_one(at, false))).await;
+    }
+}

@@ -1,0 +1,132 @@
+//! What a rank answers the others about the master: which one it obeys, whether it may obey another,
+//! and for whom it votes.
+
+use super::{FORMING_MS, promise_ms};
+use crate::current_master::{CurrentMaster, MasterPath};
+use crate::message::{Ballot, Standing};
+use crate::owner::tables::OwnerTables;
+use nkv_store::clock::Clock;
+use nkv_transport::wire::Address;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How long a vote holds: the candidate has begun, or failed, by then.
+const VOTE_MS: u64 = 1_000;
+
+#[derive(Debug, Default)]
+struct Kept {
+    // Until then it obeys no master but its last one.
+    bound_until_ms: u64,
+    // For whom it voted, and until when it votes for nobody else.
+    vote: Option<(u32, u64)>,
+    // Control addresses of ranks, by rank: where each was last.
+    heard_of: BTreeMap<u32, Address>,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub(crate) struct Voter {
+    rank: u32,
+    world_size: u32,
+    control: Address,
+    lease_ms: u64,
+    clock: Arc<dyn Clock>,
+    tables: Arc<OwnerTables>,
+    master: Arc<CurrentMaster>,
+    kept: Mutex<Kept>,
+}
+
+impl Voter {
+    /// Of a rank, by the tables of its first segment, reached at `control`.
+    pub(crate) fn new(
+        (rank, world_size, control): (u32, u32, Address),
+        lease_ms: u64,
+        clock: Arc<dyn Clock>,
+        tables: Arc<OwnerTables>,
+        master: Arc<CurrentMaster>,
+    ) -> Self {
+        Self { rank, world_size, control, lease_ms, clock, tables, master, kept: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub(crate) fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    pub(crate) fn control(&self) -> Address {
+        self.control.clone()
+    }
+
+    /// How long this rank waits for its last master.
+    pub(crate) fn promise_ms(&self) -> u64 {
+        promise_ms(self.lease_ms)
+    }
+
+    /// The master was heard: the rank obeys no other one for as long as that one may count on it.
+    pub(crate) fn heard(&self) {
+        let until = self.clock.now_ms() + self.promise_ms();
+        let mut kept = self.lock();
+        kept.bound_until_ms = kept.bound_until_ms.max(until);
+    }
+
+    /// Whether it may obey another master now.
+    pub(crate) fn is_free(&self) -> bool {
+        self.master.here().is_none() && self.clock.now_ms() >= self.lock().bound_until_ms
+    }
+
+    /// Keeps where a rank is, or was last.
+    pub(super) fn heard_of(&self, rank: u32, control: &Address) {
+        if rank != self.rank && rank < self.world_size {
+            self.lock().heard_of.insert(rank, control.clone());
+        }
+    }
+
+    /// Where the other ranks are, or were last.
+    pub(super) fn others(&self) -> Vec<Address> {
+        self.lock().heard_of.values().cloned().collect()
+    }
+
+    /// What it answers.
+    pub(crate) fn standing(&self) -> Standing {
+        let now = self.clock.now_ms();
+        let obeyed = self.tables.term();
+        let bound = now < self.lock().bound_until_ms;
+        let master = match self.master.path() {
+            MasterPath::Local(here) => {
+                let in_office = here.members.is_in_office(now, FORMING_MS);
+                in_office.then(|| (here.members.term(), self.control.clone()))
+            }
+            MasterPath::Remote(at) if bound => at.first().map(|at| (obeyed, at.clone())),
+            MasterPath::Remote(_) => None,
+        };
+        Standing { rank: self.rank, obeyed, master, free: self.is_free(), granted: false }
+    }
+
+    /// Answers a rank that asks.
+    pub(crate) fn answer(&self, ballot: Ballot) -> Standing {
+        self.heard_of(ballot.rank, &ballot.control);
+        let granted = ballot.stands && self.vote_for(ballot.rank);
+        Standing { granted, ..self.standing() }
+    }
+
+    /// Votes for a rank, unless it has a master, or voted for another one a moment ago.
+    pub(super) fn vote_for(&self, rank: u32) -> bool {
+        if !self.is_free() {
+            return false;
+        }
+        let now = self.clock.now_ms();
+        let mut kept = self.lock();
+        let other = kept.vote.is_some_and(|(voted, until)| voted != rank && now < until);
+        if !other {
+            kept.vote = Some((rank, now + VOTE_MS));
+        }
+        !other
+    }
+}

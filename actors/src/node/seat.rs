@@ -1,0 +1,104 @@
+//! The master of a node: how it begins, with a term of its own, and how it ends.
+
+use super::common::Common;
+use super::segment::report_to;
+use super::watchdog::{OF_MASTER, Watchlist};
+use super::{ElectionChoice, NodeConfig};
+use crate::actor::ActorAddr;
+use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
+use crate::election::Seat;
+use crate::environment::Environment;
+use crate::error::Result;
+use crate::executor::Executor;
+use crate::master::{MasterDurable, Members};
+use crate::message::{Settings, Term};
+use nkv_store::{KeyHasher, KeyPool};
+use nkv_transport::wire::{Address, BoxFuture};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::watch;
+
+/// See the file's first paragraph.
+pub(super) struct MasterSeat {
+    config: NodeConfig,
+    env: Environment,
+    hasher: KeyHasher,
+    key_pool: Arc<KeyPool>,
+    failed: watch::Sender<Option<String>>,
+    watchlist: Arc<Watchlist>,
+    master: Arc<CurrentMaster>,
+    executor: Executor,
+    // Of this node, nearest first.
+    addresses: Arc<[Address]>,
+}
+
+impl MasterSeat {
+    /// Of a node that is reached at these addresses; the master runs on this executor.
+    pub(super) fn new(common: &Common, executor: &Executor, addresses: Arc<[Address]>) -> Self {
+        Self {
+            config: common.config.clone(),
+            env: common.env.clone(),
+            hasher: common.hasher,
+            key_pool: common.key_pool.clone(),
+            failed: common.failed.clone(),
+            watchlist: common.watchlist.clone(),
+            master: common.master.clone(),
+            executor: executor.clone(),
+            addresses,
+        }
+    }
+
+    async fn start(&self, number: u64) -> Result<()> {
+        let (config, clock) = (&self.config, &self.env.clock);
+        let term = Term { number, master: self.env.random.u64() };
+        let settings = shared_settings(config);
+        let (lease_ms, now_ms) = (settings.master_lease_ms, clock.now_ms());
+        let members =
+            Arc::new(Members::new(term, (config.rank, config.world_size), lease_ms, now_ms));
+        let durable = MasterDurable {
+            world_size: config.world_size,
+            ttl_ms: config.ttl_ms,
+            full_wait_ms: config.full_wait_ms,
+            hasher: self.hasher,
+            key_pool: self.key_pool.clone(),
+            settings,
+            members: members.clone(),
+            next_plan: Arc::new(AtomicU64::new(1)),
+            boot_id: self.env.machine.boot_id(),
+            clock: clock.clone(),
+            random: self.env.random.clone(),
+        };
+        let exhausted = report_to(&self.failed, None);
+        let actor = ActorAddr::start(&self.executor, durable, exhausted).await?;
+        self.watchlist.add(OF_MASTER, [actor.watch()]);
+        let addresses = self.addresses.clone();
+        self.master.set(MasterPath::Local(LocalMaster { actor, members, addresses }));
+        Ok(())
+    }
+}
+
+impl Seat for MasterSeat {
+    fn begin(&self, number: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.start(number))
+    }
+
+    fn end(&self) {
+        self.watchlist.remove(OF_MASTER);
+        // Its actor ends with the last connection that knows it.
+        self.master.set(MasterPath::Remote([].into()));
+    }
+}
+
+/// What a master sends clients and ranks of its node's configuration.
+pub(super) fn shared_settings(config: &NodeConfig) -> Settings {
+    Settings {
+        page_bytes: config.page_bytes,
+        write_ttl_ms: config.write_ttl_ms,
+        ttl_ms: config.ttl_ms,
+        call_timeout_ms: config.call_timeout_ms,
+        master_lease_ms: match config.election {
+            ElectionChoice::Rank0 => 0,
+            ElectionChoice::Ranks => config.master_lease_ms,
+        },
+    }
+}
