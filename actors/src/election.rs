@@ -112,8 +112,9 @@ impl Election {
     async fn round(&self, rounds: u32) -> bool {
         let answers = self.ask(false).await;
         let own = self.voter.standing();
-        let named = answers.iter().filter_map(|a| a.master.clone());
-        let highest = named.filter(|(term, _)| *term >= own.obeyed).max_by_key(|(term, _)| *term);
+        // Also one of a lower term than this rank obeyed: it rises above that when this rank joins,
+        // or has a quorum and refuses it.
+        let highest = answers.iter().filter_map(|a| a.master.clone()).max_by_key(|(term, _)| *term);
         if let Some((_, at)) = highest.filter(|_| self.voter.is_free()) {
             self.master.set(MasterPath::Remote([at].into()));
             return true;

@@ -151,6 +151,12 @@ impl Node {
         self.segments.common.master.here().map(|here| here.actor)
     }
 
+    /// Whether the master is here and a quorum of ranks obeys it.
+    pub fn serves_as_master(&self) -> bool {
+        let now_ms = self.segments.common.env.clock.now_ms();
+        self.segments.common.master.here().is_some_and(|here| here.members.has_quorum(now_ms))
+    }
+
     /// The owner actor of the first segment.
     pub fn owner(&self) -> &ActorAddr<Owner> {
         &self.first.segment_handle.roles.owner

@@ -131,7 +131,19 @@ pub struct SettingFlags {
     /// [default: 0]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub heartbeat_ms: Option<String>,
-    /// How long to try to reach rank 0 [range: 1 to 86400000] [default: 120000]
+    /// Who may be the master: rank 0 alone, or any rank that most of the ranks elect. The same on
+    /// every rank [default: rank0]
+    #[arg(long, value_name = "rank0|ranks", allow_hyphen_values = true)]
+    pub election: Option<String>,
+    /// With --election ranks: how long a rank that heard from the master obeys no other; the same
+    /// on every rank [range: 400 to ttl_ms] [default: 1000]
+    #[arg(long, value_name = "MS", allow_hyphen_values = true)]
+    pub master_lease_ms: Option<String>,
+    /// With --election ranks: control ports of other ranks, separated by commas, to ask for the
+    /// master when rank 0 is down at the start [default: none]
+    #[arg(long, value_name = "HOST:PORT,...", allow_hyphen_values = true)]
+    pub peers: Option<String>,
+    /// How long to try to reach the master [range: 1 to 86400000] [default: 120000]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub join_timeout_ms: Option<String>,
     /// Limit of one control call [range: 1 to 86400000] [default: 2000]

@@ -86,6 +86,8 @@ pub struct Cluster {
     // Counters of masters at the last check, by term.
     masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
     terms: RefCell<BTreeSet<Term>>,
+    // The rank that served last as master.
+    served: Cell<Option<(usize, Term)>>,
     jobs: mpsc::UnboundedSender<ProcessJob>,
 }
 
@@ -122,6 +124,7 @@ impl Cluster {
             past: RefCell::default(),
             masters: RefCell::default(),
             terms: RefCell::default(),
+            served: Cell::default(),
             jobs,
         });
         tokio::task::spawn_local(cluster.clone().run_errands(todo));
@@ -194,7 +197,8 @@ impl Cluster {
 
     /// Notes who is a member and who is joined.
     fn check_members(&self) {
-        if let Some(Some(view)) = self.with_node(0, Node::membership) {
+        self.note_masters();
+        if let Some(view) = self.master().and_then(|r| self.with_node(r, Node::membership)?) {
             let up = view.ranks.iter().filter(|(_, state)| *state != RankState::Suspect);
             let up: BTreeSet<u64> = up.map(|(info, _)| info.incarnation).collect();
             let another = self.past.borrow().0 != view.term;
@@ -222,6 +226,37 @@ impl Cluster {
         since.retain(|incarnation, _| joined.contains(incarnation));
         for incarnation in joined {
             since.entry(incarnation).or_insert_with(|| self.ledger.moment());
+        }
+    }
+
+    /// The rank whose master a quorum of the ranks obeys, as far as it knows: of several the one
+    /// of the highest term.
+    pub fn master(&self) -> Option<usize> {
+        let of = |r: usize| {
+            let view = self.with_node(r, Node::membership)??;
+            let up = view.nodes().filter(|(_, state)| *state != RankState::Suspect).count();
+            (!self.plan.elects || up * 2 >= self.plan.ranks.len()).then_some((view.term, r))
+        };
+        (0..self.plan.ranks.len()).filter_map(of).max().map(|(_, r)| r)
+    }
+
+    /// Counts the masters, and checks that no two serve [I24].
+    fn note_masters(&self) {
+        let mut serving = Vec::new();
+        for rank in 0..self.plan.ranks.len() {
+            let Some(Some(view)) = self.with_node(rank, Node::membership) else { continue };
+            self.ledger.master_began(view.term.master);
+            if self.with_node(rank, Node::serves_as_master) == Some(true) {
+                serving.push((rank, view.term));
+            }
+        }
+        if let [(rank, term)] = serving[..]
+            && self.served.replace(Some((rank, term))).is_some_and(|(before, _)| before != rank)
+        {
+            self.coverage.borrow_mut().count("take-overs");
+        }
+        if serving.len() > 1 {
+            self.ledger.wrong(format!("[I24] two masters serve: {serving:?}"));
         }
     }
 

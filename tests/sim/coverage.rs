@@ -6,7 +6,7 @@ use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.
-const MUST_HAPPEN: [&str; 37] = [
+const MUST_HAPPEN: [&str; 38] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -18,7 +18,7 @@ const MUST_HAPPEN: [&str; 37] = [
     "fault: a rank stands still",
     "fault: an actor panics",
     "fault: connections break",
-    "fault: rank 0 is killed",
+    "fault: the master is killed",
     "fault: the master dies and its words with it",
     "fault: the master dies while a writer stands still",
     "abort: done",
@@ -42,6 +42,7 @@ const MUST_HAPPEN: [&str; 37] = [
     "remove-all: done",
     "remove-many: done",
     "remove-matching: done",
+    "take-overs",
     "terms that rose",
     "unmount: done",
 ];

@@ -7,7 +7,7 @@ use crate::plan::OPS;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Actors that may be made to panic. The master is on rank 0, a poller on ranks with a log.
+/// Actors that may be made to panic. A poller is on ranks with a log.
 const ACTORS: [Actor; 5] =
     [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer, Actor::Poller];
 /// Number of polls whether a client has claimed.
@@ -52,7 +52,7 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     let (lossy, pause) = (dice.permille(400), pause(dice));
     let (name, done) = match dice.weighted(&[12, 7, 5, 14, 8, 15, 10, 10, 8, 10, 6, 7, 10]) {
         0 => ("a rank is killed", cluster.kill_rank(rank, lossy)),
-        1 => ("rank 0 is killed", cluster.kill_rank(0, lossy)),
+        1 => ("the master is killed", cluster.kill_rank(master(cluster), lossy)),
         2 => ("a rank leaves", cluster.terminate_rank(rank)),
         3 => ("a rank stands still", cluster.pause_rank(rank, pause)),
         4 => ("a client stands still", cluster.pause_client(client, pause)),
@@ -62,7 +62,7 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
         8 => ("a client is killed", cluster.kill_client(client, lossy)),
         9 => {
             let actor = *dice.pick(&ACTORS);
-            let rank = if matches!(actor, Actor::Master) { 0 } else { rank };
+            let rank = if matches!(actor, Actor::Master) { master(cluster) } else { rank };
             ("an actor panics", cluster.crash(rank, actor))
         }
         10 => (
@@ -80,11 +80,16 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     done
 }
 
+/// The rank of the master: rank 0 while there is none.
+fn master(cluster: &Cluster) -> usize {
+    cluster.master().unwrap_or(0)
+}
+
 /// A stopped client delays its owners' reports to the next master; meanwhile its keys are put again
 /// elsewhere. False if there is none.
 fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dice) -> bool {
     let stopped = cluster.pause_client(client, dice.ms(3_000, 8_000));
-    stopped && cluster.kill_rank(0, lossy)
+    stopped && cluster.kill_rank(master(cluster), lossy)
 }
 
 /// Kills a client program that has claimed in a mapped log, before it writes. False if none claims
@@ -105,8 +110,9 @@ async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
 /// For a while the master's messages to one rank do not arrive; then the master is killed. False if
 /// it has no process.
 fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
-    let (from, to) = (cluster.plan.ranks[0], cluster.plan.ranks[rank]);
-    if from == to || !cluster.is_running(0) {
+    let master = master(cluster);
+    let (from, to) = (cluster.plan.ranks[master], cluster.plan.ranks[rank]);
+    if from == to || !cluster.is_running(master) {
         return false;
     }
     let pause = dice.ms(20, 400);
@@ -115,7 +121,7 @@ fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
     tokio::task::spawn_local(async move {
         tokio::time::sleep(pause).await;
         if !cluster.closing.get() {
-            cluster.kill_rank(0, true);
+            cluster.kill_rank(master, true);
         }
     });
     true

@@ -192,7 +192,7 @@ struct History {
     moved_from: BTreeSet<SlotEpoch>,
     // The process of each incarnation, and the processes that were masters.
     homes: BTreeMap<u64, Pid>,
-    masters: BTreeSet<Pid>,
+    masters: BTreeSet<u64>,
     // Members of the last master that started, and former members.
     members: BTreeSet<u64>,
     left: BTreeSet<u64>,
@@ -269,8 +269,13 @@ impl Ledger {
         let mut history = self.lock();
         history.homes.insert(incarnation, pid);
         if master {
-            history.masters.insert(pid);
+            history.masters.insert(pid.into());
         }
+    }
+
+    /// A master was seen, by the random id of its term.
+    pub fn master_began(&self, id: u64) {
+        self.lock().masters.insert(id);
     }
 
     /// A process died.

@@ -6,7 +6,7 @@ use crate::data::WireProfile;
 use crate::dice::Dice;
 use crate::memory::StallProfile;
 use crate::net::NetworkProfile;
-use nkv::{MemoryChoice, NodeConfig, Secret};
+use nkv::{ElectionChoice, MemoryChoice, NodeConfig, Secret};
 use nkv_store::evict::PolicyKind;
 use nkv_store::layout::PAYLOAD_ALIGN;
 use std::net::IpAddr;
@@ -18,6 +18,8 @@ pub const OPS: u64 = 2_000;
 pub const PORT: u16 = 7_400;
 /// The job of every run.
 pub const JOB: &str = "sim";
+/// Of a thousand runs, in how many the ranks elect the master.
+const ELECTING_PERMILLE: u64 = 450;
 const SECRET: &[u8] = b"a secret of sixteen bytes";
 
 /// See the file's first paragraph.
@@ -37,6 +39,8 @@ pub struct Plan {
     pub families: usize,
     pub members: usize,
     pub faults: usize,
+    /// Ranks elect the master.
+    pub elects: bool,
     pub network: NetworkProfile,
     pub wire_profile: WireProfile,
     pub hiccups: StallProfile,
@@ -67,6 +71,7 @@ impl Plan {
             false => dice.below(hosts as u64) as usize,
         });
         let clients = clients.collect();
+        let base = config(&mut dice);
         let rate = |dice: &mut Dice| dice.between(960_000, 1_040_000);
         let clocks = (0..hosts).map(|_| (dice.between(1, 1 << 50), rate(&mut dice))).collect();
         Self {
@@ -91,7 +96,8 @@ impl Plan {
             logs: (0..n).map(|_| log_units(&mut dice)).collect(),
             log_permille: dice.between(0, 700),
             clocks,
-            base: config(&mut dice),
+            elects: base.election == ElectionChoice::Ranks,
+            base,
         }
     }
 
@@ -139,7 +145,13 @@ fn log_units(dice: &mut Dice) -> u64 {
 }
 
 fn config(dice: &mut Dice) -> NodeConfig {
+    let election = match dice.permille(ELECTING_PERMILLE) {
+        true => ElectionChoice::Ranks,
+        false => ElectionChoice::Rank0,
+    };
     NodeConfig {
+        election,
+        master_lease_ms: dice.between(400, 900),
         job: JOB.to_string(),
         heap_bytes: dice.between(16, 48) * 4096,
         prefault: false,

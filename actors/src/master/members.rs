@@ -247,9 +247,12 @@ impl Members {
 
     /// Whether it has a quorum, or began less than so long ago.
     pub(crate) fn is_in_office(&self, now_ms: u64, forming_ms: u64) -> bool {
-        let inner = self.lock();
-        now_ms < inner.began_ms + forming_ms
-            || inner.too_few(self.world_size, self.since(now_ms)).is_none()
+        now_ms < self.lock().began_ms + forming_ms || self.has_quorum(now_ms)
+    }
+
+    /// Whether a quorum obeys it.
+    pub(crate) fn has_quorum(&self, now_ms: u64) -> bool {
+        self.too_few(now_ms).is_none()
     }
 
     /// A rank returned a stamp of this master, which cannot lie in the future.

@@ -13,6 +13,10 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// Milliseconds until an ended or killed rank is started again.
 const RESTART_MS: (u64, u64) = (1, 900);
 
+/// The same, of a thousand, where ranks elect the master: it is gone for longer than they wait.
+const LATE_PERMILLE: u64 = 500;
+const LATE_MS: (u64, u64) = (900, 6_000);
+
 /// An actor of a node.
 #[derive(Debug, Clone, Copy)]
 pub enum Actor {
@@ -38,7 +42,7 @@ impl Cluster {
     }
 
     async fn run_rank(self: &Rc<Self>, rank: usize, process: &Rc<Process>) -> String {
-        let env = self.environment(process, rank == 0);
+        let env = self.environment(process, rank == 0 && !self.plan.elects);
         let node = match Node::start_in(env, self.plan.config(rank as u32)).await {
             Ok(node) => Rc::new(node),
             Err(e) => return self.not_started(&e),
@@ -109,7 +113,12 @@ impl Cluster {
     }
 
     fn rank_again(self: &Rc<Self>, rank: usize) {
-        let pause = self.dice.borrow_mut().ms(RESTART_MS.0, RESTART_MS.1);
+        let pause = {
+            let mut dice = self.dice.borrow_mut();
+            let late = self.plan.elects && dice.permille(LATE_PERMILLE);
+            let (least, most) = if late { LATE_MS } else { RESTART_MS };
+            dice.ms(least, most)
+        };
         let cluster = self.clone();
         tokio::task::spawn_local(async move {
             tokio::time::sleep(pause).await;
@@ -155,7 +164,7 @@ impl Cluster {
             actor.try_send(Crash).is_ok()
         }
         let crashed = self.with_node(rank, |node| match actor {
-            Actor::Master => node.master().is_some_and(crash),
+            Actor::Master => node.master().is_some_and(|master| crash(&master)),
             Actor::Owner => crash(node.owner()),
             Actor::Evictor => crash(node.evictor()),
             Actor::Producer => crash(node.producer()),
