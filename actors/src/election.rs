@@ -12,7 +12,7 @@ use crate::client::Shared;
 use crate::control_hello::hello;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::error::Result;
-use crate::message::{Ballot, Purpose, Standing, Term, Welcome};
+use crate::message::{Purpose, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;
 use nkv_store::random::Random;
@@ -95,7 +95,7 @@ impl Election {
                 }
                 None if self.voter.is_free() => {
                     rounds += 1;
-                    if self.round(rounds).await {
+                    if self.round(rounds).await || rounds > PATIENCE {
                         rounds = 0;
                     }
                     obeyed_ms = self.clock.now_ms();
@@ -151,8 +151,7 @@ impl Election {
     /// Control addresses of other ranks: of the configuration, and where each was last.
     fn others(&self) -> Vec<Address> {
         if let Some(handle) = self.handle.upgrade() {
-            let view = handle.view();
-            view.nodes().for_each(|(info, _)| self.voter.heard_of(info.rank, &info.control));
+            self.voter.learn(&handle.view());
         }
         let all = self.configured.iter().cloned().chain(self.voter.others());
         let mut seen = BTreeSet::new();
@@ -173,12 +172,16 @@ impl Election {
     }
 
     async fn ask_one(&self, at: &Address, stands: bool) -> Option<Standing> {
-        let ballot = Ballot { rank: self.voter.rank(), control: self.voter.control(), stands };
+        let ballot = self.voter.ballot(stands);
         let asked = hello(&*self.net, at, &self.credentials, Purpose::Elect(ballot));
-        match within(ANSWER_LIMIT, asked).await {
+        let answer = match within(ANSWER_LIMIT, asked).await {
             Ok(Ok((_, Welcome::Elect(standing)))) => standing.check().ok().map(|()| standing),
             _ => None,
-        }
+        };
+        self.voter.answered(at, answer.is_some());
+        let standing = answer?;
+        standing.others.iter().for_each(|(rank, at)| self.voter.knows_too(*rank, at));
+        Some(standing)
     }
 
     /// Ranks that were started again may know nobody: they learn of this node by its question.

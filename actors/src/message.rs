@@ -24,7 +24,7 @@ mod stats;
 pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
-pub use election::{Ballot, Standing};
+pub use election::{Ballot, MAX_OTHERS, Standing};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,

@@ -229,15 +229,22 @@ impl Cluster {
         }
     }
 
-    /// The rank whose master a quorum of the ranks obeys, as far as it knows: of several the one
-    /// of the highest term.
+    /// The rank whose master serves; while none does, the one of the highest term, not below the
+    /// last that served, that has a quorum of links as far as it knows.
     pub fn master(&self) -> Option<usize> {
+        let all = 0..self.plan.ranks.len();
+        let serves = |r: &usize| self.with_node(*r, Node::serves_as_master) == Some(true);
         let of = |r: usize| {
             let view = self.with_node(r, Node::membership)??;
-            let up = view.nodes().filter(|(_, state)| *state != RankState::Suspect).count();
-            (!self.plan.elects || up * 2 >= self.plan.ranks.len()).then_some((view.term, r))
+            let up = view.nodes().filter(|(_, state)| *state != RankState::Suspect);
+            let up: Vec<u32> = up.map(|(info, _)| info.rank).collect();
+            let (twice, n) = (up.len() * 2, self.plan.ranks.len());
+            let enough = twice > n || (twice == n && up.contains(&0));
+            let later = self.served.get().is_none_or(|(_, term)| term <= view.term);
+            (!self.plan.elects || enough && later).then_some((view.term, r))
         };
-        (0..self.plan.ranks.len()).filter_map(of).max().map(|(_, r)| r)
+        let linked = || all.clone().filter_map(of).max().map(|(_, r)| r);
+        all.clone().find(serves).or_else(linked)
     }
 
     /// Counts the masters, and checks that no two serve [I24].

@@ -3,7 +3,7 @@
 
 use super::{FORMING_MS, promise_ms};
 use crate::current_master::{CurrentMaster, MasterPath};
-use crate::message::{Ballot, Standing};
+use crate::message::{Ballot, MAX_OTHERS, Standing, Term, View};
 use crate::owner::tables::OwnerTables;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::Address;
@@ -19,8 +19,26 @@ struct Kept {
     bound_until_ms: u64,
     // For whom it voted, and until when it votes for nobody else.
     vote: Option<(u32, u64)>,
-    // Control addresses of ranks, by rank: where each was last.
-    heard_of: BTreeMap<u32, Address>,
+    // By rank: where each was last.
+    heard_of: BTreeMap<u32, LastAt>,
+    // Order of the last view that was looked at.
+    seen: (Term, u64),
+}
+
+/// Where a rank was last.
+#[derive(Debug)]
+struct LastAt {
+    control: Address,
+    // Nobody answered there lately: what others say counts.
+    silent: bool,
+}
+
+impl Kept {
+    /// Where ranks are that answered there, or have not been asked there.
+    fn places(&self) -> impl Iterator<Item = (u32, &Address)> {
+        let there = self.heard_of.iter().filter(|(_, last)| !last.silent);
+        there.map(|(rank, last)| (*rank, &last.control))
+    }
 }
 
 /// See the file's first paragraph.
@@ -81,16 +99,46 @@ impl Voter {
         self.master.here().is_none() && self.clock.now_ms() >= self.lock().bound_until_ms
     }
 
-    /// Keeps where a rank is, or was last.
-    pub(super) fn heard_of(&self, rank: u32, control: &Address) {
+    /// Keeps where a rank is.
+    fn heard_of(&self, rank: u32, control: &Address) {
         if rank != self.rank && rank < self.world_size {
-            self.lock().heard_of.insert(rank, control.clone());
+            let last = LastAt { control: control.clone(), silent: false };
+            self.lock().heard_of.insert(rank, last);
         }
+    }
+
+    /// Keeps where ranks are by a view that is new here.
+    pub(super) fn learn(&self, view: &View) {
+        if std::mem::replace(&mut self.lock().seen, view.order()) != view.order() {
+            view.nodes().for_each(|(info, _)| self.heard_of(info.rank, &info.control));
+        }
+    }
+
+    /// Keeps where another rank says that a rank is, if this one knows of no place, or nobody
+    /// answers there.
+    pub(super) fn knows_too(&self, rank: u32, control: &Address) {
+        let known = self.lock().heard_of.get(&rank).is_some_and(|last| !last.silent);
+        if !known {
+            self.heard_of(rank, control);
+        }
+    }
+
+    /// Whether a rank answered that was asked there.
+    pub(super) fn answered(&self, control: &Address, answered: bool) {
+        let mut kept = self.lock();
+        let there = kept.heard_of.values_mut().filter(|last| last.control == *control);
+        there.for_each(|last| last.silent = !answered);
     }
 
     /// Where the other ranks are, or were last.
     pub(super) fn others(&self) -> Vec<Address> {
-        self.lock().heard_of.values().cloned().collect()
+        self.lock().heard_of.values().map(|last| last.control.clone()).collect()
+    }
+
+    /// What it asks the others.
+    pub(super) fn ballot(&self, stands: bool) -> Ballot {
+        let knows = self.lock().places().count() as u32;
+        Ballot { rank: self.rank, control: self.control.clone(), stands, knows }
     }
 
     /// What it answers.
@@ -106,24 +154,38 @@ impl Voter {
             MasterPath::Remote(at) if bound => at.first().map(|at| (obeyed, at.clone())),
             MasterPath::Remote(_) => None,
         };
-        Standing { rank: self.rank, obeyed, master, free: self.is_free(), granted: false }
+        Standing {
+            rank: self.rank,
+            obeyed,
+            master,
+            free: self.is_free(),
+            granted: false,
+            others: Vec::new(),
+        }
     }
 
     /// Answers a rank that asks.
     pub(crate) fn answer(&self, ballot: Ballot) -> Standing {
         self.heard_of(ballot.rank, &ballot.control);
         let granted = ballot.stands && self.vote_for(ballot.rank);
-        Standing { granted, ..self.standing() }
+        let others = {
+            let kept = self.lock();
+            let more = kept.places().count() > ballot.knows as usize;
+            let told = kept.places().take(if more { MAX_OTHERS } else { 0 });
+            told.map(|(rank, at)| (rank, at.clone())).collect()
+        };
+        Standing { granted, others, ..self.standing() }
     }
 
-    /// Votes for a rank, unless it has a master, or voted for another one a moment ago.
+    /// Votes for a rank, unless it has a master, or voted a moment ago for a lower one: of several
+    /// that stand at once the lowest is elected.
     pub(super) fn vote_for(&self, rank: u32) -> bool {
         if !self.is_free() {
             return false;
         }
         let now = self.clock.now_ms();
         let mut kept = self.lock();
-        let other = kept.vote.is_some_and(|(voted, until)| voted != rank && now < until);
+        let other = kept.vote.is_some_and(|(voted, until)| voted < rank && now < until);
         if !other {
             kept.vote = Some((rank, now + VOTE_MS));
         }

@@ -8,8 +8,9 @@ mod calls;
 
 use super::{
     Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion,
-    MAX_BATCH, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner, OwnerToMaster,
-    PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef, Standing,
+    MAX_BATCH, MAX_OTHERS, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner,
+    OwnerToMaster, PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef,
+    Standing,
 };
 use crate::error::{Error, Result};
 use crate::message::{KeyBytes, ObjectDesc};
@@ -284,7 +285,12 @@ impl Ballot {
 impl Standing {
     /// Checks that the answer is possible.
     pub fn check(&self) -> Result<()> {
-        self.master.iter().try_for_each(|(_, at)| address(at))
+        list("addresses", self.others.len(), MAX_OTHERS)?;
+        self.master
+            .iter()
+            .map(|(_, at)| at)
+            .chain(self.others.iter().map(|(_, at)| at))
+            .try_for_each(address)
     }
 }
 

@@ -4,6 +4,9 @@ use super::Term;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
+/// Addresses in one answer, at most.
+pub const MAX_OTHERS: usize = 1_024;
+
 /// A rank looks for the master, stands for election, or names the master that it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ballot {
@@ -13,6 +16,8 @@ pub struct Ballot {
     pub control: Address,
     /// Whether it asks for a vote.
     pub stands: bool,
+    /// Of how many other ranks it knows the address.
+    pub knows: u32,
 }
 
 /// The answer to a [`Ballot`].
@@ -28,4 +33,6 @@ pub struct Standing {
     pub free: bool,
     /// It votes for who asked.
     pub granted: bool,
+    /// Control addresses of ranks, if it knows more than who asked.
+    pub others: Vec<(u32, Address)>,
 }

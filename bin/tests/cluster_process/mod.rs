@@ -63,6 +63,22 @@ impl ProcessCluster {
         cluster
     }
 
+    /// `n` ranks that elect their master: none is ready before most of them run.
+    pub fn start_electing(n: u32, customise: impl Fn(&mut Command) + 'static) -> Self {
+        let mut cluster = Self::none(n, move |_, command| {
+            command.args(["--election", "ranks"]);
+            customise(command);
+        });
+        for rank in 0..n {
+            cluster.begin(rank);
+        }
+        for node in cluster.nodes.iter_mut().flatten() {
+            node.is_ready();
+        }
+        cluster.wait_ready(READY_LIMIT);
+        cluster
+    }
+
     /// A cluster of `n` ranks none of which runs yet: start them with [`Self::restart`], 0 first.
     pub fn none(n: u32, customise: impl Fn(u32, &mut Command) + 'static) -> Self {
         let nodes = (0..n).map(|_| None).collect();
@@ -118,6 +134,12 @@ impl ProcessCluster {
     /// Starts a rank that does not run (any more) and waits until it has joined. Rank 0 gets the
     /// port it had.
     pub fn restart(&mut self, rank: u32) {
+        self.begin(rank);
+        self.node_mut(rank).is_ready();
+    }
+
+    /// The same, and waits for nothing.
+    pub fn begin(&mut self, rank: u32) {
         assert!(self.nodes[rank as usize].is_none(), "rank {rank} runs");
         let mut command = self.command(rank);
         (self.customise)(rank, &mut command);
@@ -129,7 +151,7 @@ impl ProcessCluster {
         if !log {
             command.args(["--log-bytes", "0"]);
         }
-        self.nodes[rank as usize] = Some(Process::start(command));
+        self.nodes[rank as usize] = Some(Process::spawn(command));
     }
 
     /// Waits until every running rank reports that it is ready.

@@ -90,18 +90,23 @@ impl Process {
     /// Starts it and waits for its line for programs.
     pub fn start(command: Command) -> Self {
         let mut process = Self::spawn(command);
-        match process.lines.recv_timeout(READY_LIMIT) {
-            Ok(line) => process.fields = fields(&line),
+        process.is_ready();
+        process
+    }
+
+    /// Waits for its line for programs.
+    pub fn is_ready(&mut self) {
+        match self.lines.recv_timeout(READY_LIMIT) {
+            Ok(line) => self.fields = fields(&line),
             Err(RecvTimeoutError::Timeout) => {
-                process.kill9();
-                panic!("not ready in time:\n{}", process.stderr());
+                self.kill9();
+                panic!("not ready in time:\n{}", self.stderr());
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let ended = process.wait_exit(EXIT_LIMIT);
+                let ended = self.wait_exit(EXIT_LIMIT);
                 panic!("ended with {} before it was ready:\n{}", ended.code, ended.stderr);
             }
         }
-        process
     }
 
     /// Starts it and waits for nothing.

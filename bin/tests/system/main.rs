@@ -6,6 +6,7 @@ mod cli;
 #[path = "../cluster_process/mod.rs"]
 mod cluster_process;
 mod drain;
+mod election;
 mod fork;
 mod gpu;
 mod launcher;
