@@ -69,6 +69,10 @@ have_slurm() {
 hint_slurm() { echo "apt-get install slurmctld slurmd slurm-client munge, and run as root"; }
 install_slurm() { apt_install slurmctld slurmd slurm-client munge; }
 
+have_etcd() { command -v etcd >/dev/null; }
+hint_etcd() { echo "apt-get install etcd-server"; }
+install_etcd() { apt_install etcd-server; }
+
 have_cxx() { command -v c++ >/dev/null; }
 hint_cxx() { echo "apt-get install g++"; }
 install_cxx() { apt_install g++; }

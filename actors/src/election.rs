@@ -1,11 +1,13 @@
-//! How another rank becomes master, without any service beside the ranks. A rank that has no master
-//! asks the others. If one of them names a master it joins that one. If most of them have none, the
-//! lowest of them asks for their votes, and begins as master with more than half of them. Votes
-//! only make it likely that there is one new master: a master serves nobody before a quorum of
-//! ranks has joined it, and no rank joins one while the lease of its last one may run.
+//! How another rank becomes master. A rank that has no master asks the others. If one of them names
+//! a master it joins that one. If most of them have none, the lowest of them stands: it asks for
+//! their votes, or, with etcd, takes the job's key there from its last holder. Either only makes it
+//! likely that there is one new master: a master serves nobody before a quorum of ranks has joined
+//! it, and no rank joins one while the lease of its last one may run.
 
+mod etcd;
 mod voter;
 
+pub(crate) use etcd::Etcd;
 pub(crate) use voter::Voter;
 
 use crate::client::Shared;
@@ -15,6 +17,7 @@ use crate::error::Result;
 use crate::message::{Purpose, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;
+use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, Net, within};
@@ -38,6 +41,9 @@ pub(crate) const FORMING_MS: u64 = 3_000;
 /// How often a master calls at addresses where a rank may have been started that knows nobody.
 const CALL_MS: u64 = 400;
 
+/// How often a node that uses etcd writes there where it is.
+const PUBLISH_MS: u64 = 15_000;
+
 /// True if so many ranks may be served: more than half of the world, or half with rank 0.
 pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
     let world = world_size as usize;
@@ -58,11 +64,21 @@ pub(crate) trait Seat: Send + Sync {
     fn end(&self);
 }
 
+/// Who decides between ranks that stand at once.
+#[derive(Debug, Clone)]
+pub(crate) enum Arbiter {
+    /// The other ranks.
+    Votes,
+    /// A key in etcd.
+    Etcd(Arc<Etcd>),
+}
+
 /// The task of a node that takes part in elections.
 pub(crate) struct Election {
     pub voter: Arc<Voter>,
     pub master: Arc<CurrentMaster>,
     pub seat: Box<dyn Seat>,
+    pub arbiter: Arbiter,
     pub net: Arc<dyn Net>,
     pub credentials: Credentials,
     pub clock: Arc<dyn Clock>,
@@ -71,14 +87,22 @@ pub(crate) struct Election {
     pub configured: Vec<Address>,
     /// The node's own handle, whose view names all ranks.
     pub handle: Weak<Shared>,
+    /// Limits the log lines about etcd.
+    pub lines: LogLines,
 }
 
 impl Election {
     /// Runs until the node closes.
     pub(crate) async fn run(self) {
         let (mut rounds, mut called_ms, mut obeyed_ms) = (0, 0, self.clock.now_ms());
+        let mut published_ms = None;
         loop {
             let now = self.clock.now_ms();
+            if published_ms.is_none_or(|at| now >= at + PUBLISH_MS) {
+                let (rank, control) = (self.voter.rank(), self.voter.control());
+                let done = self.etcd(move |etcd| etcd.publish(rank, &control)).await;
+                published_ms = done.map(|()| now).or(published_ms);
+            }
             match self.master.here() {
                 Some(here) => {
                     rounds = 0;
@@ -87,6 +111,7 @@ impl Election {
                         if now >= called_ms + CALL_MS {
                             called_ms = now;
                             self.call_the_absent(&here).await;
+                            self.give_way().await;
                         }
                     } else if now >= obeyed_ms + self.voter.promise_ms() {
                         tracing::warn!("no quorum obeys this master any more: it ends");
@@ -110,6 +135,9 @@ impl Election {
 
     /// One round of questions; true if it found a master, or made one.
     async fn round(&self, rounds: u32) -> bool {
+        for (rank, at) in self.etcd(Etcd::ranks).await.unwrap_or_default() {
+            self.voter.knows_too(rank, &at);
+        }
         let answers = self.ask(false).await;
         let own = self.voter.standing();
         // Also one of a lower term than this rank obeyed: it rises above that when this rank joins,
@@ -124,23 +152,73 @@ impl Election {
         if !self.is_quorum_with(free.iter().map(|a| a.rank)) || !(first || rounds > PATIENCE) {
             return false;
         }
-        if !self.voter.vote_for(own.rank) {
-            return false;
-        }
-        let votes: Vec<Standing> = self.ask(true).await.into_iter().filter(|a| a.granted).collect();
-        if !self.is_quorum_with(votes.iter().map(|a| a.rank)) {
-            return false;
-        }
-        let obeyed = votes.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
-        let Some(number) = obeyed.number.checked_add(1).filter(|_| self.voter.is_free()) else {
+        let obeyed = match &self.arbiter {
+            Arbiter::Votes => self.voted().await,
+            Arbiter::Etcd(_) => {
+                let obeyed = free.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
+                self.taken().await.then_some(obeyed)
+            }
+        };
+        let next = obeyed.and_then(|term| term.number.checked_add(1));
+        let Some(number) = next.filter(|_| self.voter.is_free()) else {
             return false;
         };
-        tracing::info!(term = number, votes = votes.len() + 1, "elected master");
+        tracing::info!(term = number, "elected master");
         if let Err(error) = self.seat.begin(number).await {
             tracing::error!(%error, "elected, but the master did not start");
             return false;
         }
         true
+    }
+
+    /// Asks for votes; the highest term that the voters obeyed, if they are a quorum.
+    async fn voted(&self) -> Option<Term> {
+        let own = self.voter.standing();
+        if !self.voter.vote_for(own.rank) {
+            return None;
+        }
+        let votes: Vec<Standing> = self.ask(true).await.into_iter().filter(|a| a.granted).collect();
+        let obeyed = votes.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
+        self.is_quorum_with(votes.iter().map(|a| a.rank)).then_some(obeyed)
+    }
+
+    /// Takes the key in etcd; false if another rank was first, or etcd does not answer.
+    async fn taken(&self) -> bool {
+        let (rank, control) = (self.voter.rank(), self.voter.control());
+        let take = move |etcd: &Etcd| {
+            let revision = etcd.holder()?.map_or(0, |holder| holder.revision);
+            etcd.take(revision, rank, &control)
+        };
+        self.etcd(take).await.unwrap_or(false)
+    }
+
+    /// Ends this master if another rank holds the key in etcd. Without etcd it goes on: whether it
+    /// may serve depends on the ranks alone.
+    async fn give_way(&self) {
+        let Some(Some(holder)) = self.etcd(Etcd::holder).await else { return };
+        if holder.rank != self.voter.rank() {
+            tracing::warn!(rank = holder.rank, "another rank took over: this master ends");
+            self.seat.end();
+        }
+    }
+
+    /// Asks etcd, beside the event loop; None without etcd, or an answer.
+    async fn etcd<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Etcd) -> Result<T> + Send + 'static,
+    ) -> Option<T> {
+        let Arbiter::Etcd(etcd) = &self.arbiter else { return None };
+        let etcd = etcd.clone();
+        match tokio::task::spawn_blocking(move || ask(&etcd)).await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                if let Some(before) = self.lines.next(self.clock.now_ms()) {
+                    tracing::warn!(%error, before, "etcd does not answer");
+                }
+                None
+            }
+            Err(_) => None,
+        }
     }
 
     fn is_quorum_with(&self, others: impl Iterator<Item = u32>) -> bool {

@@ -325,7 +325,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts `ranks` nodes that differ only in rank; rank 0's port is ephemeral.
     pub async fn start(ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
-        if base.election == ElectionChoice::Ranks {
+        if base.election.is_any_rank() {
             return Self::elected(ranks, base).await;
         }
         let mut nodes: Vec<Node> = Vec::with_capacity(ranks as usize);

@@ -131,15 +131,15 @@ pub struct SettingFlags {
     /// [default: 0]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub heartbeat_ms: Option<String>,
-    /// Who may be the master: rank 0 alone, or any rank that most of the ranks elect. The same on
-    /// every rank [default: rank0]
-    #[arg(long, value_name = "rank0|ranks", allow_hyphen_values = true)]
+    /// Who may be the master: rank 0 alone, or any rank that most of the ranks elect, by votes or
+    /// with a key in etcd. The same on every rank [default: rank0]
+    #[arg(long, value_name = "rank0|ranks|etcd://HOST:PORT,...", allow_hyphen_values = true)]
     pub election: Option<String>,
-    /// With --election ranks: how long a rank that heard from the master obeys no other; the same
+    /// With elections: how long a rank that heard from the master obeys no other; the same
     /// on every rank [range: 400 to ttl_ms] [default: 1000]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub master_lease_ms: Option<String>,
-    /// With --election ranks: control ports of other ranks, separated by commas, to ask for the
+    /// With elections: control ports of other ranks, separated by commas, to ask for the
     /// master when rank 0 is down at the start [default: none]
     #[arg(long, value_name = "HOST:PORT,...", allow_hyphen_values = true)]
     pub peers: Option<String>,

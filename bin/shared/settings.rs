@@ -11,7 +11,7 @@ use crate::launcher::{self, Env, Launcher};
 use crate::logging::LogFormat;
 use crate::sizes::{parse_bytes, show_bytes};
 use crate::variables;
-use nkv::{ElectionChoice, MemoryChoice, NodeConfig, Secret};
+use nkv::{MemoryChoice, NodeConfig, Secret};
 use nkv_actors::tier::{
     DAY_S, DEFAULT_TTL_DAYS, Durability, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine,
     SsdPolicy,
@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use values::{Devices, boolean, http_address, job_name, number, one_of, watermarks};
+use values::{Devices, Election, boolean, http_address, job_name, number, one_of, watermarks};
 
 pub use resolve::Line;
 
@@ -328,10 +328,7 @@ fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
     node.log_claim_ttl_ms = r.take("log_claim_ttl_ms", number, node.log_claim_ttl_ms)?;
     node.ttl_ms = r.take("ttl_ms", number, node.ttl_ms)?;
     node.heartbeat_ms = r.take("heartbeat_ms", number, node.heartbeat_ms)?;
-    node.election = match r.take("election", one_of(["rank0", "ranks"]), "rank0")? {
-        "ranks" => ElectionChoice::Ranks,
-        _ => ElectionChoice::Rank0,
-    };
+    node.election = r.take("election", values::election, Election::default())?.0;
     node.master_lease_ms = r.take("master_lease_ms", number, node.master_lease_ms)?;
     let peers = r.take_unless("peers", "none", |text| Ok(text.to_string()), None)?;
     node.peers = peers.iter().flat_map(|all| all.split(',')).map(str::to_string).collect();

@@ -55,7 +55,8 @@ pub(crate) struct Voter {
 }
 
 impl Voter {
-    /// Of a rank, by the tables of its first segment, reached at `control`.
+    /// Of a rank, by the tables of its first segment, reached at `control`. It obeys no master at
+    /// first: one may still count on a former process of this rank.
     pub(crate) fn new(
         (rank, world_size, control): (u32, u32, Address),
         lease_ms: u64,
@@ -63,7 +64,9 @@ impl Voter {
         tables: Arc<OwnerTables>,
         master: Arc<CurrentMaster>,
     ) -> Self {
-        Self { rank, world_size, control, lease_ms, clock, tables, master, kept: Mutex::default() }
+        let bound_until_ms = clock.now_ms() + promise_ms(lease_ms);
+        let kept = Mutex::new(Kept { bound_until_ms, ..Kept::default() });
+        Self { rank, world_size, control, lease_ms, clock, tables, master, kept }
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {

@@ -46,7 +46,7 @@ pub enum MemoryChoice {
 }
 
 /// Who may be the master.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ElectionChoice {
     /// Rank 0 alone: while it is down, nothing is put and only known places are read.
     #[default]
@@ -54,6 +54,16 @@ pub enum ElectionChoice {
     /// Any rank that more than half of the ranks, or half with rank 0, elect. Needs 3 ranks to
     /// survive the loss of one.
     Ranks,
+    /// The same, with a key in etcd in place of votes; ranks find each other there, too. Its
+    /// endpoints, as host:port. Spoken without TLS.
+    Etcd(Vec<String>),
+}
+
+impl ElectionChoice {
+    /// Whether any rank may be the master.
+    pub fn is_any_rank(&self) -> bool {
+        *self != Self::Rank0
+    }
 }
 
 /// Settings of one rank.
@@ -334,7 +344,7 @@ impl NodeConfig {
 
     fn validate_election(&self) -> Result<(), StartError> {
         let (lease, beats) = (self.master_lease_ms, self.heartbeat_ms * 2);
-        if self.election == ElectionChoice::Rank0 {
+        if !self.election.is_any_rank() {
             return match self.peers.is_empty() {
                 true => Ok(()),
                 false => Err(StartError::Config(
@@ -350,6 +360,15 @@ impl NodeConfig {
                  not {lease}",
                 self.ttl_ms
             )));
+        }
+        if let ElectionChoice::Etcd(endpoints) = &self.election {
+            let odd = endpoints.iter().find(|at| at.parse::<Address>().is_err());
+            if endpoints.is_empty() || odd.is_some() {
+                return Err(StartError::Config(format!(
+                    "election etcd://{}: give host:port of each etcd endpoint, separated by commas",
+                    endpoints.join(",")
+                )));
+            }
         }
         self.peer_addresses().map(drop)
     }
@@ -381,9 +400,9 @@ impl NodeConfig {
     /// Milliseconds between heartbeats.
     pub fn beat_ms(&self) -> u64 {
         let by_ttl = (self.ttl_ms / BEATS_PER_TTL).clamp(1, MAX_HEARTBEAT_MS);
-        match (self.heartbeat_ms, self.election) {
-            (0, ElectionChoice::Rank0) => by_ttl,
-            (0, ElectionChoice::Ranks) => by_ttl.min(self.master_lease_ms / BEATS_PER_LEASE),
+        match (self.heartbeat_ms, self.election.is_any_rank()) {
+            (0, false) => by_ttl,
+            (0, true) => by_ttl.min(self.master_lease_ms / BEATS_PER_LEASE),
             (n, _) => n,
         }
     }

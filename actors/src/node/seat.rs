@@ -1,9 +1,9 @@
 //! The master of a node: how it begins, with a term of its own, and how it ends.
 
+use super::NodeConfig;
 use super::common::Common;
 use super::segment::report_to;
 use super::watchdog::{OF_MASTER, Watchlist};
-use super::{ElectionChoice, NodeConfig};
 use crate::actor::ActorAddr;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::election::Seat;
@@ -96,9 +96,9 @@ pub(super) fn shared_settings(config: &NodeConfig) -> Settings {
         write_ttl_ms: config.write_ttl_ms,
         ttl_ms: config.ttl_ms,
         call_timeout_ms: config.call_timeout_ms,
-        master_lease_ms: match config.election {
-            ElectionChoice::Rank0 => 0,
-            ElectionChoice::Ranks => config.master_lease_ms,
+        master_lease_ms: match config.election.is_any_rank() {
+            false => 0,
+            true => config.master_lease_ms,
         },
     }
 }

@@ -10,7 +10,7 @@ use crate::actor::ActorAddr;
 use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::current_master::{CurrentMaster, MasterPath};
-use crate::election::{Election, Seat, Voter};
+use crate::election::{Arbiter, Election, Etcd, Seat, Voter};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::executor::{Executor, OnceCompiled, OwnedExecutor};
@@ -117,17 +117,17 @@ impl Building {
             replication: Arc::default(),
             tier,
             hasher: hasher.ok_or_else(unknown)?,
-            key_pool: Arc::new(match (config.rank, config.election) {
-                (0, _) | (_, ElectionChoice::Ranks) => KeyPool::shared(),
-                (_, ElectionChoice::Rank0) => KeyPool::default(),
+            key_pool: Arc::new(match config.rank == 0 || config.election.is_any_rank() {
+                true => KeyPool::shared(),
+                false => KeyPool::default(),
             }),
             guard,
             env,
             failed: watch::channel(None).0,
             registry: SegmentRegistry::default(),
-            master: Arc::new(CurrentMaster::of_node(MasterPath::Remote(match config.election {
+            master: Arc::new(CurrentMaster::of_node(MasterPath::Remote(match &config.election {
                 ElectionChoice::Rank0 => [master_at(&config)].into(),
-                ElectionChoice::Ranks => [].into(),
+                ElectionChoice::Ranks | ElectionChoice::Etcd(_) => [].into(),
             }))),
             siblings: Arc::default(),
             watchlist: Arc::<Watchlist>::default(),
@@ -136,7 +136,7 @@ impl Building {
         };
         let (config, env) = (&common.config, &common.env);
         let unjoined = UnjoinedSegment::new(&common, 0, config.heap_bytes).await?;
-        let may_be_master = config.rank == 0 || config.election != ElectionChoice::Rank0;
+        let may_be_master = config.rank == 0 || config.election.is_any_rank();
         let control_executor = if may_be_master { Some(env.executor()?) } else { None };
         let home = unjoined.executor().clone();
         let segments = Arc::new(Segments::new(common, home));
@@ -178,13 +178,13 @@ impl Building {
         let info = self.unjoined.info(self.common(), control.clone(), near.clone());
         let own: Arc<[Address]> = near.clone().into_iter().chain([control.clone()]).collect();
         let seat = MasterSeat::new(self.common(), executor, own);
-        let voter = match c.election {
+        let voter = match &c.election {
             ElectionChoice::Rank0 if c.rank == 0 => {
                 seat.begin(1).await?;
                 None
             }
             ElectionChoice::Rank0 => None,
-            ElectionChoice::Ranks => Some(self.voter(control.clone())),
+            ElectionChoice::Ranks | ElectionChoice::Etcd(_) => Some(self.voter(control.clone())),
         };
         // Set only once: a node listens once.
         let _ = self.segments.reach.set(NodeAddresses { control, local: near });
@@ -244,6 +244,11 @@ impl Building {
             voter: voter.clone(),
             master: self.common().master.clone(),
             seat: Box::new(seat),
+            arbiter: match &c.election {
+                ElectionChoice::Etcd(at) => Arbiter::Etcd(Arc::new(Etcd::new(at, &c.job))),
+                _ => Arbiter::Votes,
+            },
+            lines: Default::default(),
             net: env.net.clone(),
             credentials: self.common().guard.credentials().clone(),
             clock: env.clock.clone(),

@@ -227,7 +227,7 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.water_hi, n.water_lo, n.quarantine_ms), (100, 99, 5));
     assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));
     assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
-    assert_eq!((n.election, n.master_lease_ms), (nkv::ElectionChoice::Ranks, 900));
+    assert_eq!((&n.election, n.master_lease_ms), (&nkv::ElectionChoice::Ranks, 900));
     assert_eq!(n.peers, ["a:1", "b:2"]);
     let devices = vec!["b".to_string(), "a".to_string()];
     assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));

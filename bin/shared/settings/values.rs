@@ -1,6 +1,7 @@
 //! Parses each kind of value. The caller adds the text's source (flag, variable, file) to the
 //! error.
 
+use nkv::ElectionChoice;
 use nkv_store::evict::Watermarks;
 use nkv_transport::fabric::MAX_PAIRS;
 use std::net::SocketAddr;
@@ -100,4 +101,27 @@ pub(super) fn pairs(text: &str) -> Result<usize, String> {
         n @ 1..=MAX_PAIRS => Ok(n),
         n => Err(format!("{n} is not between 1 and {MAX_PAIRS}")),
     }
+}
+
+/// Who may be the master.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Election(pub(super) ElectionChoice);
+
+impl std::fmt::Display for Election {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            ElectionChoice::Rank0 => f.write_str("rank0"),
+            ElectionChoice::Ranks => f.write_str("ranks"),
+            ElectionChoice::Etcd(at) => write!(f, "etcd://{}", at.join(",")),
+        }
+    }
+}
+
+pub(super) fn election(text: &str) -> Result<Election, String> {
+    Ok(Election(match (text, text.strip_prefix("etcd://")) {
+        ("rank0", _) => ElectionChoice::Rank0,
+        ("ranks", _) => ElectionChoice::Ranks,
+        (_, Some(at)) => ElectionChoice::Etcd(at.split(',').map(str::to_string).collect()),
+        _ => return Err("rank0, ranks or etcd://HOST:PORT,... is expected".to_string()),
+    }))
 }

@@ -64,17 +64,16 @@ impl ProcessCluster {
     }
 
     /// `n` ranks that elect their master: none is ready before most of them run.
-    pub fn start_electing(n: u32, customise: impl Fn(&mut Command) + 'static) -> Self {
+    pub fn start_electing(n: u32, by: &str, customise: impl Fn(&mut Command) + 'static) -> Self {
+        let by = by.to_string();
         let mut cluster = Self::none(n, move |_, command| {
-            command.args(["--election", "ranks"]);
+            command.args(["--election", &by]);
             customise(command);
         });
         for rank in 0..n {
             cluster.begin(rank);
         }
-        for node in cluster.nodes.iter_mut().flatten() {
-            node.is_ready();
-        }
+        cluster.are_ready();
         cluster.wait_ready(READY_LIMIT);
         cluster
     }
@@ -152,6 +151,11 @@ impl ProcessCluster {
             command.args(["--log-bytes", "0"]);
         }
         self.nodes[rank as usize] = Some(Process::spawn(command));
+    }
+
+    /// Waits until every rank that was begun has joined.
+    pub fn are_ready(&mut self) {
+        self.nodes.iter_mut().flatten().for_each(Process::is_ready_once);
     }
 
     /// Waits until every running rank reports that it is ready.

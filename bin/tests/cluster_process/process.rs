@@ -94,6 +94,13 @@ impl Process {
         process
     }
 
+    /// Waits for its first line for programs, if it was not seen yet.
+    pub fn is_ready_once(&mut self) {
+        if self.fields.is_empty() {
+            self.is_ready();
+        }
+    }
+
     /// Waits for its line for programs.
     pub fn is_ready(&mut self) {
         match self.lines.recv_timeout(READY_LIMIT) {

@@ -23,14 +23,15 @@ const AFTER: Duration = Duration::from_millis(600);
 const PACE: Duration = Duration::from_millis(2);
 const BLOCK: usize = 4 << 10;
 
-fn electing() -> ProcessCluster {
-    ProcessCluster::start_electing(3, |command| {
+/// Three ranks that elect their master so.
+pub fn electing(by: &str) -> ProcessCluster {
+    ProcessCluster::start_electing(3, by, |command| {
         command.args(["--heap-bytes", "64MiB", "--log-bytes", "24MiB"]);
     })
 }
 
 /// The rank that is master, once one answers.
-fn master(handle: &Blocking) -> u32 {
+pub fn master(handle: &Blocking) -> u32 {
     let mut found = None;
     until(HANGS, "a master", || {
         found = handle.membership().ok().filter(|view| view.settled).map(|view| view.master);
@@ -147,14 +148,26 @@ impl Worker {
     }
 }
 
+/// As many clusters lose their first master as NKV_TAKEOVERS says.
+pub fn takeovers(by: &str) {
+    let all: Vec<(u64, u64)> = (0..rounds()).map(|round| takeover(round, by)).collect();
+    let most = |of: fn(&(u64, u64)) -> u64| all.iter().map(of).max().unwrap_or(0);
+    println!(
+        "{} take-overs: calls failed for {} ms at most, another master served after {} ms",
+        all.len(),
+        most(|(failed, _)| *failed),
+        most(|(_, served)| *served)
+    );
+}
+
 fn rounds() -> u32 {
     let given = std::env::var("NKV_TAKEOVERS").ok();
     given.map_or(ROUNDS, |n| n.parse().unwrap_or_else(|_| panic!("NKV_TAKEOVERS={n}")))
 }
 
 /// Under load: kills the master; returns for how long calls failed, and when a new master served.
-fn takeover(round: u32) -> (u64, u64) {
-    let mut cluster = electing();
+fn takeover(round: u32, by: &str) -> (u64, u64) {
+    let mut cluster = electing(by);
     let watch = cluster.connect(0);
     let dies = master(&watch);
     let ranks: Vec<u32> = (0..3).filter(|rank| *rank != dies).collect();
@@ -208,19 +221,12 @@ fn takeover(round: u32) -> (u64, u64) {
 /// The times are printed, and judged by no test.
 #[test]
 fn i6_the_master_is_killed_for_good_under_load_and_nothing_acknowledged_is_lost() {
-    let all: Vec<(u64, u64)> = (0..rounds()).map(takeover).collect();
-    let most = |of: fn(&(u64, u64)) -> u64| all.iter().map(of).max().unwrap_or(0);
-    println!(
-        "{} take-overs: calls failed for {} ms at most, another master served after {} ms",
-        all.len(),
-        most(|(failed, _)| *failed),
-        most(|(_, served)| *served)
-    );
+    takeovers("ranks");
 }
 
 #[test]
 fn i24_a_master_that_was_stopped_obeys_the_one_that_took_over() {
-    let mut cluster = electing();
+    let mut cluster = electing("ranks");
     let handle = cluster.connect(2);
     let first = master(&handle);
     let other = (first + 1) % 3;
@@ -258,7 +264,7 @@ fn i24_a_master_that_was_stopped_obeys_the_one_that_took_over() {
 
 #[test]
 fn a_rank_that_starts_again_joins_the_master_that_took_over_even_rank_0() {
-    let mut cluster = electing();
+    let mut cluster = electing("ranks");
     let handle = cluster.connect(1);
     let first = master(&handle);
     cluster.kill9(first);

@@ -7,6 +7,7 @@ mod cli;
 mod cluster_process;
 mod drain;
 mod election;
+mod etcd;
 mod fork;
 mod gpu;
 mod launcher;
