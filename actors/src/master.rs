@@ -160,6 +160,8 @@ pub struct Join {
     pub siblings: Vec<(u32, u64)>,
     /// The segment is in the master's process, and ends with it.
     pub own: bool,
+    /// It is, and has obeyed no other master: none can have declared it gone.
+    pub of_this_life: bool,
     /// Frames to it.
     pub tx: tokio::sync::mpsc::Sender<MasterToOwner>,
 }

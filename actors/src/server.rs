@@ -165,9 +165,14 @@ impl Server {
         match hello.purpose {
             Purpose::Client { producer, ring } => self.client(stream, producer, ring).await,
             Purpose::Rank { info, obeyed, holds, seen, siblings } => {
-                let own = self.registry.get(info.incarnation).is_some();
-                let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, own, tx };
-                self.rank(stream, join).await
+                let Some(here) = self.master.here() else { return Ok(()) };
+                let ours = self.registry.get(info.incarnation);
+                let own = ours.is_some();
+                let only = here.members.term().master;
+                let of_this_life = ours.is_some_and(|ours| ours.tables.obeyed_only(only));
+                let info = *info;
+                let join = |tx| Join { info, obeyed, holds, seen, siblings, own, of_this_life, tx };
+                self.rank(stream, here, join).await
             }
             Purpose::Attach { producer, incarnation, by } => {
                 let Some(endpoint) = self.registry.get(incarnation) else {

@@ -26,7 +26,8 @@ pub(crate) fn configuration(lines: &[Line]) -> String {
 pub(crate) fn before(settings: &Settings) {
     let node = &settings.node;
     // Rank 0 runs the master: the second line shows its address.
-    let master = (node.rank > 0).then(|| format!("{}:{}", node.master_host, node.port));
+    let master = (node.rank > 0 && !node.election.is_any_rank())
+        .then(|| format!("{}:{}", node.master_host, node.port));
     tracing::info!(
         version = env!("NKV_BUILD_VERSION"),
         pid = std::process::id(),

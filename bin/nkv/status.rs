@@ -13,6 +13,8 @@ struct Status {
     world_size: u32,
     members: usize,
     view: u64,
+    /// The rank that is master, and its term.
+    master: u32,
     term: u64,
     objects: u64,
     plans_open: u64,
@@ -99,6 +101,7 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
         world_size: view.world_size,
         members: view.nodes().count() - link_down.len(),
         view: view.number,
+        master: view.master,
         term: view.term.number,
         objects: stats.objects,
         plans_open: stats.plans_open,
@@ -157,12 +160,14 @@ fn text(status: &Status) -> String {
         table.add_row(row);
     }
     format!(
-        "{}\n{} of {} ranks, {} objects, {} plans open\n{}{}",
+        "{}\n{} of {} ranks, {} objects, {} plans open; master: rank {}, term {}\n{}{}",
         output::lines(&table),
         status.members,
         status.world_size,
         status.objects,
         status.plans_open,
+        status.master,
+        status.term,
         links_down(status),
         refusals(status)
     )
@@ -241,7 +246,10 @@ mod tests {
         assert_eq!((found.ranks[0].heard_ms, found.ranks[1].heard_ms), (None, Some(9)));
         let text = text(&found);
         assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
-        assert!(text.ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"), "{text}");
+        assert!(
+            text.ends_with("2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -252,7 +260,7 @@ mod tests {
         let found = status(&view, &stats);
         assert_eq!((found.members, found.link_down.as_slice()), (1, &[2][..]));
         let text = text(&found);
-        let end = "1 of 3 ranks, 5 objects, 0 plans open\n\
+        let end = "1 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n\
                    rank 2: its link to the master is down, last heard of 9 ms ago\n\
                    rank 1 (pid 8) was refused 70 ms ago: its world\n";
         assert!(text.ends_with(end), "{text}");
@@ -284,7 +292,10 @@ mod tests {
         let rows: Vec<_> = found.ranks.iter().map(|r| (r.rank, r.segment_id, r.objects)).collect();
         assert_eq!(rows, [(0, 0, 0), (2, 0, 5), (2, 1, 7)]);
         assert_eq!((found.missing.as_slice(), found.members), (&[1][..], 2));
-        assert!(text(&found).ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"));
+        assert!(
+            text(&found)
+                .ends_with("2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n")
+        );
     }
 
     #[test]

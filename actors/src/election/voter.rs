@@ -4,7 +4,6 @@
 use super::{FORMING_MS, promise_ms};
 use crate::current_master::{CurrentMaster, MasterPath};
 use crate::message::{Ballot, MAX_OTHERS, Standing, Term, View};
-use crate::owner::tables::OwnerTables;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::Address;
 use std::collections::BTreeMap;
@@ -41,32 +40,34 @@ impl Kept {
     }
 }
 
+/// The term that a rank obeys.
+pub(crate) type Obeyed = Box<dyn Fn() -> Term + Send + Sync>;
+
 /// See the file's first paragraph.
-#[derive(Debug)]
 pub(crate) struct Voter {
     rank: u32,
     world_size: u32,
     control: Address,
     lease_ms: u64,
     clock: Arc<dyn Clock>,
-    tables: Arc<OwnerTables>,
+    obeyed: Obeyed,
     master: Arc<CurrentMaster>,
     kept: Mutex<Kept>,
 }
 
 impl Voter {
-    /// Of a rank, by the tables of its first segment, reached at `control`. It obeys no master at
-    /// first: one may still count on a former process of this rank.
+    /// Of a rank that is reached at `control`. It obeys no master at first: one may still count on a
+    /// former process of this rank.
     pub(crate) fn new(
         (rank, world_size, control): (u32, u32, Address),
         lease_ms: u64,
         clock: Arc<dyn Clock>,
-        tables: Arc<OwnerTables>,
+        obeyed: Obeyed,
         master: Arc<CurrentMaster>,
     ) -> Self {
         let bound_until_ms = clock.now_ms() + promise_ms(lease_ms);
         let kept = Mutex::new(Kept { bound_until_ms, ..Kept::default() });
-        Self { rank, world_size, control, lease_ms, clock, tables, master, kept }
+        Self { rank, world_size, control, lease_ms, clock, obeyed, master, kept }
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -147,7 +148,7 @@ impl Voter {
     /// What it answers.
     pub(crate) fn standing(&self) -> Standing {
         let now = self.clock.now_ms();
-        let obeyed = self.tables.term();
+        let obeyed = (self.obeyed)();
         let bound = now < self.lock().bound_until_ms;
         let master = match self.master.path() {
             MasterPath::Local(here) => {
@@ -195,3 +196,6 @@ impl Voter {
         !other
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,7 +188,8 @@ impl TestCluster {
         let (segment_id, incarnation) = (info.id(), info.incarnation);
         // The honest member confirms no plans, so it joins as one in the master's process.
         let own = incarnation != LIAR;
-        let join = Join { info, obeyed, holds, seen, siblings, own, tx };
+        let of_this_life = own && info.rank == 0;
+        let join = Join { info, obeyed, holds, seen, siblings, own, of_this_life, tx };
         let joined = self.master.call(join, LIMIT).await.expect("the master answers").ok()?;
         let (link, term) = (joined.link, joined.term);
         Some(Member { segment_id, incarnation, link, term, rx, asked: 0 })

@@ -215,21 +215,23 @@ impl Members {
 
     /// True once every rank has reported since the term began, with the segments its node has, or
     /// one TTL has passed; stays so. Where ranks elect the master a lease in place of the TTL: each
-    /// rank that is alive found the new master as its voters did.
+    /// rank that is alive found the new master as its voters did. And not without a quorum: of two
+    /// masters of one number, only one that ruled may say who is lost [I6].
     pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
         let ttl_ms = if self.lease_ms > 0 { ttl_ms.min(self.lease_ms) } else { ttl_ms };
         let mut inner = self.lock();
+        let quorum = inner.too_few(self.world_size, self.since(now_ms)).is_none();
         if !inner.settled {
             let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
             inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
+            inner.settled &= quorum || self.lease_ms == 0;
             if inner.settled {
                 // From now on a rank that is not in the view counts as lost.
                 inner.spread_view();
                 inner.loss = inner.number;
             }
         }
-        inner.ruled |=
-            inner.settled && inner.too_few(self.world_size, self.since(now_ms)).is_none();
+        inner.ruled |= inner.settled && quorum;
         inner.settled
     }
 

@@ -75,8 +75,7 @@ impl Master {
             }
         })?;
         let segment_id = m.info.id();
-        let of_this_life = self.is_of_this_life(&m);
-        let Join { info, seen, tx, own, holds, siblings, .. } = m;
+        let Join { info, seen, tx, own, of_this_life, holds, siblings, .. } = m;
         let now = self.now_ms();
         let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
         let same_host = info.boot_id == self.durable.boot_id && info.memory.name().is_some();

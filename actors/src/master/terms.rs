@@ -93,7 +93,6 @@ impl Master {
     /// Refuses an incarnation that was declared gone, or that must be assumed to have been [I17].
     pub(super) fn refuse_the_lost(&mut self, m: &Join) -> std::result::Result<(), Refusal> {
         let (rank, incarnation) = (m.info.rank, m.info.incarnation);
-        let of_this_life = self.is_of_this_life(m);
         let gone = Err(Refusal::Gone { rank, incarnation });
         let members = self.durable.members.clone();
         if members.lock().gone.contains(incarnation) {
@@ -114,7 +113,7 @@ impl Master {
         let lost = {
             let mut inner = members.lock();
             let lost = inner.learn(&m.seen);
-            if m.holds && !of_this_life && inner.was_lost(incarnation, &m.seen) {
+            if m.holds && !m.of_this_life && inner.was_lost(incarnation, &m.seen) {
                 return gone;
             }
             lost
@@ -124,12 +123,6 @@ impl Master {
             self.gone(segment_id, incarnation, "lost before this master began");
         }
         Ok(())
-    }
-
-    /// A segment of this process that obeyed no other master, so that none declared it gone.
-    pub(super) fn is_of_this_life(&self, m: &Join) -> bool {
-        let ours = self.durable.members.term().master;
-        m.own && (m.obeyed == Term::default() || m.obeyed.master == ours)
     }
 
     /// Whether a rank that comes too late for a settled term may be refused. Without a quorum this

@@ -6,6 +6,7 @@ pub(super) mod bench;
 mod commit;
 mod disk;
 mod late;
+mod lease;
 mod lies;
 mod listing;
 mod log;

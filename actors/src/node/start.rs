@@ -94,6 +94,17 @@ impl Node {
                 Err(StartError::RankAlive(why.to_string()))
             }
             LinkState::Refused(why) => Err(StartError::Refused(why.to_string())),
+            LinkState::NoMaster(why) if self.config().election.is_any_rank() => {
+                Err(StartError::NoMaster(format!(
+                    "no master was elected within {} ms: start more than half of the {} ranks, \
+                     with one --election and one NKV_PORT; each asks rank 0 at {}:{}, --peers, and \
+                     the etcd of --election ({why})",
+                    self.config().join_timeout_ms,
+                    self.config().world_size,
+                    self.config().master_host,
+                    self.config().port
+                )))
+            }
             LinkState::NoMaster(why) => Err(StartError::NoMaster(format!(
                 "no master within {} ms at {}:{}; is rank 0 up, and NKV_PORT the same everywhere? \
                  ({why})",
@@ -218,11 +229,12 @@ impl Building {
 
     fn voter(&self, control: Address) -> Arc<Voter> {
         let c = self.config();
+        let tables = self.unjoined.tables.clone();
         Arc::new(Voter::new(
             (c.rank, c.world_size, control),
             c.master_lease_ms,
             self.common().env.clock.clone(),
-            self.unjoined.tables.clone(),
+            Box::new(move || tables.term()),
             self.common().master.clone(),
         ))
     }

@@ -64,6 +64,9 @@ pub struct Tables {
     pub unacked: BTreeMap<u32, u32>,
     /// The highest term obeyed.
     pub term: Term,
+    // The first master obeyed, and whether another one was later.
+    first_master: Option<u64>,
+    obeyed_others: bool,
     /// No writer of a lower term than this is left. While it is below `term`, nothing is reported.
     pub fenced: Term,
     /// The last membership view received, kept for a later master.
@@ -82,6 +85,8 @@ impl Tables {
             last_opened: None,
             unacked: BTreeMap::new(),
             term: Term::default(),
+            first_master: None,
+            obeyed_others: false,
             fenced: Term::default(),
             seen: SeenView::default(),
         }
@@ -224,9 +229,16 @@ impl OwnerTables {
             std::cmp::Ordering::Equal => TermOrder::Same,
             std::cmp::Ordering::Greater => {
                 t.term = term;
+                t.obeyed_others |= *t.first_master.get_or_insert(term.master) != term.master;
                 TermOrder::New
             }
         }
+    }
+
+    /// Whether it has obeyed no other master than this one.
+    pub fn obeyed_only(&self, master: u64) -> bool {
+        let t = self.lock();
+        !t.obeyed_others && t.first_master.is_none_or(|first| first == master)
     }
 
     /// The term obeyed.

@@ -6,6 +6,7 @@ use super::{
     ACTOR_LIMIT, BEATS_PER_LEASE, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse,
 };
 use crate::actor::ActorAddr;
+use crate::current_master::LocalMaster;
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
 use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Settings, Welcome};
 use crate::race::{race, read_and_write};
@@ -28,11 +29,9 @@ impl Server {
     pub(super) async fn rank(
         self: Arc<Self>,
         mut stream: BoxStream,
+        here: LocalMaster,
         join: impl FnOnce(mpsc::Sender<MasterToOwner>) -> Join,
     ) -> Result<(), WireError> {
-        let Some(here) = self.master.here() else {
-            return Ok(());
-        };
         let master = &here.actor;
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let join = join(tx);

@@ -103,7 +103,7 @@ fn head(screen: &Screen) -> Vec<Line<'static>> {
     ];
     let second = match (&screen.master, &screen.master_lost) {
         (Some(m), _) => {
-            first.push(Span::styled(format!("   term {}", m.term), DIM));
+            first.push(Span::styled(format!("   master rank {}, term {}", m.rank, m.term), DIM));
             let per_s = m.lookups_per_s.map_or("-".to_string(), number);
             vec![
                 Span::raw(format!(

@@ -49,6 +49,8 @@ pub(super) struct Screen {
 /// The master's figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct MasterRow {
+    /// Its rank.
+    pub(super) rank: u32,
     /// Number of its term.
     pub(super) term: u64,
     /// Objects listed.
@@ -236,6 +238,7 @@ impl Model {
         let since = then.map(|(_, h, m)| (hits.saturating_sub(h), misses.saturating_sub(m)));
         self.lookups = Some((view.term.number, hits, misses));
         MasterRow {
+            rank: view.master,
             term: view.term.number,
             objects: stats.objects,
             plans_open: stats.plans_open,

@@ -167,7 +167,10 @@ fn status_and_stats_are_tables_and_json() {
     let table = nkv(&cluster, 1, &["status"]).stdout;
     assert!(table.starts_with("rank"), "{table}");
     assert!(table.lines().filter(|l| l.contains("alive")).count() == 3, "{table}");
-    assert!(table.ends_with("3 of 3 ranks, 3 objects, 0 plans open\n"), "{table}");
+    assert!(
+        table.ends_with("3 of 3 ranks, 3 objects, 0 plans open; master: rank 0, term 1\n"),
+        "{table}"
+    );
 
     let stats = nkv(&cluster, 1, &["stats", "--json"]);
     let stats: serde_json::Value = serde_json::from_str(&stats.stdout).expect("JSON");

@@ -194,7 +194,13 @@ fn first_frames(seeds: &mut Seeds) {
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Fabric(offer()) }),
         ],
     );
-    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3, master_lease_ms: 4 };
+    let settings = Settings {
+        page_bytes: 4096,
+        write_ttl_ms: 1,
+        ttl_ms: 2,
+        call_timeout_ms: 3,
+        master_lease_ms: 4,
+    };
     let view = View {
         master: 0,
         number: 1,

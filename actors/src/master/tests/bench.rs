@@ -116,10 +116,15 @@ pub(super) fn held(slot: u32, epoch: u32) -> SlotEntry {
 
 impl Bench {
     pub(super) async fn new(world: u32) -> Self {
+        Self::with_lease(world, 0).await
+    }
+
+    /// Ranks elect the master, which counts on each for a lease.
+    pub(super) async fn with_lease(world: u32, lease_ms: u64) -> Self {
         let executor = OwnedExecutor::arbiter().unwrap();
         let clock = ManualClock::default();
         clock.advance_ms(1_000_000);
-        let members = Arc::new(Members::new(term(1, 50), (0, world), 0, clock.now_ms()));
+        let members = Arc::new(Members::new(term(1, 50), (0, world), lease_ms, clock.now_ms()));
         let durable = MasterDurable {
             world_size: world,
             ttl_ms: TTL_MS,
@@ -129,7 +134,7 @@ impl Bench {
                 write_ttl_ms: 100,
                 ttl_ms: TTL_MS,
                 call_timeout_ms: 500,
-                master_lease_ms: 0,
+                master_lease_ms: lease_ms,
             },
             hasher: HASHER,
             key_pool: Arc::default(),
@@ -227,7 +232,9 @@ impl Bench {
     ) -> std::result::Result<Rank, Refusal> {
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let own = !self.confirming;
-        let join = Join { info: info.clone(), obeyed, holds, seen, siblings, own, tx };
+        let of_this_life = own && info.rank == 0;
+        let join =
+            Join { info: info.clone(), obeyed, holds, seen, siblings, own, of_this_life, tx };
         let joined = self.master.call(join, LIMIT).await.unwrap()?;
         Ok(Rank {
             info,
