@@ -14,6 +14,7 @@ use crate::client::Shared;
 use crate::control_hello::hello;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::error::Result;
+use crate::master::is_quorum;
 use crate::message::{Purpose, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;
@@ -35,7 +36,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(300);
 const ASKED_AT_ONCE: usize = 64;
 /// Rounds that a rank leaves to those below it before it stands itself: they may be unable to reach
 /// the others.
-const PATIENCE: u32 = 6;
+const LEFT_TO_LOWER: u32 = 6;
 /// How long a new master may take to be joined by a quorum.
 pub(crate) const FORMING_MS: u64 = 3_000;
 /// How often a master calls at addresses where a rank may have been started that knows nobody.
@@ -44,12 +45,6 @@ const CALL_MS: u64 = 400;
 /// How often a node that uses etcd writes there where it is.
 const PUBLISH_MS: u64 = 15_000;
 
-/// True if so many ranks may be served: more than half of the world, or half with rank 0.
-pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
-    let world = world_size as usize;
-    n * 2 > world || (n * 2 == world && with_first)
-}
-
 /// How long a rank obeys no other master after it has heard from its own: that one's lease, and an
 /// eighth of it, because clocks may run at different rates.
 pub(crate) fn promise_ms(lease_ms: u64) -> u64 {
@@ -57,7 +52,7 @@ pub(crate) fn promise_ms(lease_ms: u64) -> u64 {
 }
 
 /// What makes a node the master, and ends that.
-pub(crate) trait Seat: Send + Sync {
+pub(crate) trait StartMaster: Send + Sync {
     /// Begins as master, with a term of this number.
     fn begin(&self, number: u64) -> nkv_transport::wire::BoxFuture<'_, Result<()>>;
     /// Ends it: links and connections of clients are closed, the index is dropped.
@@ -77,7 +72,7 @@ pub(crate) enum Arbiter {
 pub(crate) struct Election {
     pub voter: Arc<Voter>,
     pub master: Arc<CurrentMaster>,
-    pub seat: Box<dyn Seat>,
+    pub starter: Box<dyn StartMaster>,
     pub arbiter: Arbiter,
     pub net: Arc<dyn Net>,
     pub credentials: Credentials,
@@ -115,12 +110,12 @@ impl Election {
                         }
                     } else if now >= obeyed_ms + self.voter.promise_ms() {
                         tracing::warn!("no quorum obeys this master any more: it ends");
-                        self.seat.end();
+                        self.starter.end();
                     }
                 }
                 None if self.voter.is_free() => {
                     rounds += 1;
-                    if self.round(rounds).await || rounds > PATIENCE {
+                    if self.round(rounds).await || rounds > LEFT_TO_LOWER {
                         rounds = 0;
                     }
                     obeyed_ms = self.clock.now_ms();
@@ -149,7 +144,7 @@ impl Election {
         }
         let free: Vec<&Standing> = answers.iter().filter(|a| a.free).collect();
         let first = free.iter().all(|a| a.rank > own.rank);
-        if !self.is_quorum_with(free.iter().map(|a| a.rank)) || !(first || rounds > PATIENCE) {
+        if !self.is_quorum_with(free.iter().map(|a| a.rank)) || !(first || rounds > LEFT_TO_LOWER) {
             return false;
         }
         let obeyed = match &self.arbiter {
@@ -164,7 +159,7 @@ impl Election {
             return false;
         };
         tracing::info!(term = number, "elected master");
-        if let Err(error) = self.seat.begin(number).await {
+        if let Err(error) = self.starter.begin(number).await {
             tracing::error!(%error, "elected, but the master did not start");
             return false;
         }
@@ -198,7 +193,7 @@ impl Election {
         let Some(Some(holder)) = self.etcd(Etcd::holder).await else { return };
         if holder.rank != self.voter.rank() {
             tracing::warn!(rank = holder.rank, "another rank took over: this master ends");
-            self.seat.end();
+            self.starter.end();
         }
     }
 

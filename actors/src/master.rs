@@ -48,8 +48,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub(crate) use members::WATCH_LIMIT;
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
+pub(crate) use members::{WATCH_LIMIT, is_quorum};
 pub use membership::Joined;
 
 /// Interval between checks of deadlines, TTLs and waiting requests.

@@ -8,9 +8,9 @@ mod memory;
 mod mount;
 mod report;
 mod rights;
-mod seat;
 mod segment;
 mod start;
+mod starter;
 mod status;
 mod watchdog;
 

@@ -1,5 +1,5 @@
-//! What the ranks of a job keep in etcd, by its JSON gateway (`/v3/...`): where each of them is, and
-//! which of them may be master. Keys begin with `/nkv/JOB/`, and end a minute after the job.
+//! What the ranks of a job keep in etcd, by its JSON gateway (`/v3/...`): where each of them is,
+//! and which of them may be master. Keys begin with `/nkv/JOB/`, and end a minute after the job.
 
 use crate::error::{Error, Result};
 use base64::Engine;

@@ -1,5 +1,5 @@
-//! What a rank answers the others about the master: which one it obeys, whether it may obey another,
-//! and for whom it votes.
+//! What a rank answers the others about the master: which one it obeys, whether it may obey
+//! another, and for whom it votes.
 
 use super::{FORMING_MS, promise_ms};
 use crate::current_master::{CurrentMaster, MasterPath};
@@ -56,8 +56,8 @@ pub(crate) struct Voter {
 }
 
 impl Voter {
-    /// Of a rank that is reached at `control`. It obeys no master at first: one may still count on a
-    /// former process of this rank.
+    /// Of a rank that is reached at `control`. It obeys no master at first: one may still count on
+    /// a former process of this rank.
     pub(crate) fn new(
         (rank, world_size, control): (u32, u32, Address),
         lease_ms: u64,
@@ -175,8 +175,8 @@ impl Voter {
         let others = {
             let kept = self.lock();
             let more = kept.places().count() > ballot.knows as usize;
-            let told = kept.places().take(if more { MAX_OTHERS } else { 0 });
-            told.map(|(rank, at)| (rank, at.clone())).collect()
+            let named = kept.places().take(if more { MAX_OTHERS } else { 0 });
+            named.map(|(rank, at)| (rank, at.clone())).collect()
         };
         Standing { granted, others, ..self.standing() }
     }

@@ -7,7 +7,6 @@ mod outbox;
 pub use outbox::DOWNLINK_FRAMES;
 
 use crate::durations::{Durations, Histogram, named};
-use crate::election::is_quorum;
 use crate::error::Result;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
@@ -26,6 +25,13 @@ use tokio::sync::{Notify, mpsc};
 
 /// Longest wait for a later view; then the same view is sent again.
 pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
+
+/// True if so many ranks may be served: more than half of the world, or half with rank 0.
+pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
+    let world = world_size as usize;
+    n * 2 > world || (n * 2 == world && with_first)
+}
+
 /// Identifies one connection of one segment. A type of its own, so that it is not confused with an
 /// incarnation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,15 +2,15 @@
 
 use super::common::Common;
 use super::mount::{First, NodeAddresses, Segments};
-use super::seat::{MasterSeat, shared_settings};
 use super::segment::{Joining, SegmentFlags, SegmentHost, UnjoinedSegment};
+use super::starter::{MasterStarter, shared_settings};
 use super::watchdog::{self, Watchlist};
 use super::{ElectionChoice, Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
 use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::current_master::{CurrentMaster, MasterPath};
-use crate::election::{Arbiter, Election, Etcd, Seat, Voter};
+use crate::election::{Arbiter, Election, Etcd, StartMaster, Voter};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::executor::{Executor, OnceCompiled, OwnedExecutor};
@@ -66,8 +66,8 @@ impl Node {
         let (info, elected) = building.listen().await?;
         let client = building.client();
         let mut voter = None;
-        if let Some((of_rank, seat)) = elected {
-            building.take_part(&of_rank, seat, &client)?;
+        if let Some((of_rank, starter)) = elected {
+            building.take_part(&of_rank, starter, &client)?;
             voter = Some(of_rank);
         }
         let producer = client.start_producer(building.unjoined.executor()).await?;
@@ -169,7 +169,7 @@ impl Building {
     }
 
     /// Opens the control port and the unix socket, and serves both.
-    async fn listen(&self) -> Result<(RankInfo, Option<(Arc<Voter>, MasterSeat)>), StartError> {
+    async fn listen(&self) -> Result<(RankInfo, Option<(Arc<Voter>, MasterStarter)>), StartError> {
         let (c, net) = (self.config(), &self.common().env.net);
         let executor = self.control();
         let at = |port| Address::Tcp(SocketAddr::new(c.listen, port).to_string());
@@ -188,10 +188,10 @@ impl Building {
         let (control, near) = (listener.local(), local.as_ref().map(|l| l.local()));
         let info = self.unjoined.info(self.common(), control.clone(), near.clone());
         let own: Arc<[Address]> = near.clone().into_iter().chain([control.clone()]).collect();
-        let seat = MasterSeat::new(self.common(), executor, own);
+        let starter = MasterStarter::new(self.common(), executor, own);
         let voter = match &c.election {
             ElectionChoice::Rank0 if c.rank == 0 => {
-                seat.begin(1).await?;
+                starter.begin(1).await?;
                 None
             }
             ElectionChoice::Rank0 => None,
@@ -224,7 +224,7 @@ impl Building {
         for listener in [Some(listener), local].into_iter().flatten() {
             executor.task(server.clone().run(listener));
         }
-        Ok((info, voter.map(|voter| (voter, seat))))
+        Ok((info, voter.map(|voter| (voter, starter))))
     }
 
     fn voter(&self, control: Address) -> Arc<Voter> {
@@ -243,7 +243,7 @@ impl Building {
     fn take_part(
         &self,
         voter: &Arc<Voter>,
-        seat: MasterSeat,
+        starter: MasterStarter,
         client: &Client,
     ) -> Result<(), StartError> {
         let (c, env) = (self.config(), &self.common().env);
@@ -255,7 +255,7 @@ impl Building {
         let election = Election {
             voter: voter.clone(),
             master: self.common().master.clone(),
-            seat: Box::new(seat),
+            starter: Box::new(starter),
             arbiter: match &c.election {
                 ElectionChoice::Etcd(at) => Arbiter::Etcd(Arc::new(Etcd::new(at, &c.job))),
                 _ => Arbiter::Votes,

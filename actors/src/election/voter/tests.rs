@@ -60,8 +60,8 @@ fn a_rank_passes_on_where_others_are_and_believes_others_only_where_nobody_answe
     voter.answer(ballot(2, false));
     voter.answer(Ballot { rank: 7, ..ballot(3, false) });
     assert_eq!(voter.others(), [at(2)], "there is no rank 7");
-    let told = voter.answer(ballot(3, false)).others;
-    assert_eq!(told, [(2, at(2)), (3, at(3))]);
+    let named = voter.answer(ballot(3, false)).others;
+    assert_eq!(named, [(2, at(2)), (3, at(3))]);
     assert!(voter.answer(Ballot { knows: 2, ..ballot(3, false) }).others.is_empty());
     voter.knows_too(2, &at(22));
     voter.knows_too(4, &at(4));

@@ -6,7 +6,7 @@ use super::segment::report_to;
 use super::watchdog::{OF_MASTER, Watchlist};
 use crate::actor::ActorAddr;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
-use crate::election::Seat;
+use crate::election::StartMaster;
 use crate::environment::Environment;
 use crate::error::Result;
 use crate::executor::Executor;
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use tokio::sync::watch;
 
 /// See the file's first paragraph.
-pub(super) struct MasterSeat {
+pub(super) struct MasterStarter {
     config: NodeConfig,
     env: Environment,
     hasher: KeyHasher,
@@ -32,7 +32,7 @@ pub(super) struct MasterSeat {
     addresses: Arc<[Address]>,
 }
 
-impl MasterSeat {
+impl MasterStarter {
     /// Of a node that is reached at these addresses; the master runs on this executor.
     pub(super) fn new(common: &Common, executor: &Executor, addresses: Arc<[Address]>) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl MasterSeat {
     }
 }
 
-impl Seat for MasterSeat {
+impl StartMaster for MasterStarter {
     fn begin(&self, number: u64) -> BoxFuture<'_, Result<()>> {
         Box::pin(self.start(number))
     }
