@@ -149,6 +149,7 @@ impl Client {
         {
             addresses.insert(0, local.clone());
         }
+        let follows = found.settings.master_lease_ms > 0;
         let here = found.view.ranks.iter().map(|(info, _)| info);
         let here = here.filter(|info| info.boot_id == env.machine.boot_id());
         let home = here.map(|info| info.rank).min();
@@ -161,7 +162,7 @@ impl Client {
             hasher: found.hasher,
             settings: found.settings,
             view: found.view,
-            master: Arc::new(CurrentMaster::of_handle(addresses)),
+            master: Arc::new(CurrentMaster::of_handle(addresses, follows)),
             draining: Arc::default(),
             producer_id,
             executor: Some(executor),

@@ -5,7 +5,7 @@ use crate::actor::ActorAddr;
 use crate::master::{Master, Members};
 use nkv_transport::wire::Address;
 use std::pin::pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use tokio::sync::Notify;
 
 /// A master in this process.
@@ -59,11 +59,14 @@ impl std::fmt::Display for MasterPath {
 
 /// See the file's first paragraph.
 pub struct CurrentMaster {
-    path: RwLock<MasterPath>,
-    // It belongs to a handle alone, which sets it itself; else to a node.
-    of_handle: bool,
+    // With the number of changes so far.
+    path: RwLock<(MasterPath, u64)>,
+    // A handle follows the master by itself; else a node's election sets this, or nobody does.
+    follows: bool,
     // Not a tokio `watch`, which wakes its waiters in any order.
     changed: Notify,
+    // A call of a handle failed as if the master were elsewhere.
+    doubted: Notify,
 }
 
 impl std::fmt::Debug for CurrentMaster {
@@ -75,49 +78,87 @@ impl std::fmt::Debug for CurrentMaster {
 impl CurrentMaster {
     /// Of a node: its election sets it.
     pub(crate) fn of_node(path: MasterPath) -> Self {
-        Self { path: RwLock::new(path), of_handle: false, changed: Notify::new() }
+        Self {
+            path: RwLock::new((path, 0)),
+            follows: false,
+            changed: Notify::new(),
+            doubted: Notify::new(),
+        }
     }
 
-    /// Of a handle in a process without a node, or in another process than its node.
-    pub(crate) fn of_handle(addresses: Vec<Address>) -> Self {
+    /// Of a handle that connected by itself. It `follows` if another rank may become master.
+    pub(crate) fn of_handle(addresses: Vec<Address>, follows: bool) -> Self {
         let path = MasterPath::Remote(addresses.into());
-        Self { path: RwLock::new(path), of_handle: true, changed: Notify::new() }
+        Self {
+            path: RwLock::new((path, 0)),
+            follows,
+            changed: Notify::new(),
+            doubted: Notify::new(),
+        }
     }
 
-    /// Whether a handle may set it.
-    pub(crate) fn is_of_handle(&self) -> bool {
-        self.of_handle
+    /// Whether a handle looks for the master by itself.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.follows
     }
 
     /// Where it is believed to be.
     pub(crate) fn path(&self) -> MasterPath {
-        self.path.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read().0.clone()
+    }
+
+    /// Where it is believed to be, and a number that grows with every change.
+    pub(crate) fn path_and_number(&self) -> (MasterPath, u64) {
+        self.read().clone()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, (MasterPath, u64)> {
+        self.path.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The master, if it is in this process.
     pub(crate) fn here(&self) -> Option<LocalMaster> {
-        self.path.read().unwrap_or_else(PoisonError::into_inner).here().cloned()
+        self.read().0.here().cloned()
     }
 
     /// From now on it is there.
     pub(crate) fn set(&self, path: MasterPath) {
-        *self.path.write().unwrap_or_else(PoisonError::into_inner) = path;
+        {
+            let mut kept = self.path.write().unwrap_or_else(PoisonError::into_inner);
+            *kept = (path, kept.1 + 1);
+        }
         self.changed.notify_waiters();
     }
 
-    /// Returns when it is set the next time.
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
+    /// A call failed as if the master were elsewhere now.
+    pub(crate) fn doubt(&self) {
+        if self.follows {
+            self.doubted.notify_one();
+        }
+    }
+
+    /// Returns after a call failed so.
+    pub(crate) async fn doubted(&self) {
+        self.doubted.notified().await;
+    }
+
+    /// Returns once it was set after this number was read.
+    pub(crate) async fn changed_since(&self, number: u64) {
+        self.until(|| self.read().1 != number).await;
     }
 
     /// Returns once this process's master is this one no longer.
     pub(crate) async fn ended(&self, master: &LocalMaster) {
+        let same = |here: &LocalMaster| Arc::ptr_eq(&here.members, &master.members);
+        self.until(|| !self.read().0.here().is_some_and(same)).await;
+    }
+
+    async fn until(&self, so: impl Fn() -> bool) {
         loop {
             let mut changed = pin!(self.changed.notified());
             // Registered before the check, so that a change after it wakes this task.
             changed.as_mut().enable();
-            let same = |here: LocalMaster| Arc::ptr_eq(&here.members, &master.members);
-            if !self.here().is_some_and(same) {
+            if so() {
                 return;
             }
             changed.await;

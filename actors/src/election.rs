@@ -15,7 +15,7 @@ use crate::control_hello::hello;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::error::Result;
 use crate::master::is_quorum;
-use crate::message::{Purpose, Standing, Term, Welcome};
+use crate::message::{Purpose, RankInfo, RankState, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
@@ -38,12 +38,14 @@ const ASKED_AT_ONCE: usize = 64;
 /// the others.
 const LEFT_TO_LOWER: u32 = 6;
 /// How long a new master may take to be joined by a quorum.
-pub(crate) const FORMING_MS: u64 = 3_000;
+pub(crate) const FORMING_MS: u64 = 2_000;
 /// How often a master calls at addresses where a rank may have been started that knows nobody.
 const CALL_MS: u64 = 400;
 
-/// How often a node that uses etcd writes there where it is.
+/// How often a node that uses etcd writes there where it is, and how often it looks there while it
+/// has no master.
 const PUBLISH_MS: u64 = 15_000;
+const ETCD_PAUSE: Duration = Duration::from_millis(300);
 
 /// How long a rank obeys no other master after it has heard from its own: that one's lease, and an
 /// eighth of it, because clocks may run at different rates.
@@ -53,8 +55,12 @@ pub(crate) fn promise_ms(lease_ms: u64) -> u64 {
 
 /// What makes a node the master, and ends that.
 pub(crate) trait StartMaster: Send + Sync {
-    /// Begins as master, with a term of this number.
-    fn begin(&self, number: u64) -> nkv_transport::wire::BoxFuture<'_, Result<()>>;
+    /// Begins as master, with a term of this number; these ranks are known to be alive.
+    fn begin(
+        &self,
+        number: u64,
+        alive: BTreeSet<u32>,
+    ) -> nkv_transport::wire::BoxFuture<'_, Result<()>>;
     /// Ends it: links and connections of clients are closed, the index is dropped.
     fn end(&self);
 }
@@ -82,35 +88,28 @@ pub(crate) struct Election {
     pub configured: Vec<Address>,
     /// The node's own handle, whose view names all ranks.
     pub handle: Weak<Shared>,
-    /// Limits the log lines about etcd.
+    /// Limits the log lines of questions.
     pub lines: LogLines,
 }
 
 impl Election {
     /// Runs until the node closes.
     pub(crate) async fn run(self) {
-        let (mut rounds, mut called_ms, mut obeyed_ms) = (0, 0, self.clock.now_ms());
-        let mut published_ms = None;
+        let (mut rounds, mut called_ms, mut quorum_ms) = (0, 0, 0);
         loop {
             let now = self.clock.now_ms();
-            if published_ms.is_none_or(|at| now >= at + PUBLISH_MS) {
-                let (rank, control) = (self.voter.rank(), self.voter.control());
-                let done = self.etcd(move |etcd| etcd.publish(rank, &control)).await;
-                published_ms = done.map(|()| now).or(published_ms);
-            }
             match self.master.here() {
                 Some(here) => {
                     rounds = 0;
-                    if here.members.is_in_office(now, FORMING_MS) {
-                        obeyed_ms = now;
-                        if now >= called_ms + CALL_MS {
-                            called_ms = now;
-                            self.call_the_absent(&here).await;
-                            self.give_way().await;
-                        }
-                    } else if now >= obeyed_ms + self.voter.promise_ms() {
-                        tracing::warn!("no quorum obeys this master any more: it ends");
-                        self.starter.end();
+                    if here.members.has_quorum(now) {
+                        quorum_ms = now;
+                    }
+                    let until = quorum_ms + self.voter.promise_ms();
+                    if now >= until && !here.members.is_in_office(now, FORMING_MS) {
+                        self.end(&here, "no quorum obeys this master any more: it ends");
+                    } else if now >= called_ms + CALL_MS {
+                        called_ms = now;
+                        self.call_others(&here).await;
                     }
                 }
                 None if self.voter.is_free() => {
@@ -118,7 +117,7 @@ impl Election {
                     if self.round(rounds).await || rounds > LEFT_TO_LOWER {
                         rounds = 0;
                     }
-                    obeyed_ms = self.clock.now_ms();
+                    quorum_ms = 0;
                 }
                 None => rounds = 0,
             }
@@ -128,30 +127,39 @@ impl Election {
         }
     }
 
+    fn end(&self, here: &LocalMaster, why: &str) {
+        tracing::warn!("{why}");
+        self.starter.end();
+        self.voter.release(here.members.term().master);
+    }
+
     /// One round of questions; true if it found a master, or made one.
     async fn round(&self, rounds: u32) -> bool {
-        for (rank, at) in self.etcd(Etcd::ranks).await.unwrap_or_default() {
-            self.voter.knows_too(rank, &at);
-        }
-        let answers = self.ask(false).await;
+        // Who did not answer the last time is asked in every fourth round: each costs its limit.
+        let others = self.others(rounds % 4 == 1);
+        let answers = self.ask(&others, false).await;
         let own = self.voter.standing();
+        let named = answers.iter().filter_map(|(_, a)| a.master.clone());
         // Also one of a lower term than this rank obeyed: it rises above that when this rank joins,
         // or has a quorum and refuses it.
-        let highest = answers.iter().filter_map(|a| a.master.clone()).max_by_key(|(term, _)| *term);
+        let highest = named.max_by_key(|(term, _)| *term);
         if let Some((_, at)) = highest.filter(|_| self.voter.is_free()) {
             self.master.set(MasterPath::Remote([at].into()));
             return true;
         }
-        let free: Vec<&Standing> = answers.iter().filter(|a| a.free).collect();
-        let first = free.iter().all(|a| a.rank > own.rank);
-        if !self.is_quorum_with(free.iter().map(|a| a.rank)) || !(first || rounds > LEFT_TO_LOWER) {
+        let free = || answers.iter().map(|(_, a)| a).filter(|a| a.free);
+        let first = free().all(|a| a.rank > own.rank);
+        if !self.is_quorum_with(free().map(|a| a.rank)) || !(first || rounds > LEFT_TO_LOWER) {
             return false;
         }
         let obeyed = match &self.arbiter {
-            Arbiter::Votes => self.voted().await,
-            Arbiter::Etcd(_) => {
-                let obeyed = free.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
-                self.taken().await.then_some(obeyed)
+            Arbiter::Votes => {
+                let there: Vec<Address> = answers.iter().map(|(at, _)| at.clone()).collect();
+                self.voted(&there).await
+            }
+            Arbiter::Etcd(etcd) => {
+                let obeyed = free().map(|a| a.obeyed).fold(own.obeyed, Term::max);
+                self.taken(etcd).await.then_some(obeyed)
             }
         };
         let next = obeyed.and_then(|term| term.number.checked_add(1));
@@ -159,7 +167,8 @@ impl Election {
             return false;
         };
         tracing::info!(term = number, "elected master");
-        if let Err(error) = self.starter.begin(number).await {
+        let expected = answers.iter().map(|(_, a)| a.rank).chain([own.rank]).collect();
+        if let Err(error) = self.starter.begin(number, expected).await {
             tracing::error!(%error, "elected, but the master did not start");
             return false;
         }
@@ -167,52 +176,39 @@ impl Election {
     }
 
     /// Asks for votes; the highest term that the voters obeyed, if they are a quorum.
-    async fn voted(&self) -> Option<Term> {
+    async fn voted(&self, others: &[Address]) -> Option<Term> {
         let own = self.voter.standing();
         if !self.voter.vote_for(own.rank) {
             return None;
         }
-        let votes: Vec<Standing> = self.ask(true).await.into_iter().filter(|a| a.granted).collect();
-        let obeyed = votes.iter().map(|a| a.obeyed).fold(own.obeyed, Term::max);
-        self.is_quorum_with(votes.iter().map(|a| a.rank)).then_some(obeyed)
+        let answers = self.ask(others, true).await;
+        let votes = || answers.iter().map(|(_, a)| a).filter(|a| a.granted);
+        let obeyed = votes().map(|a| a.obeyed).fold(own.obeyed, Term::max);
+        // A lower rank may have asked meanwhile: then this one voted for it, and so did others.
+        let elected = self.is_quorum_with(votes().map(|a| a.rank)) && self.voter.stands();
+        elected.then_some(obeyed)
     }
 
     /// Takes the key in etcd; false if another rank was first, or etcd does not answer.
-    async fn taken(&self) -> bool {
-        let (rank, control) = (self.voter.rank(), self.voter.control());
-        let take = move |etcd: &Etcd| {
+    async fn taken(&self, etcd: &Arc<Etcd>) -> bool {
+        let (etcd, rank, control) = (etcd.clone(), self.voter.rank(), self.voter.control());
+        let take = move || {
             let revision = etcd.holder()?.map_or(0, |holder| holder.revision);
             etcd.take(revision, rank, &control)
         };
-        self.etcd(take).await.unwrap_or(false)
-    }
-
-    /// Ends this master if another rank holds the key in etcd. Without etcd it goes on: whether it
-    /// may serve depends on the ranks alone.
-    async fn give_way(&self) {
-        let Some(Some(holder)) = self.etcd(Etcd::holder).await else { return };
-        if holder.rank != self.voter.rank() {
-            tracing::warn!(rank = holder.rank, "another rank took over: this master ends");
-            self.starter.end();
+        match tokio::task::spawn_blocking(take).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(error)) => {
+                self.warn(&error.to_string());
+                false
+            }
+            Err(_) => false,
         }
     }
 
-    /// Asks etcd, beside the event loop; None without etcd, or an answer.
-    async fn etcd<T: Send + 'static>(
-        &self,
-        ask: impl FnOnce(&Etcd) -> Result<T> + Send + 'static,
-    ) -> Option<T> {
-        let Arbiter::Etcd(etcd) = &self.arbiter else { return None };
-        let etcd = etcd.clone();
-        match tokio::task::spawn_blocking(move || ask(&etcd)).await {
-            Ok(Ok(answer)) => Some(answer),
-            Ok(Err(error)) => {
-                if let Some(before) = self.lines.next(self.clock.now_ms()) {
-                    tracing::warn!(%error, before, "etcd does not answer");
-                }
-                None
-            }
-            Err(_) => None,
+    fn warn(&self, what: &str) {
+        if let Some(before) = self.lines.next(self.clock.now_ms()) {
+            tracing::warn!(before, "looking for the master: {what}");
         }
     }
 
@@ -221,26 +217,30 @@ impl Election {
         is_quorum(all.len(), all.contains(&0), self.voter.world_size())
     }
 
-    /// Control addresses of other ranks: of the configuration, and where each was last.
-    fn others(&self) -> Vec<Address> {
+    /// Control addresses of other ranks: of the configuration, and where each was last; without
+    /// `silent` only where somebody answered the last time, or nobody was asked yet.
+    fn others(&self, silent: bool) -> Vec<Address> {
         if let Some(handle) = self.handle.upgrade() {
             self.voter.learn(&handle.view());
         }
-        let all = self.configured.iter().cloned().chain(self.voter.others());
+        let configured = self.configured.iter().cloned();
+        let all = configured.chain(self.voter.others()).filter(|at| *at != self.voter.control());
         let mut seen = BTreeSet::new();
-        all.filter(|at| *at != self.voter.control() && seen.insert(at.to_string())).collect()
+        let wanted = |at: &Address| silent || !self.voter.is_silent(at);
+        all.filter(|at| wanted(at) && seen.insert(at.to_string())).collect()
     }
 
-    /// Asks every other rank; one answer for each rank that answers.
-    async fn ask(&self, stands: bool) -> Vec<Standing> {
-        let others = self.others();
-        let mut answers: Vec<Standing> = Vec::new();
+    /// Asks other ranks; one answer for each rank that answers, with where it is.
+    async fn ask(&self, others: &[Address], stands: bool) -> Vec<(Address, Standing)> {
+        let mut answers: Vec<(Address, Standing)> = Vec::new();
         for some in others.chunks(ASKED_AT_ONCE) {
             let asked = some.iter().map(|at| self.ask_one(at, stands));
-            answers.extend(join_all(asked).await.into_iter().flatten());
+            let answered = some.iter().cloned().zip(join_all(asked).await);
+            answers.extend(answered.filter_map(|(at, answer)| answer.map(|a| (at, a))));
         }
+        let world = self.voter.world_size();
         let mut seen = BTreeSet::from([self.voter.rank()]);
-        answers.retain(|a| a.rank < self.voter.world_size() && seen.insert(a.rank));
+        answers.retain(|(_, a)| a.world_size == world && a.rank < world && seen.insert(a.rank));
         answers
     }
 
@@ -249,20 +249,74 @@ impl Election {
         let asked = hello(&*self.net, at, &self.credentials, Purpose::Elect(ballot));
         let answer = match within(ANSWER_LIMIT, asked).await {
             Ok(Ok((_, Welcome::Elect(standing)))) => standing.check().ok().map(|()| standing),
+            Ok(Ok((_, Welcome::Refused { why }))) => {
+                self.warn(&format!("{at} refused: {why}"));
+                None
+            }
             _ => None,
         };
         self.voter.answered(at, answer.is_some());
         let standing = answer?;
+        if standing.world_size != self.voter.world_size() {
+            let (theirs, ours) = (standing.world_size, self.voter.world_size());
+            self.warn(&format!("{at} has world size {theirs}, and this rank {ours}"));
+            return None;
+        }
         standing.others.iter().for_each(|(rank, at)| self.voter.knows_too(*rank, at));
         Some(standing)
     }
 
-    /// Ranks that were started again may know nobody: they learn of this node by its question.
-    async fn call_the_absent(&self, here: &LocalMaster) {
-        let view = here.members.view();
-        let is_member = |at: &Address| view.nodes().any(|(info, _)| info.control == *at);
-        let absent: Vec<Address> = self.others().into_iter().filter(|at| !is_member(at)).collect();
-        let some = absent.iter().take(ASKED_AT_ONCE);
-        join_all(some.map(|at| self.ask_one(at, false))).await;
+    /// A master calls ranks that are not linked: those that were started again may know nobody, and
+    /// learn of this node by its question. Without a quorum it asks all, and ends if one of them
+    /// names a later master.
+    async fn call_others(&self, here: &LocalMaster) {
+        let (view, served) = (here.members.view(), here.members.has_quorum(self.clock.now_ms()));
+        let up = |(info, state): &&(RankInfo, RankState), at: &Address| {
+            info.control == *at && *state != RankState::Suspect
+        };
+        let linked = |at: &Address| view.nodes().any(|node| up(&node, at));
+        let absent = self.others(true).into_iter().filter(|at| !(served && linked(at)));
+        let answers = self.ask(&absent.take(ASKED_AT_ONCE).collect::<Vec<_>>(), false).await;
+        let own = here.members.term();
+        let later = |a: &Standing| {
+            let term = a.master.as_ref().map(|(term, _)| *term);
+            term.is_some_and(|term| term > own && term.master != own.master)
+        };
+        if !served && answers.iter().any(|(_, a)| later(a)) {
+            self.end(here, "another rank is master: this one ends");
+        }
+    }
+}
+
+/// Writes where a node is to etcd, and reads where the others are, until the node closes: often
+/// while it has no master. In a task of its own, since etcd may be slow or gone.
+pub(crate) async fn keep_in_etcd(etcd: Arc<Etcd>, voter: Arc<Voter>, clock: Arc<dyn Clock>) {
+    let lines = LogLines::default();
+    let mut published_ms = None;
+    loop {
+        let now = clock.now_ms();
+        let due = published_ms.is_none_or(|at| now >= at + PUBLISH_MS);
+        if due || voter.is_free() {
+            let (etcd, rank, control) = (etcd.clone(), voter.rank(), voter.control());
+            let work = move || {
+                if due {
+                    etcd.publish(rank, &control)?;
+                }
+                etcd.ranks()
+            };
+            match tokio::task::spawn_blocking(work).await {
+                Ok(Ok(ranks)) => {
+                    published_ms = if due { Some(now) } else { published_ms };
+                    ranks.iter().for_each(|(rank, at)| voter.knows_too(*rank, at));
+                }
+                Ok(Err(error)) => {
+                    if let Some(before) = lines.next(now) {
+                        tracing::warn!(%error, before, "etcd does not answer");
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        tokio::time::sleep(ETCD_PAUSE).await;
     }
 }

@@ -273,9 +273,12 @@ impl Master {
         if missing.is_empty() {
             whom = recover::names(&self.durable.members.lock().awaited());
         }
+        let wait = match self.durable.settings.master_lease_ms {
+            0 => format!("{} ms", self.durable.ttl_ms),
+            lease => format!("{lease} ms with more than half of the ranks"),
+        };
         Error::not_ready(format!(
-            "the cluster is starting: {what} waits for {whom} to join, or {} ms{}",
-            self.durable.ttl_ms,
+            "the cluster is starting: {what} waits for {whom} to join, or {wait}{}",
             self.not_taken.text(self.now_ms())
         ))
     }
@@ -317,6 +320,21 @@ impl Master {
 
     /// As `answer`, once what is to be removed is on no disk any more.
     fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>, known: known::Known) {
+        // Again: logs and disks were asked meanwhile.
+        let checked = matches!(
+            ask.request,
+            Request::GetLocation { .. }
+                | Request::MatchPrefix(_)
+                | Request::Exists { .. }
+                | Request::AwaitReady(_)
+                | Request::Remove(_)
+                | Request::RemoveMatching(_)
+                | Request::List { .. }
+                | Request::Replicate { .. }
+        );
+        if let (true, Err(e)) = (checked, self.check_lease()) {
+            return reply.send(Response::Failed(e));
+        }
         let removed = known.removed.clone();
         let taken = RemovedBefore { from_logs: 0, from_disks: known.removed_count };
         let Some((ask, reply)) = self.ask_logs_first(ask, reply, known) else {

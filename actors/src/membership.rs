@@ -97,6 +97,8 @@ pub struct Membership {
     /// What the rank promises its master, if another rank may become master and this is its first
     /// segment.
     pub(crate) voter: Option<Arc<Voter>>,
+    /// The lease that every master of the job must have; 0: no elections.
+    pub lease_ms: u64,
     /// Credentials for the master; they name the job.
     pub credentials: Credentials,
     /// The segment that joins.
@@ -141,14 +143,30 @@ impl Membership {
                 state.send_replace(LinkState::Left { confirmed });
                 return;
             }
-            let why = match self.join().await {
+            let number = self.master.path_and_number().1;
+            let joined = async { Some(self.join().await) };
+            let elsewhere = async {
+                self.master.changed_since(number).await;
+                None
+            };
+            // At once where the master is now: a dead host lets a join wait for seconds.
+            let Some(joined) = race(joined, elsewhere).await else {
+                pause = RETRY_FIRST_MS;
+                continue;
+            };
+            let why = match joined {
                 Ok((stream, joined)) => match self.obey(joined.term).await {
                     Ok(()) => {
                         (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
-                        let (silence, means) = (joined.silence(), (joined.confirm, joined.stamp));
-                        settings.send_replace((joined.term, joined.settings));
-                        let (e, answered) = self.serve((stream, means), silence, &state).await;
+                        let silence = joined.silence();
+                        settings.send_replace((joined.term, joined.settings.clone()));
+                        let serve = self.serve(stream, &joined, silence, &state);
+                        let moved = async {
+                            self.master.changed_since(number).await;
+                            (Error::disconnected("another rank is the master now"), false)
+                        };
+                        let (e, answered) = race(serve, moved).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
                         e.message().to_string()
@@ -191,10 +209,7 @@ impl Membership {
                 state.send_replace(LinkState::Lost(why));
             }
             let paused = tokio::time::sleep(Duration::from_millis(pause));
-            let elsewhere = async {
-                self.master.changed().await;
-                true
-            };
+            let elsewhere = self.master.changed_since(number).map(|()| true);
             pause = match race(elsewhere, paused.map(|()| false)).await {
                 true => RETRY_FIRST_MS,
                 false => (pause * 2).min(RETRY_LAST_MS),
@@ -236,11 +251,14 @@ impl Membership {
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings, confirm, stamp_ms }))) => {
-                    let current = self.master.path().addresses().contains(address);
+                    if let Some(why) = self.other_lease(settings.master_lease_ms) {
+                        return Err(JoinError::Refused(why));
+                    }
                     match settings.check() {
-                        Ok(()) if !current => last = format!("{address} is no longer the master"),
+                        Ok(()) if !self.heard(term) => {
+                            last = format!("the last master may count on this rank: not {address}");
+                        }
                         Ok(()) => {
-                            self.heard();
                             let stamp = AtomicU64::new(stamp_ms);
                             return Ok((stream, Joined { term, settings, confirm, stamp }));
                         }
@@ -256,11 +274,29 @@ impl Membership {
         Err(JoinError::Unreachable(last))
     }
 
-    /// The master was heard: the rank obeys no other one for a while.
-    fn heard(&self) {
-        if let Some(voter) = &self.voter {
-            voter.heard();
-        }
+    /// The master of this term was heard: the rank obeys no other one for a while. False if it must
+    /// not obey this one yet.
+    fn heard(&self, term: Term) -> bool {
+        self.voter.as_ref().is_none_or(|voter| voter.heard(term.master))
+    }
+
+    /// Why a master with this lease is not obeyed: it would count on this rank for longer than the
+    /// rank obeys no other [I24].
+    fn other_lease(&self, theirs: u64) -> Option<Refusal> {
+        let ours = self.lease_ms;
+        (ours != theirs).then(|| {
+            let shown = |ms: u64| match ms {
+                0 => "no elections".to_string(),
+                ms => format!("--master-lease-ms {ms}"),
+            };
+            Refusal::Invalid(format!(
+                "the master has {}, and {} has {}: give every rank the same --election and \
+                 --master-lease-ms",
+                shown(theirs),
+                self.info.id(),
+                shown(ours)
+            ))
+        })
     }
 
     /// Called before the first frame: a segment obeys only the highest term. Disconnected if the
@@ -280,7 +316,8 @@ impl Membership {
     /// after a Leave. The master requests a report first.
     async fn serve(
         &self,
-        (stream, (confirm, stamp)): (BoxStream, (bool, AtomicU64)),
+        stream: BoxStream,
+        joined: &Joined,
         silence: Duration,
         state: &watch::Sender<LinkState>,
     ) -> (Error, bool) {
@@ -291,12 +328,15 @@ impl Membership {
         // The latest recorded plan that is not acknowledged yet. The reader handles all frames that
         // have arrived before the writer runs, so one frame acknowledges many plans.
         let (recorded, news) = watch::channel(None);
-        let recorded = confirm.then_some(&recorded);
+        let recorded = joined.confirm.then_some(&recorded);
+        let stamp = &joined.stamp;
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(OwnerToMaster::Draining);
         }
-        let read = async { Err(self.read(reader, silence, state, (recorded, &stamp)).await) };
-        let write = async { Err(self.write(writer, rx, (news, &stamp), &left).await) };
+        let read = async {
+            Err(self.read(reader, (silence, joined.term), state, (recorded, stamp)).await)
+        };
+        let write = async { Err(self.write(writer, rx, (news, stamp), &left).await) };
         // Frames that a dead master sent before bring plans with their keys.
         let Err(ended) = read_and_write::<std::convert::Infallible, _>(read, write).await;
         (ended, left.load(Ordering::Acquire))
@@ -305,7 +345,7 @@ impl Membership {
     async fn read(
         &self,
         mut reader: ReadHalf<BoxStream>,
-        silence: Duration,
+        (silence, term): (Duration, Term),
         state: &watch::Sender<LinkState>,
         (recorded, stamp): (Option<&watch::Sender<Option<PlanId>>>, &AtomicU64),
     ) -> Error {
@@ -318,10 +358,8 @@ impl Membership {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
             let down = match frame {
-                Ok(Some((_, down))) => {
-                    self.heard();
-                    down
-                }
+                Ok(Some((_, down))) if self.heard(term) => down,
+                Ok(Some(_)) => return Error::disconnected("this rank obeys another master now"),
                 Ok(None) => {
                     let stood = listening.stood();
                     return Error::disconnected(format!("the master closed the link{stood}"));

@@ -9,6 +9,7 @@ mod mount;
 mod report;
 mod rights;
 mod segment;
+mod settings;
 mod start;
 mod starter;
 mod status;

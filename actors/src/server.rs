@@ -239,11 +239,13 @@ impl Server {
     }
 
     fn not_elected(&self) -> Refusal {
-        Refusal::NotHere(format!(
-            "rank {} is not the master; join at rank 0's control port, or start every rank with \
-             --election ranks",
-            self.rank
-        ))
+        Refusal::NotHere(match self.rank {
+            0 => "rank 0 runs without --election: give every rank the same".to_string(),
+            rank => format!(
+                "rank {rank} is not the master, and runs without --election: join at rank 0's \
+                 control port, or give every rank the same --election"
+            ),
+        })
     }
 
     fn no_door(&self, incarnation: u64) -> Refusal {

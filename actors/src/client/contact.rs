@@ -2,7 +2,7 @@
 //! error here states a remedy, since its reader has only an address and a job.
 
 use crate::control_hello::{HelloError, hello};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Purpose, Refusal, Settings, View, Welcome};
 use nkv_store::KeyHasher;
 use nkv_transport::wire::auth::Credentials;
@@ -10,6 +10,9 @@ use nkv_transport::wire::{Address, Net};
 use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
+
+/// Pause between tries while no rank is known to be master.
+const CHANGING: Duration = Duration::from_millis(50);
 
 /// What a first contact returns.
 #[derive(Debug)]
@@ -30,34 +33,13 @@ pub(crate) async fn contact(
 ) -> Result<ClusterInfo> {
     let named = OnceLock::new();
     let work = async {
-        let mut at = node.clone();
-        // One hop at most: a node that is not the master names the master.
-        for _ in 0..2 {
-            let purpose = Purpose::Client { producer, ring: false };
-            let hello_done = hello(net, &at, credentials, purpose).await;
-            match hello_done.map_err(|e| unanswered(node, named.get(), e))?.1 {
-                Welcome::Client { master: Some(next), .. } => {
-                    at = named.get_or_init(|| next).clone();
-                }
-                Welcome::Client { master: None, view, settings, hasher, .. } => {
-                    let hasher = KeyHasher::new(hasher.0);
-                    return Ok(ClusterInfo { hasher, view, settings, master: vec![at] });
-                }
-                Welcome::Refused { why } => {
-                    return Err(match named.get() {
-                        None => refused(&at, &why),
-                        // The node accepted this client, so the master's address belongs to another
-                        // cluster.
-                        Some(next) => at_hop(node, next, Error::disconnected(why.to_string())),
-                    });
-                }
-                other => {
-                    let text = format!("{at} answered a client {other}: is it a node of this job?");
-                    return Err(Error::disconnected(text));
-                }
+        loop {
+            match first_contact(net, node, credentials, producer, &named).await {
+                // The master is changing.
+                Err(e) if e.kind() == ErrorKind::NotReady => tokio::time::sleep(CHANGING).await,
+                done => return done,
             }
         }
-        Err(Error::internal(format!("{node} names another master than its master does: {at}")))
     };
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let (whom, ms) = (named.get().unwrap_or(node), limit.as_millis());
@@ -71,11 +53,51 @@ pub(crate) async fn contact(
     })
 }
 
+/// One try: `NotReady` while no rank is known to be master.
+async fn first_contact(
+    net: &dyn Net,
+    node: &Address,
+    credentials: &Credentials,
+    producer: u64,
+    named: &OnceLock<Address>,
+) -> Result<ClusterInfo> {
+    let mut at = node.clone();
+    // One hop: a node that is not the master names the master. More while it changes.
+    for _ in 0..3 {
+        let purpose = Purpose::Client { producer, ring: false };
+        let hello_done = hello(net, &at, credentials, purpose).await;
+        match hello_done.map_err(|e| unanswered(node, named.get(), e))?.1 {
+            Welcome::Client { master: Some(next), .. } => {
+                at = next;
+                // Only for errors: the first one that was named.
+                let _ = named.set(at.clone());
+            }
+            Welcome::Client { master: None, view, settings, hasher, .. } => {
+                let hasher = KeyHasher::new(hasher.0);
+                return Ok(ClusterInfo { hasher, view, settings, master: vec![at] });
+            }
+            Welcome::Refused { why: Refusal::Later(why) } => {
+                return Err(Error::not_ready(format!("{at} refused for now: {why}")));
+            }
+            Welcome::Refused { why } => {
+                return Err(match named.get() {
+                    None => refused(&at, &why),
+                    // The node accepted this client, so the master's address belongs to another
+                    // cluster.
+                    Some(next) => at_hop(node, next, Error::disconnected(why.to_string())),
+                });
+            }
+            other => {
+                let text = format!("{at} answered a client {other}: is it a node of this job?");
+                return Err(Error::disconnected(text));
+            }
+        }
+    }
+    Err(Error::not_ready(format!("the master is changing: {at} was named last")))
+}
+
 /// InvalidArgument with the reason of a refusal, and the setting to change.
 pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
-    if let Refusal::Later(why) = why {
-        return Error::not_ready(format!("{at} refused for now: {why}"));
-    }
     Error::invalid(match why {
         Refusal::Job { ours, theirs } => {
             format!("{at} serves job '{ours}', not '{theirs}': give --job {ours}, or NKV_JOB")
@@ -112,8 +134,8 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
 fn at_hop(node: &Address, master: &Address, error: Error) -> Error {
     let why = error.message();
     let message = format!(
-        "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it \
-         again, else see that its address can be reached from here"
+        "{node} answers, but not the master {master} it names: {why}; if that rank is down \
+         start it again, else see that its address can be reached from here"
     );
     error.with_message(message)
 }
@@ -154,7 +176,7 @@ mod tests {
         let error = unanswered(&at(1), Some(&at(2)), broke);
         assert_eq!(error.kind(), ErrorKind::Disconnected);
         assert!(error.message().contains("answers, but not the master tcp://h:2"), "{error}");
-        assert!(error.message().contains("if rank 0 is down start it again"), "{error}");
+        assert!(error.message().contains("if that rank is down start it again"), "{error}");
     }
 
     #[test]

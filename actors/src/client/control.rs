@@ -38,6 +38,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// A connection with its frame buffer.
 struct Conn {
     stream: BoxStream,
+    // Of the master's path by which it was made.
+    number: u64,
     buf: Vec<u8>,
     is_ring: bool,
 }
@@ -196,22 +198,26 @@ impl ControlPool {
         };
         let response = match &path {
             MasterPath::Local(_) => asked.await,
-            MasterPath::Remote(_) => self.in_time(limit, asked).await,
-        }?;
+            MasterPath::Remote(_) => self.in_time(limit, &path, asked).await,
+        };
+        if let Err(e) = &response
+            && matches!(e.kind(), ErrorKind::Disconnected | ErrorKind::Timeout)
+        {
+            self.master.doubt();
+        }
+        let response = response?;
         response.check().map(|()| response)
     }
 
     async fn in_time(
         &self,
         limit: Duration,
+        path: &MasterPath,
         asked: impl Future<Output = Result<Response>>,
     ) -> Result<Response> {
         within(limit, asked).await.unwrap_or_else(|_| {
             let ms = limit.as_millis();
-            Err(Error::timeout(format!(
-                "the master {} did not answer within {ms} ms",
-                self.master.path()
-            )))
+            Err(Error::timeout(format!("the master {path} did not answer within {ms} ms")))
         })
     }
 
@@ -229,7 +235,9 @@ impl ControlPool {
                     None => None,
                 };
                 match ring {
-                    Some(ring) => self.in_time(limit, self.exchange_and_keep(ring, request)).await,
+                    Some(ring) => {
+                        self.in_time(limit, path, self.exchange_and_keep(ring, request)).await
+                    }
                     None => {
                         let (producer, request) = (self.producer, request.clone());
                         master.actor.call(Ask { producer, request }, limit).await
@@ -246,7 +254,7 @@ impl ControlPool {
     /// A ring to the master in this process. None if it has none left, or its socket is gone: from
     /// then on its mailbox is used.
     async fn own_ring(&self, socket: &Address) -> Option<Conn> {
-        if let Some(idle) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        if let Some(idle) = self.take_idle() {
             return Some(idle);
         }
         let made = within(OWN_RING_LIMIT, self.connect_to(socket, true)).await;
@@ -257,9 +265,16 @@ impl ControlPool {
         ring
     }
 
+    /// A connection that was made while the master was where it is now; others are closed.
+    fn take_idle(&self) -> Option<Conn> {
+        let number = self.master.path_and_number().1;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|conn| conn.number == number);
+        idle.pop()
+    }
+
     async fn call_remote(&self, master: &[Address], request: &Request) -> Result<Response> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let Some(conn) = idle {
+        if let Some(conn) = self.take_idle() {
             match self.exchange_and_keep(conn, request).await {
                 Err(e) if repeatable(request) && e.kind() != ErrorKind::InvalidArgument => {
                     // The master may have restarted since: try a fresh connection.
@@ -331,6 +346,7 @@ impl ControlPool {
         address: &Address,
         ring: bool,
     ) -> std::result::Result<Conn, ConnectError> {
+        let number = self.master.path_and_number().1;
         let purpose = Purpose::Client { producer: self.producer, ring };
         let done = hello(&*self.net, address, &self.credentials, purpose).await;
         let (stream, welcome) = done.map_err(|error| match error {
@@ -355,14 +371,14 @@ impl ControlPool {
             }
         };
         let Some(lane_bytes) = ring else {
-            return Ok(Conn { stream, buf: Vec::new(), is_ring: false });
+            return Ok(Conn { stream, number, buf: Vec::new(), is_ring: false });
         };
         let ring = ring::take(stream, lane_bytes, self.waiting).await.map_err(|error| {
             tracing::debug!(%address, %error, "no ring; using the socket");
             self.rings.store(false, Ordering::Relaxed);
             Error::disconnected(format!("no ring with {address}: {error}"))
         })?;
-        Ok(Conn { stream: Box::new(ring), buf: Vec::new(), is_ring: true })
+        Ok(Conn { stream: Box::new(ring), number, buf: Vec::new(), is_ring: true })
     }
 
     /// Keeps one connection open for as long as the client lives: by it the master counts the
@@ -378,28 +394,34 @@ impl ControlPool {
                     race(watch_here(&master.members, &client), ended).await;
                 }
                 MasterPath::Remote(addresses) => {
-                    let connecting = self.connect(&addresses);
-                    match tokio::time::timeout(PRESENCE_LIMIT, connecting).await {
-                        Ok(Ok(conn)) => self.watch_there(conn, &client).await,
-                        _ => self.search(&mut nodes, &client).await,
-                    }
+                    let number = self.master.path_and_number().1;
+                    let over = race(self.master.changed_since(number), self.master.doubted());
+                    race(self.watch_at(&addresses, &client), over).await;
+                    self.search(&mut nodes, &client).await;
                 }
             }
             tokio::time::sleep(RETRY_PAUSE * 5).await;
         }
     }
 
+    /// Connects, and receives views until the connection or the client ends.
+    async fn watch_at(&self, addresses: &[Address], client: &Weak<Shared>) {
+        let connecting = tokio::time::timeout(PRESENCE_LIMIT, self.connect(addresses));
+        if let Ok(Ok(conn)) = connecting.await {
+            self.watch_there(conn, client).await;
+        }
+    }
+
     /// Looks for the master that another rank became, if that is possible in this cluster.
     async fn search(&self, nodes: &mut KnownNodes, client: &Weak<Shared>) {
-        let Some(view) = client.upgrade().filter(|c| c.may_move()).map(|c| c.view()) else {
-            return;
-        };
-        if !self.master.is_of_handle() {
+        let Some(view) = client.upgrade().map(|c| c.view()) else { return };
+        if !self.master.is_followed() {
             return;
         }
         nodes.learn(&view);
         let found = nodes.search(&*self.net, &self.credentials, self.producer).await;
-        if let Some((at, client)) = found.zip(client.upgrade()) {
+        let elsewhere = |at: &Address| !self.master.path().addresses().contains(at);
+        if let Some((at, client)) = found.filter(elsewhere).zip(client.upgrade()) {
             tracing::info!(%at, "the master is there now");
             self.master.set(MasterPath::Remote(
                 client.view().nearest_first(at, client.env.machine.boot_id()).into(),

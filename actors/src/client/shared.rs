@@ -113,11 +113,6 @@ impl Shared {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether another rank may become master.
-    pub(super) fn may_move(&self) -> bool {
-        self.settings.master_lease_ms > 0
-    }
-
     /// Keeps a view of the membership, unless a later one is already kept. Disconnects owners that
     /// are no longer members: their objects may have been removed and put again elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {

@@ -14,8 +14,9 @@ const VOTE_MS: u64 = 1_000;
 
 #[derive(Debug, Default)]
 struct Kept {
-    // Until then it obeys no master but its last one.
+    // Until then it obeys no master but this one, by the random id of its terms.
     bound_until_ms: u64,
+    bound_to: Option<u64>,
     // For whom it voted, and until when it votes for nobody else.
     vote: Option<(u32, u64)>,
     // By rank: where each was last.
@@ -91,11 +92,25 @@ impl Voter {
         promise_ms(self.lease_ms)
     }
 
-    /// The master was heard: the rank obeys no other one for as long as that one may count on it.
-    pub(crate) fn heard(&self) {
-        let until = self.clock.now_ms() + self.promise_ms();
+    /// A master was heard: the rank obeys no other one for as long as that one may count on it.
+    /// False if it must not obey this one yet: its last one may count on it still [I24].
+    pub(crate) fn heard(&self, master: u64) -> bool {
+        let now = self.clock.now_ms();
         let mut kept = self.lock();
-        kept.bound_until_ms = kept.bound_until_ms.max(until);
+        if kept.bound_to != Some(master) && now < kept.bound_until_ms {
+            return false;
+        }
+        kept.bound_to = Some(master);
+        kept.bound_until_ms = kept.bound_until_ms.max(now + self.promise_ms());
+        true
+    }
+
+    /// A master of this process has ended: nobody counts on this rank by it.
+    pub(super) fn release(&self, master: u64) {
+        let mut kept = self.lock();
+        if kept.bound_to == Some(master) {
+            kept.bound_until_ms = 0;
+        }
     }
 
     /// Whether it may obey another master now.
@@ -127,6 +142,13 @@ impl Voter {
         }
     }
 
+    /// Whether nobody answered there the last time.
+    pub(super) fn is_silent(&self, control: &Address) -> bool {
+        let kept = self.lock();
+        let mut there = kept.heard_of.values().filter(|last| last.control == *control);
+        there.next().is_some_and(|last| last.silent)
+    }
+
     /// Whether a rank answered that was asked there.
     pub(super) fn answered(&self, control: &Address, answered: bool) {
         let mut kept = self.lock();
@@ -142,7 +164,13 @@ impl Voter {
     /// What it asks the others.
     pub(super) fn ballot(&self, stands: bool) -> Ballot {
         let knows = self.lock().places().count() as u32;
-        Ballot { rank: self.rank, control: self.control.clone(), stands, knows }
+        Ballot {
+            rank: self.rank,
+            control: self.control.clone(),
+            world_size: self.world_size,
+            stands,
+            knows,
+        }
     }
 
     /// What it answers.
@@ -160,6 +188,7 @@ impl Voter {
         };
         Standing {
             rank: self.rank,
+            world_size: self.world_size,
             obeyed,
             master,
             free: self.is_free(),
@@ -170,6 +199,9 @@ impl Voter {
 
     /// Answers a rank that asks.
     pub(crate) fn answer(&self, ballot: Ballot) -> Standing {
+        if ballot.world_size != self.world_size {
+            return self.standing();
+        }
         self.heard_of(ballot.rank, &ballot.control);
         let granted = ballot.stands && self.vote_for(ballot.rank);
         let others = {
@@ -179,6 +211,11 @@ impl Voter {
             named.map(|(rank, at)| (rank, at.clone())).collect()
         };
         Standing { granted, others, ..self.standing() }
+    }
+
+    /// Whether its vote is still for itself.
+    pub(super) fn stands(&self) -> bool {
+        self.lock().vote.is_some_and(|(voted, _)| voted == self.rank)
     }
 
     /// Votes for a rank, unless it has a master, or voted a moment ago for a lower one: of several

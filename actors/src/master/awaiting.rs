@@ -242,7 +242,7 @@ impl Master {
 
     /// Answers the callers that wait for what has changed.
     pub(super) fn answer_awaiting(&mut self) {
-        if self.awaiting.changed.is_empty() {
+        if self.awaiting.changed.is_empty() || self.check_lease().is_err() {
             return;
         }
         let mut answers: BTreeMap<u64, BTreeMap<u32, Readiness>> = BTreeMap::new();

@@ -68,6 +68,7 @@ impl Master {
     }
 
     fn accept_commit(&mut self, c: &PlanRef) -> Result<Option<SegmentId>> {
+        self.check_lease()?;
         let id = c.key;
         let reclaimed = |why: &str| {
             Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))

@@ -16,7 +16,7 @@ use crate::slow_path::MasterSlowPath;
 use gone::Gone;
 use hashbrown::HashSet;
 use nkv_store::KeyId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +25,9 @@ use tokio::sync::{Notify, mpsc};
 
 /// Longest wait for a later view; then the same view is sent again.
 pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long an elected master waits for ranks that were alive when it was elected.
+const LATE_MS: u64 = 3_000;
 
 /// True if so many ranks may be served: more than half of the world, or half with rank 0.
 pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
@@ -127,6 +130,8 @@ pub struct Members {
     world_size: u32,
     // The master's own rank.
     rank: u32,
+    // Ranks that were alive when it was elected.
+    alive: BTreeSet<u32>,
     // See `Settings`; 0: a rank counts as long as its link is up.
     lease_ms: u64,
     later: Arc<Notify>,
@@ -147,7 +152,21 @@ impl Members {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
         let (later, slow_path) = (inner.later.clone(), MasterSlowPath::default());
         let requests = Default::default();
-        Self { inner: Mutex::new(inner), world_size, rank, lease_ms, later, slow_path, requests }
+        Self {
+            inner: Mutex::new(inner),
+            world_size,
+            rank,
+            alive: BTreeSet::new(),
+            lease_ms,
+            later,
+            slow_path,
+            requests,
+        }
+    }
+
+    /// The same, that waits longer for these ranks: they were alive when it was elected.
+    pub(crate) fn waiting_for(self, alive: BTreeSet<u32>) -> Self {
+        Self { alive, ..self }
     }
 
     pub(super) fn world_size(&self) -> u32 {
@@ -220,16 +239,21 @@ impl Members {
     }
 
     /// True once every rank has reported since the term began, with the segments its node has, or
-    /// one TTL has passed; stays so. Where ranks elect the master a lease in place of the TTL: each
-    /// rank that is alive found the new master as its voters did. And not without a quorum: of two
+    /// one TTL has passed; stays so. Where ranks elect the master a lease in place of the TTL, and
+    /// three seconds for ranks that were known to be alive. And not without a quorum: of two
     /// masters of one number, only one that ruled may say who is lost [I6].
     pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
-        let ttl_ms = if self.lease_ms > 0 { ttl_ms.min(self.lease_ms) } else { ttl_ms };
         let mut inner = self.lock();
+        let here = |rank: &u32| inner.ranks.contains_key(&SegmentId::first(*rank));
+        let wait_ms = match self.lease_ms {
+            0 => ttl_ms,
+            lease if self.alive.iter().all(here) => ttl_ms.min(lease),
+            lease => ttl_ms.min(lease.max(LATE_MS)),
+        };
         let quorum = inner.too_few(self.world_size, self.since(now_ms)).is_none();
         if !inner.settled {
             let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
-            inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
+            inner.settled = all || now_ms >= inner.began_ms + wait_ms;
             inner.settled &= quorum || self.lease_ms == 0;
             if inner.settled {
                 // From now on a rank that is not in the view counts as lost.
@@ -256,6 +280,11 @@ impl Members {
     /// Whether it has a quorum, or began less than so long ago.
     pub(crate) fn is_in_office(&self, now_ms: u64, forming_ms: u64) -> bool {
         now_ms < self.lock().began_ms + forming_ms || self.has_quorum(now_ms)
+    }
+
+    /// Whether other ranks may become master.
+    pub(super) fn elects(&self) -> bool {
+        self.lease_ms > 0
     }
 
     /// Whether a quorum obeys it.

@@ -151,6 +151,7 @@ impl Master {
     }
 
     fn place(&mut self, o: &Opening, taken: impl Fn(&Self, SegmentId) -> bool) -> Result<Placed> {
+        self.check_lease()?;
         let Opening { asked, key, open, .. } = o;
         let id = self.id_of(key.as_bytes());
         if let Some(source) = open.replica_of {

@@ -185,6 +185,15 @@ impl Master {
         )))
     }
 
+    /// `NotReady` while another master may serve: no quorum obeys this one, and ranks elect others
+    /// [I24]. For what is decided later than the request came.
+    pub(super) fn check_lease(&self) -> Result<()> {
+        let served = !self.durable.members.elects()
+            || self.durable.members.has_quorum(self.durable.clock.now_ms());
+        let why = || Error::not_ready("too few ranks obey this master at this moment; try again");
+        served.then_some(()).ok_or_else(why)
+    }
+
     /// The answer to a removal once every linked rank knows of the lost ones. Without a quorum it
     /// fails: the linked ranks may all be gone before a later master asks them, and then objects on
     /// the other side of a network partition would come back [I6].

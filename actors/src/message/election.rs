@@ -14,6 +14,8 @@ pub struct Ballot {
     pub rank: u32,
     /// Its control address.
     pub control: Address,
+    /// Ranks of its job.
+    pub world_size: u32,
     /// Whether it asks for a vote.
     pub stands: bool,
     /// Of how many other ranks it knows the address.
@@ -25,6 +27,8 @@ pub struct Ballot {
 pub struct Standing {
     /// Who answers.
     pub rank: u32,
+    /// Ranks of its job.
+    pub world_size: u32,
     /// The highest term that it obeyed; the default for none.
     pub obeyed: Term,
     /// The master that it obeys now, or is.

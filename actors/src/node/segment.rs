@@ -5,6 +5,7 @@
 use super::StartError;
 use super::common::Common;
 use super::memory::{self, Made, Pinned, Wanted};
+use super::settings::shared_settings;
 use crate::actor::{ActorAddr, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::attachment::Published;
@@ -179,6 +180,7 @@ impl UnjoinedSegment {
             net: common.env.net.clone(),
             master: common.master.clone(),
             voter,
+            lease_ms: shared_settings(&common.config).master_lease_ms,
             credentials: common.guard.credentials().clone(),
             info: info.clone(),
             owner: self.roles.owner.clone(),

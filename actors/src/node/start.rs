@@ -3,14 +3,15 @@
 use super::common::Common;
 use super::mount::{First, NodeAddresses, Segments};
 use super::segment::{Joining, SegmentFlags, SegmentHost, UnjoinedSegment};
-use super::starter::{MasterStarter, shared_settings};
+use super::settings::shared_settings;
+use super::starter::MasterStarter;
 use super::watchdog::{self, Watchlist};
 use super::{ElectionChoice, Node, NodeConfig, NodeParts, StartError};
 use crate::actor::ActorAddr;
 use crate::client::producer::Producer;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::current_master::{CurrentMaster, MasterPath};
-use crate::election::{Arbiter, Election, Etcd, StartMaster, Voter};
+use crate::election::{Arbiter, Election, Etcd, StartMaster, Voter, keep_in_etcd};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::executor::{Executor, OnceCompiled, OwnedExecutor};
@@ -191,7 +192,7 @@ impl Building {
         let starter = MasterStarter::new(self.common(), executor, own);
         let voter = match &c.election {
             ElectionChoice::Rank0 if c.rank == 0 => {
-                starter.begin(1).await?;
+                starter.begin(1, Default::default()).await?;
                 None
             }
             ElectionChoice::Rank0 => None,
@@ -252,14 +253,20 @@ impl Building {
             configured.push(master_at(c));
         }
         configured.extend(c.peer_addresses()?);
+        let arbiter = match &c.election {
+            ElectionChoice::Etcd(at) => {
+                let etcd = Arc::new(Etcd::new(at, &c.job));
+                let task = keep_in_etcd(etcd.clone(), voter.clone(), env.clock.clone());
+                self.control().task(task);
+                Arbiter::Etcd(etcd)
+            }
+            _ => Arbiter::Votes,
+        };
         let election = Election {
             voter: voter.clone(),
             master: self.common().master.clone(),
             starter: Box::new(starter),
-            arbiter: match &c.election {
-                ElectionChoice::Etcd(at) => Arbiter::Etcd(Arc::new(Etcd::new(at, &c.job))),
-                _ => Arbiter::Votes,
-            },
+            arbiter,
             lines: Default::default(),
             net: env.net.clone(),
             credentials: self.common().guard.credentials().clone(),

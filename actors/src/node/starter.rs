@@ -3,6 +3,7 @@
 use super::NodeConfig;
 use super::common::Common;
 use super::segment::report_to;
+use super::settings::shared_settings;
 use super::watchdog::{OF_MASTER, Watchlist};
 use crate::actor::ActorAddr;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
@@ -11,9 +12,10 @@ use crate::environment::Environment;
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::master::{MasterDurable, Members};
-use crate::message::{Settings, Term};
+use crate::message::Term;
 use nkv_store::{KeyHasher, KeyPool};
 use nkv_transport::wire::{Address, BoxFuture};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::watch;
@@ -48,13 +50,13 @@ impl MasterStarter {
         }
     }
 
-    async fn start(&self, number: u64) -> Result<()> {
+    async fn start(&self, number: u64, alive: BTreeSet<u32>) -> Result<()> {
         let (config, clock) = (&self.config, &self.env.clock);
         let term = Term { number, master: self.env.random.u64() };
         let settings = shared_settings(config);
         let (lease_ms, now_ms) = (settings.master_lease_ms, clock.now_ms());
-        let members =
-            Arc::new(Members::new(term, (config.rank, config.world_size), lease_ms, now_ms));
+        let members = Members::new(term, (config.rank, config.world_size), lease_ms, now_ms);
+        let members = Arc::new(members.waiting_for(alive));
         let durable = MasterDurable {
             world_size: config.world_size,
             ttl_ms: config.ttl_ms,
@@ -78,27 +80,13 @@ impl MasterStarter {
 }
 
 impl StartMaster for MasterStarter {
-    fn begin(&self, number: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.start(number))
+    fn begin(&self, number: u64, alive: BTreeSet<u32>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.start(number, alive))
     }
 
     fn end(&self) {
         self.watchlist.remove(OF_MASTER);
         // Its actor ends with the last connection that knows it.
         self.master.set(MasterPath::Remote([].into()));
-    }
-}
-
-/// What a master sends clients and ranks of its node's configuration.
-pub(super) fn shared_settings(config: &NodeConfig) -> Settings {
-    Settings {
-        page_bytes: config.page_bytes,
-        write_ttl_ms: config.write_ttl_ms,
-        ttl_ms: config.ttl_ms,
-        call_timeout_ms: config.call_timeout_ms,
-        master_lease_ms: match config.election.is_any_rank() {
-            false => 0,
-            true => config.master_lease_ms,
-        },
     }
 }

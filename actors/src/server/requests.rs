@@ -39,8 +39,11 @@ impl Server {
         takes_ring: bool,
     ) -> Result<(), WireError> {
         let here = self.master.here();
+        // A view of one that nobody obeys would count as later than that of the real master.
+        let now_ms = self.clock.now_ms();
+        let here = here.filter(|h| self.voter.is_none() || h.members.has_quorum(now_ms));
         let Some(elsewhere) = self.named(here.is_some()) else {
-            let why = "no rank is master at this moment; try again".to_string();
+            let why = "no rank is known to be master at this moment; try again".to_string();
             return refuse(&mut stream, Refusal::Later(why)).await;
         };
         let view = here.as_ref().map_or_else(View::default, |here| here.members.view());

@@ -58,7 +58,7 @@ async fn node(job: &str) -> (Node, ControlPool) {
     let config = NodeConfig { job: job.clone(), heap_bytes: 1 << 20, ..NodeConfig::default() };
     let node = Node::start(config).await.unwrap();
     let local = node.info().local.clone().unwrap();
-    let path = Arc::new(CurrentMaster::of_handle(vec![local]));
+    let path = Arc::new(CurrentMaster::of_handle(vec![local], false));
     let means = (Credentials::of_client(&job, None), HandleKeys::new(node.hasher()));
     (node, ControlPool::new(Arc::new(OsNet), path, means, 1, true))
 }
@@ -90,7 +90,8 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
     assert_eq!(gone.unwrap_err().kind(), ErrorKind::Disconnected);
     let node = Node::start(config).await.unwrap();
     let local = node.info().local.clone().unwrap();
-    let pool = ControlPool { master: Arc::new(CurrentMaster::of_handle(vec![local])), ..pool };
+    let pool =
+        ControlPool { master: Arc::new(CurrentMaster::of_handle(vec![local], false)), ..pool };
     assert!(matches!(pool.call(Request::View, LIMIT).await, Ok(Response::View(_))));
     assert!(pool.rings.load(Ordering::Relaxed));
     node.stop().await;

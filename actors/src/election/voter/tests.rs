@@ -20,7 +20,7 @@ fn voter() -> (Voter, ManualClock) {
 }
 
 fn ballot(rank: u32, stands: bool) -> Ballot {
-    Ballot { rank, control: at(rank), stands, knows: 0 }
+    Ballot { rank, control: at(rank), world_size: 5, stands, knows: 0 }
 }
 
 #[test]
@@ -30,7 +30,8 @@ fn i24_a_rank_obeys_no_other_master_for_a_lease_and_an_eighth() {
     clock.advance_ms(PROMISE_MS);
     assert!(voter.is_free());
     assert_eq!(voter.standing().master, None, "none was heard");
-    voter.heard();
+    assert!(voter.heard(7));
+    assert!(!voter.heard(8), "another master may count on this rank");
     let standing = voter.answer(ballot(0, true));
     assert_eq!((standing.free, standing.granted), (false, false));
     assert_eq!(standing.master, Some((Term { number: 3, master: 7 }, at(9))));
@@ -38,6 +39,21 @@ fn i24_a_rank_obeys_no_other_master_for_a_lease_and_an_eighth() {
     assert!(!voter.is_free() && !voter.vote_for(0));
     clock.advance_ms(1);
     assert!(voter.is_free() && voter.standing().master.is_none());
+    assert!(voter.heard(8) && !voter.heard(7) && voter.heard(8));
+    // A master of this process that has ended counts on nobody.
+    voter.release(7);
+    assert!(!voter.is_free());
+    voter.release(8);
+    assert!(voter.is_free());
+}
+
+#[test]
+fn a_rank_of_another_world_gets_no_vote_and_is_not_remembered() {
+    let (voter, clock) = voter();
+    clock.advance_ms(PROMISE_MS);
+    let answer = voter.answer(Ballot { world_size: 4, ..ballot(0, true) });
+    assert_eq!((answer.granted, answer.world_size), (false, 5));
+    assert!(voter.others().is_empty());
 }
 
 #[test]

@@ -54,6 +54,9 @@ impl Master {
         known: Known,
     ) {
         let Some((ask, reply, mut known)) = self.find_on_disks(ask, reply, known) else { return };
+        if let Err(e) = self.check_lease() {
+            return reply.send(Response::Failed(e));
+        }
         let promote = promotion_of(&ask.request);
         let (Promote::Begin { rank } | Promote::Wait { rank }) = promote else {
             return reply.send(self.found(&ask.request, &known));

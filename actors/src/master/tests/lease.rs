@@ -38,8 +38,6 @@ async fn i24_a_rank_counts_for_one_lease_after_the_stamp_that_it_returned() {
     assert!(serves());
     bench.clock.advance_ms(1);
     assert!(!serves());
-    let refused = bench.found("k").await.unwrap_err();
-    assert!(matches!(refused, ErrorKind::Disconnected | ErrorKind::NotReady), "{refused:?}");
     // An older stamp changes nothing, and one of the future counts as one of now.
     returns(&ranks[0], stamp_ms - 5).await;
     assert!(!serves());
@@ -49,6 +47,33 @@ async fn i24_a_rank_counts_for_one_lease_after_the_stamp_that_it_returned() {
     assert!(serves());
     bench.clock.advance_ms(LEASE_MS + 1);
     assert!(!serves());
+}
+
+#[tokio::test]
+async fn i24_without_a_quorum_nothing_is_answered_placed_or_committed() {
+    let (bench, mut ranks) = two_of_three().await;
+    let both = async |ranks: &[Rank; 2]| {
+        let stamp_ms = bench.clock.now_ms();
+        for rank in ranks {
+            returns(rank, stamp_ms).await;
+        }
+    };
+    for _ in 0..10 {
+        bench.clock.advance_ms(200);
+        both(&ranks).await;
+        bench.ticks().await;
+    }
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it serves");
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    let plans = |down: &MasterToOwner| matches!(down, MasterToOwner::PlanOpened(_)).then_some(());
+    ranks[0].receives(plans).await;
+    bench.clock.advance_ms(LEASE_MS + 1);
+    assert_eq!(bench.commit(&plan).await.unwrap_err().kind(), ErrorKind::NotReady);
+    assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected));
+    assert!(bench.open(2, "other", 0).await.is_err());
+    both(&ranks).await;
+    bench.commit(&plan).await.unwrap();
+    assert!(bench.found("k").await.is_ok());
 }
 
 #[tokio::test]
