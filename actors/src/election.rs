@@ -18,12 +18,12 @@ use crate::master::is_quorum;
 use crate::message::{Purpose, RankInfo, RankState, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;
-use nkv_store::log_lines::LogLines;
+use nkv_store::log_limit::LogLimit;
 use nkv_store::random::Random;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, Net, within};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// Pause between two rounds of questions, and how much longer it may be; ranks must not ask in
@@ -88,8 +88,8 @@ pub(crate) struct Election {
     pub configured: Vec<Address>,
     /// The node's own handle, whose view names all ranks.
     pub handle: Weak<Shared>,
-    /// Limits the log lines of questions.
-    pub lines: LogLines,
+    /// Limits the log lines of questions, by what they are about.
+    pub lines: Mutex<LogLimit<String>>,
 }
 
 impl Election {
@@ -148,8 +148,19 @@ impl Election {
             return true;
         }
         let free = || answers.iter().map(|(_, a)| a).filter(|a| a.free);
+        if !self.is_quorum_with(free().map(|a| a.rank)) {
+            let (n, world) = (1 + free().count(), own.world_size);
+            let text = format!(
+                "{n} of {world} ranks have none, and elect one when they are more than half, or \
+                 half with rank 0: start the others"
+            );
+            if rounds > LEFT_TO_LOWER {
+                self.warn("few", &text);
+            }
+            return false;
+        }
         let first = free().all(|a| a.rank > own.rank);
-        if !self.is_quorum_with(free().map(|a| a.rank)) || !(first || rounds > LEFT_TO_LOWER) {
+        if !first && rounds <= LEFT_TO_LOWER {
             return false;
         }
         let obeyed = match &self.arbiter {
@@ -199,16 +210,18 @@ impl Election {
         match tokio::task::spawn_blocking(take).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(error)) => {
-                self.warn(&error.to_string());
+                self.warn("etcd", &error.to_string());
                 false
             }
             Err(_) => false,
         }
     }
 
-    fn warn(&self, what: &str) {
-        if let Some(before) = self.lines.next(self.clock.now_ms()) {
-            tracing::warn!(before, "looking for the master: {what}");
+    /// Logs what hinders, at once and then once a minute.
+    fn warn(&self, about: &str, what: &str) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.is_due(about.to_string(), self.clock.now_ms()) {
+            tracing::warn!("looking for the master: {what}");
         }
     }
 
@@ -226,7 +239,7 @@ impl Election {
         let configured = self.configured.iter().cloned();
         let all = configured.chain(self.voter.others()).filter(|at| *at != self.voter.control());
         let mut seen = BTreeSet::new();
-        let wanted = |at: &Address| silent || !self.voter.is_silent(at);
+        let wanted = |at: &Address| silent || !self.voter.unanswered(at);
         all.filter(|at| wanted(at) && seen.insert(at.to_string())).collect()
     }
 
@@ -250,7 +263,7 @@ impl Election {
         let answer = match within(ANSWER_LIMIT, asked).await {
             Ok(Ok((_, Welcome::Elect(standing)))) => standing.check().ok().map(|()| standing),
             Ok(Ok((_, Welcome::Refused { why }))) => {
-                self.warn(&format!("{at} refused: {why}"));
+                self.warn(&at.to_string(), &format!("{at} refused: {why}"));
                 None
             }
             _ => None,
@@ -259,7 +272,8 @@ impl Election {
         let standing = answer?;
         if standing.world_size != self.voter.world_size() {
             let (theirs, ours) = (standing.world_size, self.voter.world_size());
-            self.warn(&format!("{at} has world size {theirs}, and this rank {ours}"));
+            let text = format!("{at} has world size {theirs}, and this rank {ours}");
+            self.warn(&at.to_string(), &text);
             return None;
         }
         standing.others.iter().for_each(|(rank, at)| self.voter.knows_too(*rank, at));
@@ -291,7 +305,7 @@ impl Election {
 /// Writes where a node is to etcd, and reads where the others are, until the node closes: often
 /// while it has no master. In a task of its own, since etcd may be slow or gone.
 pub(crate) async fn keep_in_etcd(etcd: Arc<Etcd>, voter: Arc<Voter>, clock: Arc<dyn Clock>) {
-    let lines = LogLines::default();
+    let mut lines = LogLimit::default();
     let mut published_ms = None;
     loop {
         let now = clock.now_ms();
@@ -310,8 +324,11 @@ pub(crate) async fn keep_in_etcd(etcd: Arc<Etcd>, voter: Arc<Voter>, clock: Arc<
                     ranks.iter().for_each(|(rank, at)| voter.knows_too(*rank, at));
                 }
                 Ok(Err(error)) => {
-                    if let Some(before) = lines.next(now) {
-                        tracing::warn!(%error, before, "etcd does not answer");
+                    if lines.is_due((), now) {
+                        tracing::warn!(
+                            %error,
+                            "etcd does not answer: this job goes on, but can elect no other master"
+                        );
                     }
                 }
                 Err(_) => {}

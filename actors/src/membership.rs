@@ -224,7 +224,7 @@ impl Membership {
             tracing::warn!(
                 segment_id = %self.info.id(), %why,
                 "no link to the master any more: objects here are still served, and the join is \
-                 repeated until the master is back"
+                 repeated until a master takes it"
             );
         }
     }
@@ -393,7 +393,8 @@ impl Membership {
                 MasterToOwner::ReportTaken => {
                     state.send_replace(LinkState::Joined);
                     if self.missed.swap(false, Ordering::Relaxed) {
-                        tracing::info!(segment_id = %self.info.id(), "joined again");
+                        let segment_id = self.info.id();
+                        tracing::info!(%segment_id, term = term.number, "joined again");
                     }
                 }
                 MasterToOwner::NoMorePlans => self.quiet.store(true, Ordering::Release),

@@ -131,6 +131,10 @@ pub struct SettingFlags {
     /// [default: 0]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub heartbeat_ms: Option<String>,
+    /// Control port of a rank other than 0; 0: any free one, and so if it is in use [range: 0 to
+    /// 65535] [default: 0]
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true)]
+    pub control_port: Option<String>,
     /// Who may be the master: rank 0 alone, or any rank that most of the ranks elect, by votes or
     /// with a key in etcd. The same on every rank [default: rank0]
     #[arg(long, value_name = "rank0|ranks|etcd://HOST:PORT,...", allow_hyphen_values = true)]

@@ -328,6 +328,7 @@ fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
     node.log_claim_ttl_ms = r.take("log_claim_ttl_ms", number, node.log_claim_ttl_ms)?;
     node.ttl_ms = r.take("ttl_ms", number, node.ttl_ms)?;
     node.heartbeat_ms = r.take("heartbeat_ms", number, node.heartbeat_ms)?;
+    node.control_port = r.take("control_port", number, node.control_port)?;
     node.election = r.take("election", values::election, Election::default())?.0;
     node.master_lease_ms = r.take("master_lease_ms", number, node.master_lease_ms)?;
     let peers = r.take_unless("peers", "none", |text| Ok(text.to_string()), None)?;

@@ -143,7 +143,7 @@ impl Voter {
     }
 
     /// Whether nobody answered there the last time.
-    pub(super) fn is_silent(&self, control: &Address) -> bool {
+    pub(super) fn unanswered(&self, control: &Address) -> bool {
         let kept = self.lock();
         let mut there = kept.heard_of.values().filter(|last| last.control == *control);
         there.next().is_some_and(|last| last.silent)

@@ -256,6 +256,7 @@ impl Members {
             inner.settled = all || now_ms >= inner.began_ms + wait_ms;
             inner.settled &= quorum || self.lease_ms == 0;
             if inner.settled {
+                inner.log_missing(self.world_size);
                 // From now on a rank that is not in the view counts as lost.
                 inner.spread_view();
                 inner.loss = inner.number;
@@ -420,6 +421,20 @@ impl Inner {
         let n = self.firsts().filter(obeys).count();
         let with_first = self.ranks.get(&SegmentId::first(0)).is_some_and(|m| obeys(&m));
         (!is_quorum(n, with_first, world_size)).then_some(n)
+    }
+
+    /// The term is settled: who has not joined is gone.
+    fn log_missing(&self, world_size: u32) {
+        let joined = |rank: &u32| self.ranks.contains_key(&SegmentId::first(*rank));
+        let missing: Vec<u32> = (0..world_size).filter(|rank| !joined(rank)).collect();
+        if !missing.is_empty() {
+            tracing::warn!(
+                term = self.term.number,
+                ?missing,
+                "this master serves without these ranks: what they had is gone, and they come back \
+                 empty"
+            );
+        }
     }
 
     /// Segments that their nodes announced and that have not reported yet.

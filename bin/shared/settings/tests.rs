@@ -216,7 +216,7 @@ fn every_value_reaches_what_it_sets() {
                 --rdma-gid-index 3 --rdma-pairs 8 --data-connections 12 --drain-ms 13 --rejoins 14 \
                 --threads 15 --log debug --ssd-dir /d --ssd-bytes 1GiB --ssd-policy write_through \
                 --ssd-durability persistent --ssd-ttl-days 3 --ssd-engine files --election ranks \
-                --master-lease-ms 900 --peers a:1,b:2";
+                --master-lease-ms 900 --peers a:1,b:2 --control-port 7401";
     let s = settings(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
@@ -228,7 +228,7 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));
     assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
     assert_eq!((&n.election, n.master_lease_ms), (&nkv::ElectionChoice::Ranks, 900));
-    assert_eq!(n.peers, ["a:1", "b:2"]);
+    assert_eq!((&n.peers[..], n.control_port), (&["a:1".to_string(), "b:2".into()][..], 7401));
     let devices = vec!["b".to_string(), "a".to_string()];
     assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));
     assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));

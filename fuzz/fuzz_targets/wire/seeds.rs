@@ -6,12 +6,12 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
+    Abandoned, AttachBy, Ballot, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
     DiskSelection, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport,
     LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges,
     OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo,
     RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
-    SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Term, Touch,
+    SegmentCommand, SegmentDone, Settings, Standing, SlotContent, SlotEntry, SlotRef, Term, Touch,
     TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
@@ -187,6 +187,13 @@ fn first_frames(seeds: &mut Seeds) {
             hello(Purpose::Segments(SegmentCommand::Unmount { segment: 1, limit_ms: 5 })),
             hello(Purpose::Segments(SegmentCommand::Evict { until_per_mille: 500 })),
             hello(Purpose::Segments(SegmentCommand::Report)),
+            hello(Purpose::Elect(Ballot {
+                rank: 2,
+                control: rank().control,
+                world_size: 3,
+                stands: true,
+                knows: 1,
+            })),
             hello(Purpose::Descriptor { incarnation }),
             hello(Purpose::Payload { incarnation }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Map }),
@@ -236,6 +243,15 @@ fn first_frames(seeds: &mut Seeds) {
                 fabric: Some(Err("no".to_string())),
             },
             Welcome::Descriptor,
+            Welcome::Elect(Standing {
+                rank: 1,
+                world_size: 3,
+                obeyed: TERM,
+                master: Some((TERM, rank().control)),
+                free: false,
+                granted: true,
+                others: vec![(2, rank().control)],
+            }),
             Welcome::Refused { why: refusal },
             Welcome::Refused { why: keys },
             Welcome::Refused { why: Refusal::Invalid("0 slots".to_string()) },
