@@ -11,7 +11,7 @@ use nkv_actors::message::{
     LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges,
     OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo,
     RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
-    SegmentCommand, SegmentDone, Settings, Standing, SlotContent, SlotEntry, SlotRef, Term, Touch,
+    SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Standing, Term, Touch,
     TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};

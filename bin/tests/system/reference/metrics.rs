@@ -42,7 +42,8 @@ fn metrics_is_what_a_rank_serves() {
          | `request` | a kind of request to the master; a metric with it has no line, and no \
          labels below, before the first request |\n\
          | `le` | upper bound of a histogram's bucket, 1 µs to 10 s |\n\n\
-         Metrics `nkv_master_*` are served by the rank that is master, and `nkv_ssd_*`, `nkv_writer_*`, \
+         Metrics `nkv_master_*` are served by the rank that is master, and `nkv_ssd_*`, \
+         `nkv_writer_*`, \
          `nkv_kv_*` and `nkv_shutdown_*` by ranks with an SSD tier. Gets and puts that mapped \
          memory alone answers are in no histogram: reading a clock twice would be a good part of \
          them.",
