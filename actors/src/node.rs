@@ -287,10 +287,7 @@ impl Node {
     pub async fn stop(self) {
         self.closing.store(true, Ordering::Release);
         self.client.for_another_runtime().close().await;
-        let replication = self.segments.common.replication.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || replication.stop()).await {
-            tracing::error!(%error, "the thread that makes replicas was not stopped");
-        }
+        self.segments.common.replication.stop().await;
         if let Some(tier) = self.tier() {
             let stopped = tokio::task::spawn_blocking(move || tier.stop()).await;
             if let Err(error) = stopped {

@@ -1,8 +1,9 @@
-//! Replicas that the master wants of objects that this node holds. A thread reads each object in
-//! place and puts it at further ranks, by plans; the master chooses the ranks. What fails is not
-//! tried again here: the master asks again.
+//! Replicas that the master wants of objects that this node holds. A thread (in a simulation a task:
+//! nothing there may run beside it) reads each object in place and puts it at further ranks, by
+//! plans; the master chooses the ranks. What fails is not tried again here: the master asks again.
 
 use crate::client::{Blocking, Client};
+use crate::environment::Platform;
 use crate::error::Result;
 use crate::message::KeyBytes;
 use hashbrown::HashSet;
@@ -12,6 +13,7 @@ use nkv_store::threads::spawn_named;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use tokio::sync::Notify;
 
 /// Objects that wait at most; further ones are left to the next question of the master.
 const MOST_WAITING: usize = 4096;
@@ -28,12 +30,19 @@ struct Queue {
 pub(crate) struct Replication {
     queue: Mutex<Queue>,
     changed: Condvar,
+    // The same for a task.
+    woken: Notify,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Replication {
     /// Needs a handle of the node, which there is only once it listens.
-    pub fn start(self: &Arc<Self>, client: &Client) -> Result<()> {
+    pub fn start(self: &Arc<Self>, client: &Client, platform: Platform) -> Result<()> {
+        if platform == Platform::Here {
+            let (replication, client) = (self.clone(), client.for_another_runtime());
+            tokio::task::spawn_local(async move { replication.run_here(&client).await });
+            return Ok(());
+        }
         let (replication, handle) = (self.clone(), client.blocking()?);
         let thread = spawn_named("nkv-replicate", move || replication.run(&handle))?;
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -54,6 +63,7 @@ impl Replication {
         }
         drop(queue);
         self.changed.notify_all();
+        self.woken.notify_one();
     }
 
     /// Ends the thread after the object that it copies now.
@@ -63,14 +73,17 @@ impl Replication {
         queue.waiting.clear();
         drop(queue);
         self.changed.notify_all();
+        self.woken.notify_one();
     }
 
     /// The same, and waits for the thread.
-    pub fn stop(&self) {
+    pub async fn stop(&self) {
         self.close();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(_)) = thread.map(JoinHandle::join) {
-            tracing::error!("a panic in the thread that makes replicas: its text is in the log");
+        let Some(thread) = thread else { return };
+        match tokio::task::spawn_blocking(move || thread.join()).await {
+            Ok(Ok(())) => {}
+            _ => tracing::error!("the thread that makes replicas panicked: see the log"),
         }
     }
 
@@ -86,6 +99,29 @@ impl Replication {
                     return Some(key);
                 }
                 None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    async fn run_here(&self, client: &Client) {
+        loop {
+            let key = {
+                let mut queue = self.lock();
+                if queue.closing {
+                    return;
+                }
+                let key = queue.waiting.pop_front();
+                key.inspect(|key| {
+                    queue.known.remove(key);
+                })
+            };
+            match key {
+                Some(key) => {
+                    if let Err(error) = client.add_replicas(&key).await {
+                        tracing::info!(%error, "no replica was made");
+                    }
+                }
+                None => self.woken.notified().await,
             }
         }
     }

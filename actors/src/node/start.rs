@@ -73,7 +73,8 @@ impl Node {
         }
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
-        building.common().replication.start(&client)?;
+        let common = building.common();
+        common.replication.start(&client, common.env.platform)?;
         if let Some(tier) = &building.common().tier {
             tier.start_promotions(&client)?;
         }

@@ -9,7 +9,9 @@ use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 async fn elected(job: &str, ranks: u32) -> Vec<Option<Node>> {
-    let base = NodeConfig { election: ElectionChoice::Ranks, ..config(job) };
+    // Longer than the default: the machine may be busy with something else.
+    let (election, master_lease_ms) = (ElectionChoice::Ranks, 2_500);
+    let base = NodeConfig { election, master_lease_ms, ..config(job) };
     let cluster = Cluster::start(ranks, base).await.unwrap();
     cluster.into_nodes().into_iter().map(Some).collect()
 }

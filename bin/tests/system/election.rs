@@ -23,11 +23,18 @@ const AFTER: Duration = Duration::from_millis(600);
 const PACE: Duration = Duration::from_millis(2);
 const BLOCK: usize = 4 << 10;
 
-/// Three ranks that elect their master so.
-pub fn electing(by: &str) -> ProcessCluster {
-    ProcessCluster::start_electing(3, by, |command| {
+/// Three ranks that elect their master so, with a lease.
+fn electing_within(by: &str, lease_ms: &'static str) -> ProcessCluster {
+    ProcessCluster::start_electing(3, by, move |command| {
         command.args(["--heap-bytes", "64MiB", "--log-bytes", "24MiB"]);
+        command.args(["--master-lease-ms", lease_ms]);
     })
+}
+
+/// The same. On a machine that is busy with something else a rank may return no stamp for a second:
+/// a longer lease than the default.
+pub fn electing(by: &str) -> ProcessCluster {
+    electing_within(by, "2500")
 }
 
 /// The rank that is master, once one answers.
@@ -167,7 +174,7 @@ fn rounds() -> u32 {
 
 /// Under load: kills the master; returns for how long calls failed, and when a new master served.
 fn takeover(round: u32, by: &str) -> (u64, u64) {
-    let mut cluster = electing(by);
+    let mut cluster = electing_within(by, "1000");
     let watch = cluster.connect(0);
     let dies = master(&watch);
     let ranks: Vec<u32> = (0..3).filter(|rank| *rank != dies).collect();
@@ -202,9 +209,11 @@ fn takeover(round: u32, by: &str) -> (u64, u64) {
                 Fate::Removed => removed += 1,
                 Fate::Unsure => unsure += 1,
             }
-            worker.failures = 0;
-            worker.check(&key, fate);
-            assert_eq!(worker.failures, 0, "{key}");
+            until(HANGS, &key, || {
+                worker.failures = 0;
+                worker.check(&key, fate);
+                worker.failures == 0
+            });
         }
     }
     let failed_ms = failed_ms.saturating_sub(killed_ms);
