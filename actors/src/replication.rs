@@ -1,6 +1,7 @@
-//! Replicas that the master wants of objects that this node holds. A thread (in a simulation a task:
-//! nothing there may run beside it) reads each object in place and puts it at further ranks, by
-//! plans; the master chooses the ranks. What fails is not tried again here: the master asks again.
+//! Replicas that the master wants of objects that this node holds. A thread (in a simulation a
+//! task: nothing there may run beside it) reads each object in place and puts it at further ranks,
+//! by plans; the master chooses the ranks. What fails is not tried again here: the master asks
+//! again.
 
 use crate::client::{Blocking, Client};
 use crate::environment::Platform;
