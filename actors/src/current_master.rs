@@ -3,6 +3,8 @@
 
 use crate::actor::ActorAddr;
 use crate::master::{Master, Members};
+use crate::race::race;
+use futures_util::FutureExt;
 use nkv_transport::wire::Address;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -78,23 +80,17 @@ impl std::fmt::Debug for CurrentMaster {
 impl CurrentMaster {
     /// Of a node: its election sets it.
     pub(crate) fn of_node(path: MasterPath) -> Self {
-        Self {
-            path: RwLock::new((path, 0)),
-            follows: false,
-            changed: Notify::new(),
-            doubted: Notify::new(),
-        }
+        Self::new(path, false)
     }
 
     /// Of a handle that connected by itself. It `follows` if another rank may become master.
     pub(crate) fn of_handle(addresses: Vec<Address>, follows: bool) -> Self {
-        let path = MasterPath::Remote(addresses.into());
-        Self {
-            path: RwLock::new((path, 0)),
-            follows,
-            changed: Notify::new(),
-            doubted: Notify::new(),
-        }
+        Self::new(MasterPath::Remote(addresses.into()), follows)
+    }
+
+    fn new(path: MasterPath, follows: bool) -> Self {
+        let (changed, doubted) = (Notify::new(), Notify::new());
+        Self { path: RwLock::new((path, 0)), follows, changed, doubted }
     }
 
     /// Whether a handle looks for the master by itself.
@@ -151,6 +147,15 @@ impl CurrentMaster {
     pub(crate) async fn ended(&self, master: &LocalMaster) {
         let same = |here: &LocalMaster| Arc::ptr_eq(&here.members, &master.members);
         self.until(|| !self.read().0.here().is_some_and(same)).await;
+    }
+
+    /// The work's output, unless this process's master ends before.
+    pub(crate) async fn while_here<E>(
+        &self,
+        master: &LocalMaster,
+        work: impl Future<Output = std::result::Result<(), E>>,
+    ) -> std::result::Result<(), E> {
+        race(work, self.ended(master).map(Ok)).await
     }
 
     async fn until(&self, so: impl Fn() -> bool) {

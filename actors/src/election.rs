@@ -203,10 +203,7 @@ impl Election {
     /// Takes the key in etcd; false if another rank was first, or etcd does not answer.
     async fn taken(&self, etcd: &Arc<Etcd>) -> bool {
         let (etcd, rank, control) = (etcd.clone(), self.voter.rank(), self.voter.control());
-        let take = move || {
-            let revision = etcd.holder()?.map_or(0, |holder| holder.revision);
-            etcd.take(revision, rank, &control)
-        };
+        let take = move || etcd.take(etcd.revision()?, rank, &control);
         match tokio::task::spawn_blocking(take).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(error)) => {

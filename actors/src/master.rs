@@ -283,9 +283,9 @@ impl Master {
         ))
     }
 
-    /// The error of a request that cannot be served now, if any.
-    fn refuse(&self, request: &Request) -> Option<Error> {
-        let what = match request {
+    /// What a request asks for, if only a settled master with a quorum may answer it.
+    fn needs_quorum(request: &Request) -> Option<&'static str> {
+        Some(match request {
             Request::OpenForWrite { .. } => "a put",
             Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
             Request::Replicate { .. } => "a change of replicas",
@@ -296,8 +296,13 @@ impl Master {
             | Request::Exists { .. }
             | Request::AwaitReady(_)
             | Request::List { .. } => "a lookup",
-            _ => return request.check().err(),
-        };
+            _ => return None,
+        })
+    }
+
+    /// The error of a request that cannot be served now, if any.
+    fn refuse(&self, request: &Request) -> Option<Error> {
+        let Some(what) = Self::needs_quorum(request) else { return request.check().err() };
         request.check().err().or_else(|| match self.settled() {
             false => Some(self.early(what)),
             // Checked before any log is asked, since asking a log removes the key there: a refused
@@ -321,18 +326,8 @@ impl Master {
     /// As `answer`, once what is to be removed is on no disk any more.
     fn answer_from_memory(&mut self, ask: Ask, reply: Reply<Response>, known: known::Known) {
         // Again: logs and disks were asked meanwhile.
-        let checked = matches!(
-            ask.request,
-            Request::GetLocation { .. }
-                | Request::MatchPrefix(_)
-                | Request::Exists { .. }
-                | Request::AwaitReady(_)
-                | Request::Remove(_)
-                | Request::RemoveMatching(_)
-                | Request::List { .. }
-                | Request::Replicate { .. }
-        );
-        if let (true, Err(e)) = (checked, self.check_lease()) {
+        let checked = Self::needs_quorum(&ask.request).map(|_| self.check_lease());
+        if let Some(Err(e)) = checked {
             return reply.send(Response::Failed(e));
         }
         let removed = known.removed.clone();

@@ -30,15 +30,6 @@ pub(crate) struct Etcd {
     lease: Mutex<Option<String>>,
 }
 
-/// Who may be master.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder {
-    pub rank: u32,
-    pub control: Address,
-    /// The revision that the next holder must know.
-    pub revision: u64,
-}
-
 #[derive(Deserialize)]
 struct Pair {
     key: String,
@@ -99,17 +90,11 @@ impl Etcd {
         Ok(range.kvs)
     }
 
-    /// Who holds the key of the master; None within if nobody does.
-    pub(crate) fn holder(&self) -> Result<Option<Holder>> {
+    /// The revision of the key of the master, which the next holder must know; 0 if nobody has it.
+    pub(crate) fn revision(&self) -> Result<u64> {
         let found = self.range(&json!({ "key": self.key("master") }))?;
-        let Some(pair) = found.into_iter().next() else { return Ok(None) };
-        let holder = text_of(&pair.value).and_then(|text| {
-            let (rank, control) = text.split_once(' ')?;
-            let revision = pair.mod_revision.parse().ok()?;
-            Some(Holder { rank: rank.parse().ok()?, control: control.parse().ok()?, revision })
-        });
-        let odd = || Error::disconnected("etcd: the key of the master holds no rank".to_string());
-        holder.map(Some).ok_or_else(odd)
+        let revision = found.first().map_or(Ok(0), |pair| pair.mod_revision.parse());
+        revision.map_err(|e| Error::disconnected(format!("etcd: a revision that is none: {e}")))
     }
 
     /// Takes the key from the holder of this revision; 0: from nobody. False if another was first.

@@ -244,14 +244,17 @@ impl Members {
     /// masters of one number, only one that ruled may say who is lost [I6].
     pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
         let mut inner = self.lock();
-        let here = |rank: &u32| inner.ranks.contains_key(&SegmentId::first(*rank));
-        let wait_ms = match self.lease_ms {
-            0 => ttl_ms,
-            lease if self.alive.iter().all(here) => ttl_ms.min(lease),
-            lease => ttl_ms.min(lease.max(LATE_MS)),
-        };
+        if inner.settled && inner.ruled {
+            return true;
+        }
         let quorum = inner.too_few(self.world_size, self.since(now_ms)).is_none();
         if !inner.settled {
+            let here = |rank: &u32| inner.ranks.contains_key(&SegmentId::first(*rank));
+            let wait_ms = match self.lease_ms {
+                0 => ttl_ms,
+                lease if self.alive.iter().all(here) => ttl_ms.min(lease),
+                lease => ttl_ms.min(lease.max(LATE_MS)),
+            };
             let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
             inner.settled = all || now_ms >= inner.began_ms + wait_ms;
             inner.settled &= quorum || self.lease_ms == 0;

@@ -9,7 +9,7 @@ use crate::actor::ActorAddr;
 use crate::current_master::LocalMaster;
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
 use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Settings, Welcome};
-use crate::race::{race, read_and_write};
+use crate::race::read_and_write;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::{
     BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
@@ -52,11 +52,7 @@ impl Server {
             let (mut reader, mut writer) = tokio::io::split(stream);
             let down = write_to_owner(&mut writer, rx, &joined, &*self.clock);
             let up = read_from_owner(&mut reader, master, (segment_id, incarnation, link));
-            let over = async {
-                self.master.ended(&here).await;
-                Ok(())
-            };
-            race(read_and_write(up, down), over).await
+            self.master.while_here(&here, read_and_write(up, down)).await
         }
         .await;
         let _ = master.push(LinkDown { segment_id, link }).await;

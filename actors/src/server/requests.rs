@@ -78,11 +78,7 @@ impl Server {
                 }
             }
         };
-        let over = async {
-            self.master.ended(&here).await;
-            Ok(())
-        };
-        let served = race(serving, over).await;
+        let served = self.master.while_here(&here, serving).await;
         members.producer_down(producer, by_ring, self.clock.now_ms());
         served
     }
