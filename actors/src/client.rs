@@ -24,6 +24,7 @@ mod mapped;
 pub mod peer;
 mod peer_log;
 mod peers;
+mod placing;
 pub(crate) mod plans;
 mod pool;
 pub mod producer;
@@ -60,7 +61,9 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::executor::{OnceCompiled, OwnedExecutor};
 use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
+use crate::placement::Site;
 use crate::slow_path::ClientSlowPathCounters;
+use arc_swap::ArcSwap;
 use batch::{about_keys, continued, filled, one, spread};
 use buffers::Buffers;
 use contact::contact;
@@ -74,6 +77,7 @@ use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
 use peers::Peers;
+use placing::Placing;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -179,6 +183,11 @@ impl Client {
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
         let pool = ControlPool::new(p.env.net.clone(), p.master, means, p.producer_id, rings);
+        let site = Site {
+            boot_id: p.env.machine.boot_id(),
+            numa_node: p.config.numa_node,
+            rack: p.config.rack.clone(),
+        };
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
@@ -199,6 +208,9 @@ impl Client {
             closed: AtomicBool::new(false),
             settings: p.settings,
             world: AtomicU32::new(p.view.world_size),
+            hashed_over: AtomicU32::new(Placing::hashed_over(&p.view)),
+            placing: ArcSwap::from_pointee(Placing::new(&p.view, &site)),
+            site,
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
             executor: p.executor,

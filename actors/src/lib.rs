@@ -31,6 +31,7 @@ pub mod message;
 pub mod node;
 pub mod owner;
 mod pattern;
+pub mod placement;
 mod race;
 mod replication;
 pub mod server;
@@ -53,3 +54,4 @@ pub use node::{
     AttachedTo, Cluster, DrainReport, ElectionChoice, Ended, MemoryChoice, Node, NodeConfig,
     NodeStatus, PinnedStatus, SegmentStatus, StartError,
 };
+pub use placement::{Placement, RackPath};

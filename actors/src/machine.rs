@@ -19,6 +19,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 #[cfg(feature = "rdma")]
 use std::sync::{Mutex, PoisonError};
@@ -177,6 +178,11 @@ pub trait Machine: Send + Sync + fmt::Debug {
 
     /// Blocks the calling thread for a while, in a verb that waits.
     fn rest(&self, pause: Duration);
+
+    /// Starts a task of a simulated process, in which verbs may block as on a thread of its own.
+    fn start_task(&self, work: Pin<Box<dyn Future<Output = ()>>>) {
+        tokio::task::spawn_local(work);
+    }
 
     /// Bytes of memory that are available; 0: unknown.
     fn available(&self) -> u64;

@@ -29,6 +29,7 @@ use crate::message::{
     ClusterStats, MasterCounters, MasterToOwner, OwnerToMaster, PlanId, PlanRef, RankInfo,
     RankStats, Refusal, Request, Response, SeenView, SegmentId, Settings, Term,
 };
+use crate::placement::Strategy;
 use allocator::SegmentAllocator;
 use awaiting::Awaiting;
 use batch::Batches;
@@ -91,6 +92,7 @@ pub struct MasterDurable {
 pub struct Master {
     durable: MasterDurable,
     objects: Index<Entry>,
+    placement: Box<dyn Strategy>,
     plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
     batches: Batches,
@@ -213,6 +215,7 @@ impl Role for Master {
         let mut master = Self {
             durable: durable.clone(),
             objects: Index::default(),
+            placement: durable.members.placement().strategy(durable.world_size),
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
             batches: Batches::default(),

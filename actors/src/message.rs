@@ -3,7 +3,8 @@
 //! serde and is bounded by the frame limit of `nkv_transport::wire`.
 
 use crate::error::{Error, Result};
-pub use nkv_store::KeyId;
+pub use crate::placement::Near;
+use nkv_store::KeyId;
 pub use nkv_store::object::ObjectDesc;
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +43,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 29;
+pub const MESSAGES_VERSION: u32 = 30;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -156,6 +157,8 @@ pub struct OpenItem {
     pub bytes_total: u64,
     /// Rank that should own it, in any of its segments; by hash of the key if absent.
     pub preferred_rank: Option<u32>,
+    /// Where the writer is, if the job places objects by that and the writer knows.
+    pub near: Option<Near>,
     /// Bytes per page; 0: those that rank 0 was started with.
     pub page_bytes: u32,
     /// Replicas, at most [`MAX_REPLICAS`]; 0 and 1 mean one. What has no room gets no plan.

@@ -4,7 +4,7 @@
 //! again.
 
 use crate::client::{Blocking, Client};
-use crate::environment::Platform;
+use crate::environment::{Environment, Platform};
 use crate::error::Result;
 use crate::message::KeyBytes;
 use hashbrown::HashSet;
@@ -38,10 +38,10 @@ pub(crate) struct Replication {
 
 impl Replication {
     /// Needs a handle of the node, which there is only once it listens.
-    pub fn start(self: &Arc<Self>, client: &Client, platform: Platform) -> Result<()> {
-        if platform == Platform::Here {
+    pub fn start(self: &Arc<Self>, client: &Client, env: &Environment) -> Result<()> {
+        if env.platform == Platform::Here {
             let (replication, client) = (self.clone(), client.for_another_runtime());
-            tokio::task::spawn_local(async move { replication.run_here(&client).await });
+            env.machine.start_task(Box::pin(async move { replication.run_here(&client).await }));
             return Ok(());
         }
         let (replication, handle) = (self.clone(), client.blocking()?);

@@ -207,6 +207,8 @@ mod tests {
             world_size: 3,
             incarnation: 16 + u64::from(rank),
             boot_id: 1,
+            numa_node: None,
+            rack: Default::default(),
             pid: 7,
             control: "127.0.0.1:1".parse().unwrap(),
             local: Some("unix:///s".parse().unwrap()),

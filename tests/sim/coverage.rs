@@ -6,7 +6,7 @@ use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.
-const MUST_HAPPEN: [&str; 38] = [
+const MUST_HAPPEN: [&str; 40] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -29,6 +29,7 @@ const MUST_HAPPEN: [&str; 38] = [
     "get: Timeout",
     "get: done",
     "list: done",
+    "master: replicas repaired",
     "match-prefix: done",
     "mount: done",
     "put-many: done",
@@ -42,6 +43,7 @@ const MUST_HAPPEN: [&str; 38] = [
     "remove-all: done",
     "remove-many: done",
     "remove-matching: done",
+    "replicate: done",
     "take-overs",
     "terms that rose",
     "unmount: done",

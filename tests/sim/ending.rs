@@ -142,6 +142,10 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
     }
     // Objects of a log whose producer died before it sent their keys are not listed by the master.
     let listed = stats.objects;
+    if cluster.plan.replicas.0 > 0 {
+        let members: Vec<u64> = stats.ranks.iter().map(|row| row.incarnation).collect();
+        objects = cluster.ledger.keys_in_heaps(&members) as u64;
+    }
     (!(objects..=objects + logged).contains(&listed)).then(|| {
         format!("owners have {objects} objects and {logged} in logs, the master lists {listed}")
     })

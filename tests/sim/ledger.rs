@@ -72,8 +72,10 @@ impl std::fmt::Display for Outcome {
 /// A logical time: all events of one run have one order.
 pub type LogicalTime = u64;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Put {
+    // Itself, or the put of which this is a further replica.
+    content: PutId,
     key: usize,
     len: usize,
     began: LogicalTime,
@@ -186,6 +188,8 @@ struct History {
     at: BTreeMap<SlotEpoch, PutId>,
     // READY in a log, and neither accepted nor found to be one too many.
     unaccepted: BTreeMap<SlotEpoch, PutId>,
+    // Further replicas of puts.
+    replicas: BTreeMap<PutId, Vec<PutId>>,
     // Copies in a log that its owner has not accepted yet, and whose bytes they are.
     copies: BTreeMap<SlotEpoch, PutId>,
     // Where objects lay before they were copied: they end there, and their puts do not.
@@ -303,6 +307,7 @@ impl Ledger {
         let (put, began) = (history.puts.len() as PutId, history.tick());
         history.keys[key].puts.push(put);
         history.puts.push(Put {
+            content: put,
             key,
             len,
             began,
@@ -335,10 +340,18 @@ impl Ledger {
             return;
         }
         entry.ended = Some((now, outcome));
+        if outcome == Outcome::Done {
+            entry.acked = Some(self.trace.now_ms());
+        }
+        let (ended, acked) = (entry.ended, entry.acked);
+        for replica in history.replicas.get(&put).cloned().unwrap_or_default() {
+            let replica = &mut history.puts[replica as usize];
+            (replica.ended, replica.acked) = (ended, acked);
+        }
         if outcome != Outcome::Done {
             return;
         }
-        entry.acked = Some(self.trace.now_ms());
+        let entry = &history.puts[put as usize];
         if entry.spot.or(entry.logged).is_none() && !history.has_another(put, self.trace.now_ms()) {
             let name = history.name(history.put(put).key);
             let text = format!("put {put} of {name} was acknowledged and never published");

@@ -9,7 +9,7 @@ use crate::memory::{ClaimTrap, SimMemory, StallInjection, StallProfile};
 use crate::net::Net;
 use crate::oracle::Watch;
 use crate::process::Pid;
-use crate::stack;
+use crate::stack::{self, StackfulFuture};
 use nkv::Credentials;
 use nkv_actors::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment, SegmentKind};
 use nkv_store::shm::Allocation;
@@ -19,6 +19,7 @@ use nkv_transport::{TransportError, Verbs};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -119,6 +120,10 @@ impl Drop for Name {
 }
 
 impl Machine for SimMachine {
+    fn start_task(&self, work: Pin<Box<dyn Future<Output = ()>>>) {
+        tokio::task::spawn_local(StackfulFuture::new(work));
+    }
+
     fn boot_id(&self) -> u64 {
         0xb007 + self.host as u64
     }

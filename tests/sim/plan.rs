@@ -6,7 +6,7 @@ use crate::data::WireProfile;
 use crate::dice::Dice;
 use crate::memory::StallProfile;
 use crate::net::NetworkProfile;
-use nkv::{ElectionChoice, MemoryChoice, NodeConfig, Secret};
+use nkv::{ElectionChoice, MemoryChoice, NodeConfig, Placement, Secret};
 use nkv_store::evict::PolicyKind;
 use nkv_store::layout::PAYLOAD_ALIGN;
 use std::net::IpAddr;
@@ -48,6 +48,8 @@ pub struct Plan {
     pub clocks: Vec<(u64, u64)>,
     /// Puts that ask for the device log, of a thousand.
     pub log_permille: u64,
+    /// Puts that ask for replicas, and for how many at most.
+    pub replicas: (u64, u8),
     // Units of each rank's device log; 0: it has none.
     logs: Vec<u64>,
     base: NodeConfig,
@@ -95,6 +97,7 @@ impl Plan {
             },
             logs: (0..n).map(|_| log_units(&mut dice)).collect(),
             log_permille: dice.between(0, 700),
+            replicas: (*dice.pick(&[0, 0, 100, 400]), dice.between(2, 3) as u8),
             clocks,
             elects: base.election == ElectionChoice::Ranks,
             base,
@@ -116,6 +119,7 @@ impl Plan {
             listen: ip(host),
             port: PORT,
             memory,
+            rack: format!("/row/{}", host % 2).parse().expect("a path"),
             heap_bytes: self.base.heap_bytes + log_bytes,
             log_bytes: Some(log_bytes),
             ..self.base.clone()
@@ -175,7 +179,18 @@ fn config(dice: &mut Dice) -> NodeConfig {
         log_claim_ttl_ms: dice.between(150, 900),
         data_connections: 64,
         secret: Some(secret()),
+        placement: placement(dice),
         ..NodeConfig::default()
+    }
+}
+
+fn placement(dice: &mut Dice) -> Placement {
+    match dice.weighted(&[60, 10, 10, 10, 10]) {
+        0 => Placement::Hash,
+        1 => Placement::Random(dice.next()),
+        2 => Placement::MostFree,
+        3 => Placement::LocalFirst,
+        _ => Placement::Topology,
     }
 }
 

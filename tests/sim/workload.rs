@@ -72,10 +72,9 @@ impl Worker {
     }
 
     async fn call(&mut self) {
-        match self
-            .dice
-            .weighted(&[260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 30, 15, 2])
-        {
+        match self.dice.weighted(&[
+            260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 30, 15, 8, 2,
+        ]) {
             0 => self.put().await,
             1 => self.put_many().await,
             2 => self.put_by_pages().await,
@@ -94,6 +93,7 @@ impl Worker {
             15 => self.check_stats().await,
             16 => self.get_when_ready().await,
             17 => self.get_many_when_ready().await,
+            18 => self.replicate().await,
             _ => self.mount_or_unmount().await,
         }
     }
@@ -120,8 +120,14 @@ impl Worker {
         let preferred_rank = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
         let page_bytes = *self.dice.pick(&[0, 512, 1024, 4096]);
         let log = self.dice.permille(self.cluster.plan.log_permille);
+        let (permille, most) = self.cluster.plan.replicas;
+        let replicas = match self.dice.permille(permille) {
+            true => self.dice.between(2, most.into()) as u8,
+            false => 1,
+        };
         PutOptions::default()
             .preferred_rank(preferred_rank)
+            .replicas(replicas)
             .page_bytes(page_bytes)
             .device_alloc(log)
             .if_exists(if log { IfExists::Keep } else { IfExists::Fail })
@@ -136,6 +142,20 @@ impl Worker {
         let ratio = self.dice.below(100) as f64 / 100.0;
         let done = self.client.evict_until_below(ratio).await;
         self.report("evict", 0, Outcome::of(&done));
+    }
+
+    /// More replicas of some objects, or fewer.
+    async fn replicate(&mut self) {
+        if self.cluster.plan.replicas.0 == 0 {
+            return;
+        }
+        let keys = self.some_keys(4);
+        let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
+        let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
+        let wanted = self.dice.between(1, 3) as u8;
+        for (key, done) in keys.into_iter().zip(self.client.replicate(&names, wanted).await) {
+            self.report("replicate", key, Outcome::of(&done));
+        }
     }
 
     async fn check_stats(&mut self) {
@@ -168,7 +188,7 @@ impl Worker {
 }
 
 /// The master's counters that a run adds up.
-pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 9] {
+pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 11] {
     [
         ("master: opened", m.opened),
         ("master: committed", m.committed),
@@ -179,6 +199,8 @@ pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 9] {
         ("master: lookup hits", m.lookup_hits),
         ("master: lookup misses", m.lookup_misses),
         ("master: removed", m.removed),
+        ("master: replicas short", m.replicas_short),
+        ("master: replicas repaired", m.replicas_repaired),
     ]
 }
 

@@ -1,6 +1,7 @@
 //! How a handle behaves.
 
 use super::peer::TransportChoice;
+use crate::placement::RackPath;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::Secret;
 
@@ -31,6 +32,11 @@ pub struct ClientConfig {
     pub prefault: bool,
     /// Which RDMA devices of this host reach owners that have RDMA devices too.
     pub fabric: FabricConfig,
+    /// The NUMA node to which this process is bound, if it is bound to one: where objects are
+    /// placed by distance, they go to ranks of that node first.
+    pub numa_node: Option<u32>,
+    /// The rack of this host; unknown: that of a rank on this host, if there is one.
+    pub rack: RackPath,
     /// The job's secret [I20]. Without it the nodes must run on this host as this user.
     pub secret: Option<Secret>,
 }
@@ -49,6 +55,8 @@ impl Default for ClientConfig {
             get_pool_bytes: GET_POOL_BYTES,
             prefault: true,
             fabric: FabricConfig::default(),
+            numa_node: None,
+            rack: RackPath::default(),
             secret: None,
         }
     }

@@ -53,7 +53,7 @@ impl Client {
     fn looks_up(&self, key: &[u8], id: KeyId) -> Option<Arc<Peer>> {
         // A read by a known location is one round trip, too.
         let known = || self.shared.locations.known(key).is_some();
-        let peer = self.shared.peers.remote(self.shared.rank_of(id.hash)?)?;
+        let peer = self.shared.peers.remote(self.shared.likely_rank(id.hash)?)?;
         let now = self.shared.env.clock.now_ns();
         (peer.kind() == Kind::Tcp && !peer.is_unresponsive(now) && !known()).then_some(peer)
     }

@@ -207,7 +207,7 @@ impl Client {
         let mut found = Vec::new();
         let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for i in wanted {
-            let Some(rank) = self.shared.rank_of(ids[*i].hash) else { return found };
+            let Some(rank) = self.shared.likely_rank(ids[*i].hash) else { continue };
             by_rank.entry(rank).or_default().push(*i);
         }
         let now = self.shared.env.clock.now_ns();

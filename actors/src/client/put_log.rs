@@ -103,7 +103,7 @@ impl Client {
 
     /// The rank whose log a key belongs to.
     pub(super) fn log_rank(&self, hash: u64, opts: &PutOptions) -> Option<u32> {
-        opts.preferred_rank.or_else(|| self.shared.rank_of(hash))
+        opts.preferred_rank.or_else(|| self.shared.rank_for(hash))
     }
 
     /// Puts through the device log of the key's owner, without a message. Parts are put so only
@@ -332,7 +332,7 @@ impl Client {
     /// Attaches to the owners whose logs take keys with these hashes, unless attached already. Only
     /// the first put of a handle to an owner waits for this.
     pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
-        if self.shared.rank_of(0).is_none() && self.membership().await.is_err() {
+        if self.shared.world.load(Ordering::Relaxed) == 0 && self.membership().await.is_err() {
             return;
         }
         let mut ranks: Vec<u32> =

@@ -8,11 +8,14 @@ use super::keys::HandleKeys;
 use super::locations::Locations;
 use super::peer::Peer;
 use super::peers::Peers;
+use super::placing::Placing;
 use super::plans::OpenPlans;
 use crate::environment::Environment;
 use crate::executor::OwnedExecutor;
 use crate::message::{RankState, Settings, View, is_news};
+use crate::placement::Site;
 use crate::slow_path::ClientSlowPath;
+use arc_swap::ArcSwap;
 use nkv_store::fork::ProcessMark;
 use nkv_transport::wire::auth::Credentials;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,6 +47,10 @@ pub struct Shared {
     pub(super) view: RwLock<View>,
     // World size of the job; 0 while unknown.
     pub(super) world: AtomicU32,
+    // The same in a job that places objects by the hash of their keys; else 0.
+    pub(super) hashed_over: AtomicU32,
+    pub(super) placing: ArcSwap<Placing>,
+    pub(super) site: Site,
     pub(super) next_request: AtomicU64,
     // Only a standalone client has one; a node's handle uses the executor of its node.
     pub(super) executor: Option<OwnedExecutor>,
@@ -77,13 +84,6 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// The rank that a key's hash selects; None while this handle does not know the world size.
-    #[inline]
-    pub(crate) fn rank_of(&self, hash: u64) -> Option<u32> {
-        let world = self.world.load(Ordering::Relaxed);
-        hash.checked_rem(u64::from(world)).map(|rank| rank as u32)
-    }
-
     /// Adds a new attachment to an owner; it is disconnected if the owner was declared gone
     /// meanwhile [I17]. False if this handle was closed meanwhile.
     pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
@@ -120,6 +120,8 @@ impl Shared {
         if view.order() != kept.order() && !is_news(view.order(), kept.order()) {
             return;
         }
+        self.placing.store(Arc::new(Placing::new(&view, &self.site)));
+        self.hashed_over.store(Placing::hashed_over(&view), Ordering::Relaxed);
         self.world.store(view.world_size, Ordering::Relaxed);
         for (info, state) in &view.ranks {
             self.peers.take_puts(info.incarnation, *state == RankState::Alive);

@@ -12,6 +12,7 @@ use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
     SeenView, SegmentId, Term, View, is_news,
 };
+use crate::placement::Placement;
 use crate::slow_path::MasterSlowPath;
 use gone::Gone;
 use hashbrown::HashSet;
@@ -128,6 +129,7 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
+    placement: Placement,
     // The master's own rank.
     rank: u32,
     // Ranks that were alive when it was elected.
@@ -155,6 +157,7 @@ impl Members {
         Self {
             inner: Mutex::new(inner),
             world_size,
+            placement: Placement::default(),
             rank,
             alive: BTreeSet::new(),
             lease_ms,
@@ -167,6 +170,15 @@ impl Members {
     /// The same, that waits longer for these ranks: they were alive when it was elected.
     pub(crate) fn waiting_for(self, alive: BTreeSet<u32>) -> Self {
         Self { alive, ..self }
+    }
+
+    /// The same, of a job that places objects so.
+    pub(crate) fn placing(self, placement: Placement) -> Self {
+        Self { placement, ..self }
+    }
+
+    pub(super) fn placement(&self) -> Placement {
+        self.placement
     }
 
     pub(super) fn world_size(&self) -> u32 {
@@ -190,6 +202,7 @@ impl Members {
             term: inner.term,
             master: self.rank,
             world_size: self.world_size,
+            placement: self.placement,
             settled: inner.settled,
             ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
         }

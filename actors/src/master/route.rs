@@ -1,49 +1,51 @@
-//! Chooses where an object goes: first a rank, then that rank's segments. It allocates nothing.
+//! Chooses where an object goes: first ranks, by the job's placement, then their segments. It
+//! allocates nothing.
 
 use super::Master;
+use super::allocator::SegmentAllocator;
 use crate::error::{Error, Result};
 use crate::message::{OpenItem, RankState, SegmentId};
+use crate::placement::{Candidate, FARTHEST, Near, RackPath, Site};
 use nkv_store::KeyId;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Ranks that are tried for one object, at most.
+const RANKS_TRIED: usize = 32;
+
 impl Master {
-    /// The segments to try, best first, at least one: those of `preferred_rank`, else of the key's
-    /// hash modulo the world size; if none of them can hold the object, the usable segment of any
-    /// rank with most room. Heaps may differ in size, so a hashed rank whose heaps are too small is
-    /// passed over. `InvalidArgument` if `preferred_rank` does not exist, `Disconnected` if no
+    /// The segments to try, best first, at least one: those of `preferred_rank`, else of the ranks
+    /// that the placement names. If none of them can hold the object, the largest one, for the
+    /// error's text. `InvalidArgument` if `preferred_rank` does not exist, `Disconnected` if no
     /// segment is usable.
     pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<Vec<SegmentId>> {
-        let world = self.durable.world_size;
-        let wanted = match open.preferred_rank {
-            Some(rank) if rank >= world => {
-                return Err(Error::invalid(format!(
-                    "preferred_rank {rank} does not exist; ranks are 0 to {}",
-                    world - 1
-                )));
-            }
-            Some(rank) => rank,
-            None => (id.hash % u64::from(world)) as u32,
-        };
-        let theirs =
-            self.allocators.range(SegmentId::of_rank(wanted)).map(|(segment_id, _)| *segment_id);
-        let mut segment_ids: Vec<SegmentId> =
-            theirs.filter(|s| self.may_hold(*s, open.bytes_total)).collect();
-        if !segment_ids.is_empty() {
-            segment_ids.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
-            return Ok(segment_ids);
+        let (world, bytes) = (self.durable.world_size, open.bytes_total);
+        if let Some(rank) = open.preferred_rank.filter(|rank| *rank >= world) {
+            return Err(Error::invalid(format!(
+                "preferred_rank {rank} does not exist; ranks are 0 to {}",
+                world - 1
+            )));
+        }
+        let fixed = open.preferred_rank.or_else(|| self.placement.fixed(id.hash));
+        let theirs = fixed.map(|rank| self.segments_of(rank, bytes)).unwrap_or_default();
+        if !theirs.is_empty() {
+            return Ok(theirs);
         }
         let usable = || self.allocators.keys().copied().filter(|s| self.usable(*s));
-        let preferred = open.preferred_rank.is_some();
-        // The largest segment of the preferred rank, so that the caller's size error names it.
-        let named = usable().filter(|s| preferred && s.rank == wanted);
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);
-        let best = named.max_by_key(|s| (size(s), Reverse(*s))).or_else(|| {
-            usable().max_by_key(|s| {
-                (self.may_hold(*s, open.bytes_total), self.free_bytes(*s), Reverse(*s))
-            })
-        });
-        best.map(|segment_id| vec![segment_id]).ok_or_else(|| {
+        let largest = |s: &SegmentId| (size(s), Reverse(*s));
+        let preferred = usable().filter(|s| open.preferred_rank == Some(s.rank));
+        if let Some(too_small) = preferred.max_by_key(largest) {
+            return Ok(vec![too_small]);
+        }
+        let mut ranks = self.ranked(id.hash, open.near, bytes);
+        ranks.truncate(if fixed.is_some() { 1 } else { RANKS_TRIED });
+        let chosen: Vec<_> =
+            ranks.into_iter().flat_map(|rank| self.segments_of(rank, bytes)).collect();
+        if !chosen.is_empty() {
+            return Ok(chosen);
+        }
+        usable().max_by_key(largest).map(|too_small| vec![too_small]).ok_or_else(|| {
             let joined = self.allocators.keys().filter(|s| s.is_first()).count();
             Error::disconnected(format!(
                 "no rank can take an object now ({joined} of {world} joined, none alive)"
@@ -51,32 +53,73 @@ impl Master {
         })
     }
 
-    /// Where further replicas of an object may go, best first: one segment of each other rank, by
-    /// room; those of hosts that have none yet come before all others.
-    pub(super) fn route_copies(&self, taken: &[SegmentId], bytes: u64) -> Vec<SegmentId> {
-        let mut by_rank: BTreeMap<u32, SegmentId> = BTreeMap::new();
-        let usable = self.allocators.keys().copied();
-        let is_taken = |s: &SegmentId| taken.iter().any(|known| known.rank == s.rank);
-        let usable = usable.filter(|s| !is_taken(s) && self.may_hold(*s, bytes));
-        for segment_id in usable.filter(|s| !self.durable.members.is_backlogged(*s)) {
-            let best = by_rank.entry(segment_id.rank).or_insert(segment_id);
-            if self.free_bytes(segment_id) > self.free_bytes(*best) {
-                *best = segment_id;
+    /// Segments of a rank that can hold so many bytes, those with most room first.
+    fn segments_of(&self, rank: u32, bytes: u64) -> Vec<SegmentId> {
+        let theirs = self.allocators.range(SegmentId::of_rank(rank)).map(|(id, _)| *id);
+        let mut theirs: Vec<_> = theirs.filter(|s| self.may_hold(*s, bytes)).collect();
+        theirs.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
+        theirs
+    }
+
+    /// Ranks that can hold so many bytes, in the placement's order.
+    fn ranked(&self, key: u64, near: Option<Near>, bytes: u64) -> Vec<u32> {
+        let mut free: BTreeMap<u32, u64> = BTreeMap::new();
+        for (segment_id, of_segment) in &self.allocators {
+            if self.may_hold(*segment_id, bytes) {
+                *free.entry(segment_id.rank).or_default() += of_segment.arena.free_bytes();
             }
         }
-        let mut all: Vec<SegmentId> = by_rank.into_values().collect();
-        all.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
-        // The first one of each host that has none, then the others.
-        let host = |s: &SegmentId| self.allocators.get(s).map(|b| b.info.boot_id);
-        let mut hosts: BTreeSet<_> = taken.iter().map(host).collect();
-        let (alone, shared): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|s| hosts.insert(host(s)));
-        alone.into_iter().chain(shared).collect()
+        let nearest = near.and_then(|near| Some((near, self.site_of(near.rank)?)));
+        let distance = |rank: u32| {
+            let (near, site) = nearest.as_ref()?;
+            Some(near.distance(site.to(&self.site_of(rank)?)))
+        };
+        let candidates = free.into_iter().map(|(rank, free_bytes)| {
+            let candidate =
+                Candidate { rank, distance: distance(rank).unwrap_or(FARTHEST), free_bytes };
+            (self.placement.cost(key, &candidate), rank)
+        });
+        let mut candidates: Vec<_> = candidates.collect();
+        candidates.sort_unstable();
+        candidates.into_iter().map(|(_, rank)| rank).collect()
+    }
+
+    fn site_of(&self, rank: u32) -> Option<Site> {
+        let mut theirs = self.allocators.range(SegmentId::of_rank(rank));
+        theirs.next().map(|(_, first)| Site::of(&first.info))
+    }
+
+    /// Where further replicas of an object may go, best first: one segment of each other rank, in
+    /// the placement's order. Those of hosts that have none yet come before all others, and of
+    /// these those of racks that have none.
+    pub(super) fn route_copies(
+        &self,
+        (key, near): (u64, Option<Near>),
+        taken: &[SegmentId],
+        bytes: u64,
+    ) -> Vec<SegmentId> {
+        let is_free = |rank: &u32| taken.iter().all(|known| known.rank != *rank);
+        let ranks = self.ranked(key, near, bytes).into_iter().filter(is_free);
+        let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
+        let ranks = ranks.filter_map(|rank| self.segments_of(rank, bytes).into_iter().find(takes));
+        let info = |s: &SegmentId| self.allocators.get(s).map(|b| &b.info);
+        let mut hosts: BTreeSet<u64> = taken.iter().filter_map(info).map(|i| i.boot_id).collect();
+        let mut racks: BTreeSet<&RackPath> =
+            taken.iter().filter_map(info).map(|i| &i.rack).collect();
+        let ranks: Vec<_> = ranks.filter_map(|s| Some((s, info(&s)?))).collect();
+        // The first one of each rack, and then of each host, that has none.
+        let (alone, rest): (Vec<_>, Vec<_>) = ranks.into_iter().partition(|(_, info)| {
+            let new = !racks.contains(&info.rack) && !hosts.contains(&info.boot_id);
+            new && racks.insert(&info.rack) && hosts.insert(info.boot_id)
+        });
+        let (apart, shared): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|(_, info)| hosts.insert(info.boot_id));
+        alone.into_iter().chain(apart).chain(shared).map(|(s, _)| s).collect()
     }
 
     /// True if an object may be placed on a segment, now or once it has room.
     pub(super) fn may_hold(&self, segment_id: SegmentId, bytes: u64) -> bool {
-        let fits = |b: &super::allocator::SegmentAllocator| bytes <= b.info.layout.arena.len;
+        let fits = |b: &SegmentAllocator| bytes <= b.info.layout.arena.len;
         self.allocators.get(&segment_id).is_some_and(fits) && self.usable(segment_id)
     }
 

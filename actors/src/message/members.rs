@@ -1,6 +1,7 @@
 //! The descriptions of segments that join, and the membership view.
 
 use super::Term;
+use crate::placement::{Placement, RackPath};
 use nkv_store::SegmentLayout;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
@@ -114,6 +115,10 @@ pub struct RankInfo {
     /// Boot id of the host: processes with equal ids can share memory.
     #[serde(with = "super::hex")]
     pub boot_id: u64,
+    /// The NUMA node to which its memory is bound, if it is bound to one.
+    pub numa_node: Option<u32>,
+    /// Its host's rack.
+    pub rack: RackPath,
     /// Process id, for humans.
     pub pid: u32,
     /// Control address reachable from other hosts.
@@ -187,6 +192,8 @@ pub struct View {
     pub master: u32,
     /// Ranks the job has.
     pub world_size: u32,
+    /// Which rank gets a new object.
+    pub placement: Placement,
     /// True once every rank has reported or a TTL has passed: then a segment that is not in the
     /// view is gone. Before that it may not have joined yet.
     pub settled: bool,

@@ -1,6 +1,7 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use crate::placement::{Placement, RackPath};
 use crate::server::BEATS_PER_LEASE;
 use crate::tier::SsdConfig;
 use nkv_store::ArenaUnit;
@@ -90,6 +91,10 @@ pub struct NodeConfig {
     pub heap_align: ArenaUnit,
     /// The NUMA node whose memory holds what lies in host memory; None: where it is touched first.
     pub numa_node: Option<u32>,
+    /// The rack of this host.
+    pub rack: RackPath,
+    /// Which rank gets a new object; that of the master counts, for the whole job.
+    pub placement: Placement,
     /// Kind of memory.
     pub memory: MemoryChoice,
     /// Allocate every page at start.
@@ -175,6 +180,8 @@ impl Default for NodeConfig {
             heap_bytes: 64 << 20,
             heap_align: ArenaUnit::default(),
             numa_node: None,
+            rack: RackPath::default(),
+            placement: Placement::Hash,
             memory: MemoryChoice::Shm,
             prefault: true,
             pool_pinned: None,

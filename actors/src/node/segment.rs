@@ -148,6 +148,8 @@ impl UnjoinedSegment {
             world_size: config.world_size,
             incarnation: identity.incarnation,
             boot_id: identity.boot_id,
+            numa_node: config.numa_node,
+            rack: config.rack.clone(),
             pid: common.env.machine.pid(),
             control,
             local,

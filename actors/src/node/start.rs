@@ -74,7 +74,7 @@ impl Node {
         let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
         let common = building.common();
-        common.replication.start(&client, common.env.platform)?;
+        common.replication.start(&client, &common.env)?;
         if let Some(tier) = &building.common().tier {
             tier.start_promotions(&client)?;
         }
@@ -301,6 +301,8 @@ impl Building {
                 device_alloc: self.config().device_alloc,
                 data_stripes: self.config().data_stripes,
                 get_pool_bytes: self.config().get_pool_bytes,
+                numa_node: self.config().numa_node,
+                rack: self.config().rack.clone(),
                 ..ClientConfig::default()
             },
             credentials: self.common().guard.credentials().clone(),

@@ -134,6 +134,8 @@ fn largest() -> RankInfo {
         world_size: 2,
         incarnation: INCARNATION,
         boot_id: 1,
+        numa_node: None,
+        rack: Default::default(),
         pid: 1,
         control: Address::Tcp("127.0.0.1:1".into()),
         local: None,

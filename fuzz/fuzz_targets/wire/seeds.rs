@@ -114,6 +114,8 @@ fn rank() -> RankInfo {
         world_size: 3,
         incarnation: 0x1111,
         boot_id: 4,
+        numa_node: None,
+        rack: Default::default(),
         pid: 100,
         control: Address::Tcp("node-1:7400".to_string()),
         local: Some(Address::Unix("/run/nkv.sock".into())),
@@ -209,6 +211,7 @@ fn first_frames(seeds: &mut Seeds) {
         master_lease_ms: 4,
     };
     let view = View {
+        placement: nkv_actors::placement::Placement::Random(9),
         master: 0,
         number: 1,
         term: TERM,
@@ -273,6 +276,7 @@ fn requests() -> Vec<Request> {
         key: key().into(),
         bytes_total: 1000,
         preferred_rank: Some(1),
+        near: None,
         page_bytes: 256,
         replicas: 2,
         replica_of: None,

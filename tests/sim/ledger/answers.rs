@@ -17,7 +17,7 @@ impl Ledger {
         let mut history = self.lock();
         let whose = |p: &&PutId| {
             let put = history.put(**p);
-            put.spot.is_some() && put.len == bytes.len() && is_of(**p, bytes)
+            put.spot.is_some() && put.len == bytes.len() && is_of(put.content, bytes)
         };
         // If two puts match, as with empty values, the later one is assumed.
         let Some(put) = history.keys[key].puts.iter().rev().find(whose).copied() else {
@@ -30,10 +30,17 @@ impl Ledger {
             return history.wrong(&self.trace, text);
         };
         self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
-        let entry = history.put(put);
-        let removal = match history.removal_before(entry, began, read_from, members) {
-            Ok(excuse) => return history.excuse(excuse),
-            Err(removal) => removal,
+        // It was read from one of the replicas.
+        let alike = history.keys[key].puts.iter().copied();
+        let alike = alike.filter(|p| history.put(*p).content == history.put(put).content);
+        let judged = alike.filter(|p| history.put(*p).spot.is_some());
+        let mut judged =
+            judged.map(|p| history.removal_before(history.put(p), began, read_from, members));
+        let judged = judged.clone().find(Result::is_ok).or_else(|| judged.next());
+        let removal = match judged {
+            None => return,
+            Some(Ok(excuse)) => return history.excuse(excuse),
+            Some(Err(removal)) => removal,
         };
         let text = format!(
             "[I6] a read of {} returned put {put}, which was removed: {removal:?}, read from \
@@ -109,6 +116,7 @@ impl Ledger {
         let hidden = |p: &&PutId| {
             let put = history.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
+            let there = there && !history.is_replicated(put);
             // The master may not know an object in a log yet: then its owner had to be asked.
             let known = put.logged.is_none() || known_by == KnownBy::ByAll;
             // `exists` does not cover a rank whose link is down, and that rank may not know it yet.
@@ -131,6 +139,7 @@ impl Ledger {
     pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
         let history = self.lock();
         let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());
+        let live = live.filter(|p| !history.is_replicated(p));
         let found = live.filter_map(|p| Some((p.key, p.spot?)));
         found.filter(|(_, s)| roster.is_seated(s.incarnation)).collect()
     }
@@ -140,6 +149,16 @@ impl Ledger {
         let history = self.lock();
         let here = |p: &&Put| p.spot.is_some_and(|s| s.incarnation == incarnation);
         history.puts.iter().filter(here).filter(|p| p.is_live()).count()
+    }
+
+    /// Keys of objects that are readable, however many replicas of them, but for those that were
+    /// put into logs.
+    pub fn keys_in_heaps(&self, members: &[u64]) -> usize {
+        let history = self.lock();
+        let here = |p: &&Put| p.spot.is_some_and(|s| members.contains(&s.incarnation));
+        let live = history.puts.iter().filter(|p| p.is_live() && p.logged.is_none());
+        let live = live.filter(here);
+        live.map(|p| p.key).collect::<BTreeSet<_>>().len()
     }
 
     /// Something can be read there now.

@@ -36,7 +36,7 @@ impl History {
         let (Some((gone, Cause::Handling(doing))), true) = (put.gone, put.is_acked()) else {
             return;
         };
-        if self.was_asked_to_go(put, gone) {
+        if self.was_asked_to_go(put, gone) || self.is_replicated(put) {
             return;
         }
         if let Some(word) = self.residual_of(put) {

@@ -26,9 +26,10 @@ impl History {
         let whose = |p: &&PutId| {
             let put = self.put(**p);
             let fresh = put.spot.or(put.logged).is_none();
-            fresh && put.len == bytes.len() && is_of(**p, bytes)
+            fresh && put.len == bytes.len() && is_of(put.content, bytes)
         };
         let put = self.keys[key].puts.iter().rev().find(whose).copied();
+        let put = put.or_else(|| self.replica(trace, key, spot, bytes));
         if put.is_none() {
             let text = format!(
                 "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that \
@@ -43,13 +44,52 @@ impl History {
         put
     }
 
+    /// A further replica of a put: its bytes are those of one whose object was readable before, and
+    /// no removal of that was acknowledged [I6].
+    fn replica(
+        &mut self,
+        trace: &Trace,
+        key: usize,
+        spot: SlotEpoch,
+        bytes: &[u8],
+    ) -> Option<PutId> {
+        let of = |p: &&PutId| {
+            let put = self.put(**p);
+            put.len == bytes.len() && is_of(put.content, bytes)
+        };
+        let first = self.keys[key].puts.iter().copied().find(|p| of(&p))?;
+        let (now, put) = (self.now, self.put(first));
+        let mut removals = self.keys[key].removals.values();
+        let removed = removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put));
+        let replica = self.puts.len() as PutId;
+        let fresh = Put { spot: None, logged: None, settled: None, gone: None, ..put.clone() };
+        if removed {
+            let text = format!(
+                "[I6] put {first} of {} was removed, and then a replica of it became readable at \
+                 {spot:?}",
+                self.name(key)
+            );
+            self.wrong(trace, text);
+        }
+        self.puts.push(fresh);
+        self.keys[key].puts.push(replica);
+        self.replicas.entry(first).or_default().push(replica);
+        Some(replica)
+    }
+
+    /// Whether a put has, or is, one of several replicas: which of them a master knows, and which
+    /// of them it retires, cannot be seen in memory.
+    pub(super) fn is_replicated(&self, put: &Put) -> bool {
+        self.replicas.contains_key(&put.content)
+    }
+
     /// The put whose object, served before in this segment, was copied to `spot`.
     fn copied(&self, spot: SlotEpoch, id: KeyId, bytes: &[u8]) -> Option<PutId> {
         let key = *self.by_id.get(&id)?;
         let of = |p: &&PutId| {
             let put = self.put(**p);
             let here = put.spot.is_some_and(|s| s.incarnation == spot.incarnation);
-            here && put.len == bytes.len() && is_of(**p, bytes)
+            here && put.len == bytes.len() && is_of(put.content, bytes)
         };
         self.keys[key].puts.iter().rev().find(of).copied()
     }

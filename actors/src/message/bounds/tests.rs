@@ -30,6 +30,8 @@ fn info() -> RankInfo {
         world_size: 2,
         incarnation: INCARNATION,
         boot_id: 1,
+        numa_node: None,
+        rack: Default::default(),
         pid: 1,
         control: "127.0.0.1:1".parse().unwrap(),
         local: None,

@@ -19,6 +19,8 @@ fn info(rank: u32) -> RankInfo {
         world_size: 3,
         incarnation: 100 + u64::from(rank),
         boot_id: 1,
+        numa_node: None,
+        rack: Default::default(),
         pid: 7,
         control: "127.0.0.1:1".parse().unwrap(),
         local: None,
