@@ -9,6 +9,7 @@ pub mod node_settings;
 pub mod open_files;
 pub mod packaging;
 pub mod progress;
+pub mod rack_map;
 pub mod settings;
 pub mod sizes;
 pub mod streams;

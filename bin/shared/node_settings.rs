@@ -50,6 +50,23 @@ pub struct SettingFlags {
     /// the processor which touches a page first, with --prefault at start]
     #[arg(long, value_name = "N|none", allow_hyphen_values = true)]
     pub numa_node: Option<String>,
+    /// Which rank gets a new object: the one that its key selects, a drawn one, the one with most
+    /// room, one of the writer's host if there is one, or the nearest by NUMA node, host and rack;
+    /// that of the master counts [default: hash]
+    #[arg(
+        long,
+        value_name = "hash|random[:SEED]|most-free|local-first|topology",
+        allow_hyphen_values = true
+    )]
+    pub placement: Option<String>,
+    /// The rack of this host, as a path from the widest on: replicas go to different ones first
+    /// [range: 1 to 8 names, each behind a /] [default: /, one for all hosts]
+    #[arg(long, value_name = "/NAME/...", allow_hyphen_values = true)]
+    pub rack: Option<String>,
+    /// File that has the rack of this host: lines of a host's name or address and a path
+    /// [default: none]
+    #[arg(long, value_name = "FILE|none", allow_hyphen_values = true)]
+    pub rack_map: Option<String>,
     /// Where payloads lie: shared memory of this host (also called shm), a GPU, a GPU if there is
     /// one that can be used, or memory of this process alone [default: dram]
     #[arg(long, value_name = "dram|cuda|auto|private", allow_hyphen_values = true)]

@@ -9,9 +9,10 @@ mod values;
 use crate::endpoints::DEFAULT_PORT;
 use crate::launcher::{self, Env, Launcher};
 use crate::logging::LogFormat;
+use crate::rack_map::RackMap;
 use crate::sizes::{parse_bytes, show_bytes};
 use crate::variables;
-use nkv::{MemoryChoice, NodeConfig, Secret};
+use nkv::{MemoryChoice, NodeConfig, RackPath, Secret};
 use nkv_actors::tier::{
     DAY_S, DEFAULT_TTL_DAYS, Durability, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine,
     SsdPolicy,
@@ -268,6 +269,8 @@ fn heap_use(
     let unit = |text: &str| ArenaUnit::of_bytes(parse_bytes(text)?).map_err(|e| e.to_string());
     node.heap_align = r.take("heap_align", unit, node.heap_align)?;
     node.numa_node = r.take_unless("numa_node", "none", number, node.numa_node)?;
+    node.placement = r.take("placement", str::parse, node.placement)?;
+    node.rack = rack(r, node)?;
     node.prefault = r.take("prefault", boolean, node.prefault)?;
     node.pool_pinned = r.take("pool_pinned", boolean, false)?.then_some(gpu);
     let page_bytes = |text: &str| {
@@ -285,6 +288,18 @@ fn heap_use(
     node.atomic_domain = r.take("atomic_domain", str::parse, node.atomic_domain)?;
     node.device_alloc = r.take("device_alloc", boolean, node.device_alloc)?;
     Ok(())
+}
+
+/// The rack of this host: given, or from a file.
+fn rack(r: &mut Resolver, node: &NodeConfig) -> Result<RackPath, String> {
+    let given = r.has("rack");
+    let rack = r.take("rack", str::parse, node.rack.clone())?;
+    let read = |file: &str| RackMap::read(file, node.listen);
+    match r.take_unless("rack_map", "none", read, None)? {
+        Some(_) if given => Err("rack and rack_map both name a rack: give one of them".to_string()),
+        Some(map) => Ok(map.rack),
+        None => Ok(rack),
+    }
 }
 
 /// The SSD tier. Without a directory the other settings of it mean nothing.

@@ -3,33 +3,19 @@
 #![expect(unsafe_code, reason = "a double of RDMA devices has a method whose caller promises much")]
 
 use crate::embedding::log::{logged, with_log};
+use crate::embedding::machine::TestMachine;
 use crate::embedding::{bytes, eventually, on};
-use nkv_actors::machine::{
-    AgentConfig, Connected, DataAgent, Machine, NewSegment, OsMachine, SegmentKind,
-};
 use nkv_actors::{
     Client, ClientConfig, Environment, ErrorKind, MemoryChoice, Node, NodeConfig, StartError,
     TransportChoice,
 };
-use nkv_store::memory::SplitMemory;
-use nkv_store::shm::Allocation;
-use nkv_store::testkit::Unaddressable;
-use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
+use nkv_store::Memory;
 use nkv_transport::TransportError;
 use nkv_transport::fabric::{
     Answer, Exported, Fabric, FabricConfig, Offer, Offering, Part, RegisteredRange, RemoteAccess,
 };
-use nkv_transport::wire::BoxFuture;
-use nkv_transport::wire::auth::Credentials;
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// This machine, with a device whose memory the CPU cannot address, and with RDMA devices that
-/// refuse its memory, if there are any.
-#[derive(Debug)]
-struct WithDevice(OsMachine, Option<Arc<dyn Fabric>>);
 
 /// RDMA devices that register host memory alone.
 #[derive(Debug)]
@@ -68,62 +54,9 @@ impl Exported for HostMemoryOnly {
     }
 }
 
-impl Machine for WithDevice {
-    fn create(
-        &self,
-        kind: SegmentKind<'_>,
-        bytes: u64,
-        allocation: Allocation,
-    ) -> Result<NewSegment, StoreError> {
-        let SegmentKind::Device { payloads, .. } = kind else {
-            return self.0.create(kind, bytes, allocation);
-        };
-        let control = Arc::new(AnonMemory::new(payloads)?);
-        let device = Arc::new(Unaddressable(AnonMemory::new(bytes - payloads)?));
-        Ok(NewSegment::private(Arc::new(SplitMemory::new(control, device).unwrap())))
-    }
-    fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
-        let none = || TransportError::Protocol("no devices".to_string());
-        self.1.clone().ok_or_else(none)
-    }
-    fn boot_id(&self) -> u64 {
-        self.0.boot_id()
-    }
-    fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-    fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {
-        self.0.attach(file_name)
-    }
-    fn prefault(&self, file_name: &str) {
-        self.0.prefault(file_name);
-    }
-    fn rest(&self, pause: Duration) {
-        self.0.rest(pause);
-    }
-    fn available(&self) -> u64 {
-        self.0.available()
-    }
-    fn remove_socket(&self, path: &Path) {
-        self.0.remove_socket(path);
-    }
-    fn serve(&self, what: AgentConfig) -> Result<Box<dyn DataAgent>, TransportError> {
-        self.0.serve(what)
-    }
-    fn connect(
-        &self,
-        at: &str,
-        incarnation: u64,
-        credentials: &Credentials,
-        stripes: Stripes,
-    ) -> BoxFuture<'static, Result<Connected, TransportError>> {
-        self.0.connect(at, incarnation, credentials, stripes)
-    }
-}
-
 async fn start(fabric: Option<Arc<dyn Fabric>>, config: NodeConfig) -> Result<Node, StartError> {
     let mut env = Environment::of_this_process();
-    env.machine = Arc::new(WithDevice(OsMachine, fabric));
+    env.machine = Arc::new(TestMachine { fabric, ..TestMachine::default() });
     let node = Node::start_in(env, config).await?;
     node.ready().await;
     Ok(node)

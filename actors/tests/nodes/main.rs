@@ -18,6 +18,7 @@ mod moved;
 mod named;
 mod panics;
 mod parts;
+mod placement;
 mod pool;
 mod prefetch;
 mod replicas;

@@ -191,6 +191,9 @@ fn wrong_values_are_refused_with_their_source() {
         (&["--rdma-devices", "none,a"], &[], "--rdma-devices"),
         (&["--rdma-devices", "a,b,a"], &[], "named twice"),
         (&["--rdma-devices", "none", "--rdma-pairs", "2"], &[], "rdma_devices none"),
+        (&["--placement", "nearest"], &[], "--placement"),
+        (&["--rack", "r1"], &[], "--rack"),
+        (&["--rack-map", "/nowhere/racks"], &[], "No such file"),
         (&["--rdma-gid-index", "256"], &[], "--rdma-gid-index"),
         (&["--rdma-pairs", "9"], &[], "9 is not between 1 and 8"),
         (&["--threads", "257"], &[], "threads"),
@@ -216,7 +219,8 @@ fn every_value_reaches_what_it_sets() {
                 --rdma-gid-index 3 --rdma-pairs 8 --data-connections 12 --drain-ms 13 --rejoins 14 \
                 --threads 15 --log debug --ssd-dir /d --ssd-bytes 1GiB --ssd-policy write_through \
                 --ssd-durability persistent --ssd-ttl-days 3 --ssd-engine files --election ranks \
-                --master-lease-ms 900 --peers a:1,b:2 --control-port 7401";
+                --master-lease-ms 900 --peers a:1,b:2 --control-port 7401 \
+                --placement random:9 --rack /a/b";
     let s = settings(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
@@ -229,6 +233,8 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
     assert_eq!((&n.election, n.master_lease_ms), (&nkv::ElectionChoice::Ranks, 900));
     assert_eq!((&n.peers[..], n.control_port), (&["a:1".to_string(), "b:2".into()][..], 7401));
+    assert_eq!(n.placement, nkv::Placement::Random(9));
+    assert_eq!(n.rack.to_string(), "/a/b");
     let devices = vec!["b".to_string(), "a".to_string()];
     assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));
     assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));

@@ -59,8 +59,11 @@ impl History {
         };
         let first = self.keys[key].puts.iter().copied().find(|p| of(&p))?;
         let (now, put) = (self.now, self.put(first));
-        let mut removals = self.keys[key].removals.values();
-        let removed = removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put));
+        // Not of a rank that was no member any more when the removal was acknowledged.
+        let here = |r: &&Removal| !r.late && r.members.contains(&spot.incarnation);
+        let mut removals = self.keys[key].removals.values().filter(here);
+        let removed =
+            removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put));
         let replica = self.puts.len() as PutId;
         let fresh = Put { spot: None, logged: None, settled: None, gone: None, ..put.clone() };
         if removed {

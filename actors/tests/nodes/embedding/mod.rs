@@ -2,6 +2,7 @@
 //! their key, bounded waits. It starts nothing by itself.
 
 pub mod log;
+pub mod machine;
 
 use nkv_actors::{Client, ClientConfig, Cluster, Node, NodeConfig, PutOptions, TransportChoice};
 use nkv_pace::{HANGS, HANGS_MS};
