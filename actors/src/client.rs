@@ -24,12 +24,12 @@ mod mapped;
 pub mod peer;
 mod peer_log;
 mod peers;
-mod placing;
 pub(crate) mod plans;
 mod pool;
 pub mod producer;
 pub(crate) mod put_log;
 mod put_options;
+mod rank_choice;
 mod read;
 mod search;
 mod segments;
@@ -61,7 +61,6 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::executor::{OnceCompiled, OwnedExecutor};
 use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
-use crate::placement::Site;
 use crate::slow_path::ClientSlowPathCounters;
 use arc_swap::ArcSwap;
 use batch::{about_keys, continued, filled, one, spread};
@@ -77,7 +76,7 @@ use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Credentials;
 use peer::Peer;
 use peers::Peers;
-use placing::Placing;
+use rank_choice::{RankChoice, site_of};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -183,11 +182,7 @@ impl Client {
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
         let pool = ControlPool::new(p.env.net.clone(), p.master, means, p.producer_id, rings);
-        let site = Site {
-            boot_id: p.env.machine.boot_id(),
-            numa_node: p.config.numa_node,
-            rack: p.config.rack.clone(),
-        };
+        let choice = RankChoice::new(&p.view, site_of(&p.config, &p.env));
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
@@ -208,9 +203,8 @@ impl Client {
             closed: AtomicBool::new(false),
             settings: p.settings,
             world: AtomicU32::new(p.view.world_size),
-            hashed_over: AtomicU32::new(Placing::hashed_over(&p.view)),
-            placing: ArcSwap::from_pointee(Placing::new(&p.view, &site)),
-            site,
+            hashed_over: AtomicU32::new(RankChoice::hashed_over(&p.view)),
+            rank_choice: ArcSwap::from_pointee(choice),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
             executor: p.executor,

@@ -3,7 +3,7 @@
 //! serde and is bounded by the frame limit of `nkv_transport::wire`.
 
 use crate::error::{Error, Result};
-pub use crate::placement::Near;
+pub use crate::placement::Nearest;
 use nkv_store::KeyId;
 pub use nkv_store::object::ObjectDesc;
 use serde::{Deserialize, Serialize};
@@ -158,7 +158,7 @@ pub struct OpenItem {
     /// Rank that should own it, in any of its segments; by hash of the key if absent.
     pub preferred_rank: Option<u32>,
     /// Where the writer is, if the job places objects by that and the writer knows.
-    pub near: Option<Near>,
+    pub nearest: Option<Nearest>,
     /// Bytes per page; 0: those that rank 0 was started with.
     pub page_bytes: u32,
     /// Replicas, at most [`MAX_REPLICAS`]; 0 and 1 mean one. What has no room gets no plan.

@@ -12,7 +12,7 @@ mod topology;
 #[cfg(test)]
 mod tests;
 
-pub use distance::{FARTHEST, Near, Site};
+pub use distance::{FARTHEST, Nearest, Site};
 pub use rack::RackPath;
 
 use serde::{Deserialize, Serialize};

@@ -18,6 +18,10 @@ struct Status {
     term: u64,
     objects: u64,
     plans_open: u64,
+    /// Which rank gets a new object.
+    placement: String,
+    /// Objects that have fewer replicas than they should, and are being given more.
+    replicas_missing: u64,
     ranks: Vec<Rank>,
     missing: Vec<u32>,
     /// Ranks whose link to the master is down: gone after a TTL, unless they reconnect.
@@ -33,6 +37,9 @@ struct Rank {
     state: String,
     incarnation: String,
     pid: u32,
+    /// The rack of its host; `/` if it is not known.
+    rack: String,
+    numa_node: Option<u32>,
     control: String,
     local: Option<String>,
     data: Option<String>,
@@ -73,6 +80,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             state: state.to_string(),
             incarnation: format!("{:016x}", info.incarnation),
             pid: info.pid,
+            rack: info.rack.to_string(),
+            numa_node: info.numa_node,
             control: info.control.bare(),
             local: info.local.as_ref().map(Address::bare),
             data: info.data.clone(),
@@ -105,6 +114,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
         term: view.term.number,
         objects: stats.objects,
         plans_open: stats.plans_open,
+        placement: view.placement.to_string(),
+        replicas_missing: stats.master.repairs_waiting,
         ranks,
         missing,
         link_down,
@@ -113,7 +124,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
 }
 
 fn text(status: &Status) -> String {
-    // Columns for device logs and disks, where there are any.
+    // Columns for racks, device logs and disks, where there are any.
+    let racks = status.ranks.iter().any(|r| r.rack != "/");
     let logs = status.ranks.iter().any(|r| r.log_total > 0);
     let disks = status.ranks.iter().any(|r| r.disk_total > 0);
     let mut header =
@@ -124,6 +136,9 @@ fn text(status: &Status) -> String {
     }
     if disks {
         header.extend(["disk", "of", "objects"]);
+    }
+    if racks {
+        header.push("rack");
     }
     header.push("heard");
     let mut table = output::table(&header, 6);
@@ -149,6 +164,9 @@ fn text(status: &Status) -> String {
             row.extend([show_bytes(r.disk_used), show_bytes(r.disk_total)]);
             row.push(r.disk_objects.to_string());
         }
+        if racks {
+            row.push(r.rack.clone());
+        }
         row.push(heard);
         table.add_row(row);
     }
@@ -160,7 +178,8 @@ fn text(status: &Status) -> String {
         table.add_row(row);
     }
     format!(
-        "{}\n{} of {} ranks, {} objects, {} plans open; master: rank {}, term {}\n{}{}",
+        "{}\n{} of {} ranks, {} objects, {} plans open; master: rank {}, term {}; placement: \
+         {}\n{}{}{}",
         output::lines(&table),
         status.members,
         status.world_size,
@@ -168,9 +187,19 @@ fn text(status: &Status) -> String {
         status.plans_open,
         status.master,
         status.term,
+        status.placement,
+        replicas(status),
         links_down(status),
         refusals(status)
     )
+}
+
+/// A line about replicas that are missing.
+fn replicas(status: &Status) -> String {
+    match status.replicas_missing {
+        0 => String::new(),
+        n => format!("{n} objects have fewer replicas than they should: more are being made\n"),
+    }
 }
 
 /// Lines about ranks that are known and whose link is down.
@@ -249,7 +278,9 @@ mod tests {
         let text = text(&found);
         assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
         assert!(
-            text.ends_with("2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n"),
+            text.ends_with(
+                "2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0; placement: hash\n"
+            ),
             "{text}"
         );
     }
@@ -262,11 +293,25 @@ mod tests {
         let found = status(&view, &stats);
         assert_eq!((found.members, found.link_down.as_slice()), (1, &[2][..]));
         let text = text(&found);
-        let end = "1 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n\
+        let end = "1 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0; placement: hash\n\
                    rank 2: its link to the master is down, last heard of 9 ms ago\n\
                    rank 1 (pid 8) was refused 70 ms ago: its world\n";
         assert!(text.ends_with(end), "{text}");
         assert!(text.contains(" refused ") && !text.contains("missing"), "{text}");
+    }
+
+    #[test]
+    fn racks_and_missing_replicas_are_shown_where_there_are_any() {
+        let (mut view, mut stats) = cluster();
+        assert!(!text(&status(&view, &stats)).contains("rack"));
+        view.ranks[0].0.rack = "/dc1/r7".parse().unwrap();
+        view.placement = nkv::Placement::Topology;
+        stats.master.repairs_waiting = 4;
+        let shown = text(&status(&view, &stats));
+        for part in [" rack ", "/dc1/r7", "placement: topology\n", "4 objects have fewer replicas"]
+        {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
     }
 
     #[test]
@@ -294,10 +339,9 @@ mod tests {
         let rows: Vec<_> = found.ranks.iter().map(|r| (r.rank, r.segment_id, r.objects)).collect();
         assert_eq!(rows, [(0, 0, 0), (2, 0, 5), (2, 1, 7)]);
         assert_eq!((found.missing.as_slice(), found.members), (&[1][..], 2));
-        assert!(
-            text(&found)
-                .ends_with("2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0\n")
-        );
+        assert!(text(&found).ends_with(
+            "2 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0; placement: hash\n"
+        ));
     }
 
     #[test]

@@ -59,8 +59,9 @@ pub struct SettingFlags {
         allow_hyphen_values = true
     )]
     pub placement: Option<String>,
-    /// The rack of this host, as a path from the widest on: replicas go to different ones first
-    /// [range: 1 to 8 names, each behind a /] [default: /, one for all hosts]
+    /// The rack of this host, as a path from the widest level on: replicas go to different racks
+    /// first. Hosts without one are in one rack [range: / or 1 to 8 names, each behind a /]
+    /// [default: /]
     #[arg(long, value_name = "/NAME/...", allow_hyphen_values = true)]
     pub rack: Option<String>,
     /// File that has the rack of this host: lines of a host's name or address and a path

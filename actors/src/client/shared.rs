@@ -8,12 +8,11 @@ use super::keys::HandleKeys;
 use super::locations::Locations;
 use super::peer::Peer;
 use super::peers::Peers;
-use super::placing::Placing;
 use super::plans::OpenPlans;
+use super::rank_choice::{RankChoice, site_of};
 use crate::environment::Environment;
 use crate::executor::OwnedExecutor;
 use crate::message::{RankState, Settings, View, is_news};
-use crate::placement::Site;
 use crate::slow_path::ClientSlowPath;
 use arc_swap::ArcSwap;
 use nkv_store::fork::ProcessMark;
@@ -49,8 +48,7 @@ pub struct Shared {
     pub(super) world: AtomicU32,
     // The same in a job that places objects by the hash of their keys; else 0.
     pub(super) hashed_over: AtomicU32,
-    pub(super) placing: ArcSwap<Placing>,
-    pub(super) site: Site,
+    pub(super) rank_choice: ArcSwap<RankChoice>,
     pub(super) next_request: AtomicU64,
     // Only a standalone client has one; a node's handle uses the executor of its node.
     pub(super) executor: Option<OwnedExecutor>,
@@ -120,8 +118,8 @@ impl Shared {
         if view.order() != kept.order() && !is_news(view.order(), kept.order()) {
             return;
         }
-        self.placing.store(Arc::new(Placing::new(&view, &self.site)));
-        self.hashed_over.store(Placing::hashed_over(&view), Ordering::Relaxed);
+        self.rank_choice.store(Arc::new(RankChoice::new(&view, site_of(&self.config, &self.env))));
+        self.hashed_over.store(RankChoice::hashed_over(&view), Ordering::Relaxed);
         self.world.store(view.world_size, Ordering::Relaxed);
         for (info, state) in &view.ranks {
             self.peers.take_puts(info.incarnation, *state == RankState::Alive);

@@ -377,7 +377,7 @@ impl Client {
             key: key.to_vec(),
             bytes_total: *bytes_total,
             preferred_rank: opts.preferred_rank,
-            near: self.shared.near(),
+            nearest: self.shared.nearest(),
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,
             replica_of,

@@ -342,7 +342,7 @@ fn requests(all: &mut Vec<Lie>) {
         key: b"layer/1".to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(1),
-        near: None,
+        nearest: None,
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,

@@ -378,7 +378,7 @@ impl TestCluster {
             key,
             bytes_total: 1,
             preferred_rank: Some(0),
-            near: None,
+            nearest: None,
             page_bytes: 0,
             replicas: 1,
             replica_of: None,

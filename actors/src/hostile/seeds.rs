@@ -121,7 +121,7 @@ fn requests() -> Vec<Request> {
         key: b"layer/1".to_vec(),
         bytes_total: 4096,
         preferred_rank: Some(1),
-        near: None,
+        nearest: None,
         page_bytes: 4096,
         replicas: 2,
         replica_of: None,

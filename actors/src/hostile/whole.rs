@@ -34,7 +34,7 @@ fn item(key: &[u8], rank: u32) -> OpenItem {
         key: key.to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(rank),
-        near: None,
+        nearest: None,
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,

@@ -275,7 +275,7 @@ impl Master {
     ) -> Vec<(PlanId, Replica)> {
         let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
         let (object, mut granted) = (entry.replica().object, Vec::new());
-        let key = (self.id_of(o.key.as_bytes()).hash, o.open.near);
+        let key = (self.id_of(o.key.as_bytes()).hash, o.open.nearest);
         for segment_id in self.route_copies(key, &taken, object.bytes_total) {
             if taken.len() + granted.len() >= usize::from(set.wanted) {
                 break;

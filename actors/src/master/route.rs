@@ -5,7 +5,7 @@ use super::Master;
 use super::allocator::SegmentAllocator;
 use crate::error::{Error, Result};
 use crate::message::{OpenItem, RankState, SegmentId};
-use crate::placement::{Candidate, FARTHEST, Near, RackPath, Site};
+use crate::placement::{Candidate, FARTHEST, Nearest, RackPath, Site};
 use nkv_store::KeyId;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ impl Master {
         if let Some(too_small) = preferred.max_by_key(largest) {
             return Ok(vec![too_small]);
         }
-        let mut ranks = self.ranked(id.hash, open.near, bytes);
+        let mut ranks = self.ranked(id.hash, open.nearest, bytes);
         ranks.truncate(if fixed.is_some() { 1 } else { RANKS_TRIED });
         let chosen: Vec<_> =
             ranks.into_iter().flat_map(|rank| self.segments_of(rank, bytes)).collect();
@@ -62,17 +62,17 @@ impl Master {
     }
 
     /// Ranks that can hold so many bytes, in the placement's order.
-    fn ranked(&self, key: u64, near: Option<Near>, bytes: u64) -> Vec<u32> {
+    fn ranked(&self, key: u64, nearest: Option<Nearest>, bytes: u64) -> Vec<u32> {
         let mut free: BTreeMap<u32, u64> = BTreeMap::new();
         for (segment_id, of_segment) in &self.allocators {
             if self.may_hold(*segment_id, bytes) {
                 *free.entry(segment_id.rank).or_default() += of_segment.arena.free_bytes();
             }
         }
-        let nearest = near.and_then(|near| Some((near, self.site_of(near.rank)?)));
+        let origin = nearest.and_then(|n| Some((n, self.site_of(n.rank)?)));
         let distance = |rank: u32| {
-            let (near, site) = nearest.as_ref()?;
-            Some(near.distance(site.to(&self.site_of(rank)?)))
+            let (nearest, site) = origin.as_ref()?;
+            Some(nearest.distance(site.to(self.site_of(rank)?)))
         };
         let candidates = free.into_iter().map(|(rank, free_bytes)| {
             let candidate =
@@ -84,7 +84,7 @@ impl Master {
         candidates.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    fn site_of(&self, rank: u32) -> Option<Site> {
+    fn site_of(&self, rank: u32) -> Option<Site<'_>> {
         let mut theirs = self.allocators.range(SegmentId::of_rank(rank));
         theirs.next().map(|(_, first)| Site::of(&first.info))
     }
@@ -94,12 +94,12 @@ impl Master {
     /// these those of racks that have none.
     pub(super) fn route_copies(
         &self,
-        (key, near): (u64, Option<Near>),
+        (key, nearest): (u64, Option<Nearest>),
         taken: &[SegmentId],
         bytes: u64,
     ) -> Vec<SegmentId> {
         let is_free = |rank: &u32| taken.iter().all(|known| known.rank != *rank);
-        let ranks = self.ranked(key, near, bytes).into_iter().filter(is_free);
+        let ranks = self.ranked(key, nearest, bytes).into_iter().filter(is_free);
         let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
         let ranks = ranks.filter_map(|rank| self.segments_of(rank, bytes).into_iter().find(takes));
         let info = |s: &SegmentId| self.allocators.get(s).map(|b| &b.info);

@@ -56,7 +56,7 @@ impl MasterStarter {
         let settings = shared_settings(config);
         let (lease_ms, now_ms) = (settings.master_lease_ms, clock.now_ms());
         let members = Members::new(term, (config.rank, config.world_size), lease_ms, now_ms);
-        let members = Arc::new(members.waiting_for(alive).placing(config.placement));
+        let members = Arc::new(members.waiting_for(alive).with_placement(config.placement));
         let durable = MasterDurable {
             world_size: config.world_size,
             ttl_ms: config.ttl_ms,

@@ -1,4 +1,4 @@
-//! Near the writer: for readers that mostly read what their own host wrote.
+//! Nearest the writer: for readers that mostly read what their own host wrote.
 
 use super::distance::SAME_HOST;
 use super::{Candidate, Cost, Strategy, drawn};

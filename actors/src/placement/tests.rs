@@ -2,7 +2,7 @@
 //! tests print (`cargo test -p nkv-actors --lib placement -- --nocapture`).
 
 use super::distance::{SAME_HOST, SAME_NODE};
-use super::{Candidate, FARTHEST, Near, Placement, RackPath, Site, best};
+use super::{Candidate, FARTHEST, Nearest, Placement, RackPath, Site, best};
 use nkv_store::key::key_hash;
 use std::fmt::Write;
 
@@ -113,21 +113,25 @@ fn a_placement_is_written_as_it_is_read() {
     }
 }
 
-/// Where a rank, or a writer, may be: host, NUMA node, rack.
-fn sites() -> Vec<Site> {
-    let rack = |text: &str| text.parse::<RackPath>().unwrap();
-    let hosts =
+/// Hosts and their racks.
+fn racks() -> Vec<(u64, RackPath)> {
+    let all =
         [(1, "/a/r1"), (2, "/a/r1"), (3, "/a/r2"), (4, "/b/r1"), (5, "/"), (6, "/a"), (7, "/b/r1")];
-    let of_host = |(boot_id, path)| {
-        [None, Some(0), Some(1)].map(|numa_node| Site { boot_id, numa_node, rack: rack(path) })
-    };
-    hosts.into_iter().flat_map(of_host).collect()
+    all.into_iter().map(|(boot_id, path)| (boot_id, path.parse().unwrap())).collect()
+}
+
+/// Where a rank, or a writer, may be: each host, on each NUMA node of two or on none.
+fn sites(racks: &[(u64, RackPath)]) -> Vec<Site<'_>> {
+    let nodes = [None, Some(0), Some(1)];
+    let all = racks.iter().flat_map(|host| nodes.map(|numa_node| (host, numa_node)));
+    all.map(|((boot_id, rack), numa_node)| Site { boot_id: *boot_id, numa_node, rack }).collect()
 }
 
 #[test]
 fn a_distance_grows_from_numa_node_to_host_to_rack_to_row() {
-    let all = sites();
-    let at = |host: usize, numa: usize| &all[3 * host + numa];
+    let racks = racks();
+    let all = sites(&racks);
+    let at = |host: usize, numa: usize| all[3 * host + numa];
     let own = at(0, 1);
     assert_eq!(own.to(at(0, 1)), SAME_NODE);
     assert_eq!(own.to(at(0, 2)), SAME_HOST);
@@ -139,15 +143,15 @@ fn a_distance_grows_from_numa_node_to_host_to_rack_to_row() {
 }
 
 #[test]
-fn the_nearest_rank_and_its_distance_say_how_far_all_others_are() {
-    let all = sites();
+fn the_nearest_rank_and_its_distance_give_all_other_distances() {
+    let racks = racks();
+    let all = sites(&racks);
     for writer in &all {
         for nearest in &all {
-            let near = Near { rank: 0, distance: writer.to(nearest) };
+            let known = Nearest { rank: 0, distance: writer.to(*nearest) };
             // The ranks of a job in which none is nearer.
-            let others = all.iter().filter(|other| writer.to(other) >= near.distance);
-            for other in others {
-                let (exact, found) = (writer.to(other), near.distance(nearest.to(other)));
+            for other in all.iter().filter(|other| writer.to(**other) >= known.distance) {
+                let (exact, found) = (writer.to(*other), known.distance(nearest.to(*other)));
                 assert_eq!(found, exact, "{writer:?} by {nearest:?} to {other:?}");
             }
         }

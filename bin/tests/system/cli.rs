@@ -168,7 +168,9 @@ fn status_and_stats_are_tables_and_json() {
     assert!(table.starts_with("rank"), "{table}");
     assert!(table.lines().filter(|l| l.contains("alive")).count() == 3, "{table}");
     assert!(
-        table.ends_with("3 of 3 ranks, 3 objects, 0 plans open; master: rank 0, term 1\n"),
+        table.ends_with(
+            "3 of 3 ranks, 3 objects, 0 plans open; master: rank 0, term 1; placement: hash\n"
+        ),
         "{table}"
     );
 

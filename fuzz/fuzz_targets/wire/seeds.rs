@@ -276,7 +276,7 @@ fn requests() -> Vec<Request> {
         key: key().into(),
         bytes_total: 1000,
         preferred_rank: Some(1),
-        near: None,
+        nearest: None,
         page_bytes: 256,
         replicas: 2,
         replica_of: None,

@@ -12,7 +12,7 @@ fn twice(request: u64, k: &str) -> Request {
         key: k.as_bytes().to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(1),
-        near: None,
+        nearest: None,
         page_bytes: 4096,
         replicas: 2,
         replica_of: None,

@@ -1,8 +1,9 @@
 //! Which rank a handle puts a key to, and where it expects one, by its view of the membership.
 
-use super::Shared;
+use super::{ClientConfig, Shared};
+use crate::environment::Environment;
 use crate::message::{RankState, View};
-use crate::placement::{Candidate, Near, Placement, Site, Strategy, best};
+use crate::placement::{Candidate, Nearest, Placement, Site, Strategy, best};
 use std::sync::atomic::Ordering;
 
 /// Room of logs is compared in such parts of the largest: what a handle knows of it is not exact,
@@ -11,35 +12,34 @@ const PARTS_OF_LOG: u64 = 16;
 
 /// What a handle knows of ranks and of the job's placement.
 #[derive(Debug)]
-pub(crate) struct Placing {
+pub(crate) struct RankChoice {
     placement: Placement,
     strategy: Box<dyn Strategy>,
     /// Ranks whose logs take puts, with all their room.
     with_logs: Vec<Candidate>,
-    near: Option<Near>,
+    nearest: Option<Nearest>,
 }
 
-impl Placing {
+impl RankChoice {
     /// Of a handle at this site, which has this view.
-    pub(crate) fn new(view: &View, own: &Site) -> Self {
-        let mut own = own.clone();
+    pub(crate) fn new<'a>(view: &'a View, mut own: Site<'a>) -> Self {
         let beside = view.nodes().find(|(info, _)| info.boot_id == own.boot_id);
         if let Some((info, _)) = beside.filter(|_| own.rack.is_unknown()) {
-            own.rack = info.rack.clone();
+            own.rack = &info.rack;
         }
         let takes = view.nodes().filter(|(_, state)| *state == RankState::Alive);
         let with_logs = takes.filter(|(info, _)| info.layout.log_slots > 0);
         let with_logs = with_logs.map(|(info, _)| Candidate {
             rank: info.rank,
-            distance: own.to(&Site::of(info)),
+            distance: own.to(Site::of(info)),
             free_bytes: info.layout.log.len,
         });
-        let near = view.nodes().map(|(info, _)| (own.to(&Site::of(info)), info.rank)).min();
+        let nearest = view.nodes().map(|(info, _)| (own.to(Site::of(info)), info.rank)).min();
         Self {
             placement: view.placement,
             strategy: view.placement.strategy(view.world_size),
             with_logs: with_logs.collect(),
-            near: near.map(|(distance, rank)| Near { rank, distance }),
+            nearest: nearest.map(|(distance, rank)| Nearest { rank, distance }),
         }
     }
 
@@ -50,6 +50,12 @@ impl Placing {
             _ => 0,
         }
     }
+}
+
+/// Where a handle is that is configured so.
+pub(crate) fn site_of<'a>(config: &'a ClientConfig, env: &Environment) -> Site<'a> {
+    let boot_id = env.machine.boot_id();
+    Site { boot_id, numa_node: config.numa_node, rack: &config.rack }
 }
 
 impl Shared {
@@ -65,14 +71,14 @@ impl Shared {
     #[inline]
     pub(crate) fn rank_for(&self, hash: u64) -> Option<u32> {
         self.hashed(hash).or_else(|| {
-            let placing = self.placing.load();
-            let largest = placing.with_logs.iter().map(|c| c.free_bytes).max()?;
+            let choice = self.rank_choice.load();
+            let largest = choice.with_logs.iter().map(|c| c.free_bytes).max()?;
             let part = (largest / PARTS_OF_LOG).max(1);
-            let known = placing.with_logs.iter().map(|c| match placing.placement.by_room() {
+            let known = choice.with_logs.iter().map(|c| match choice.placement.by_room() {
                 true => Candidate { free_bytes: self.room_at(c) / part, ..*c },
                 false => *c,
             });
-            best(&*placing.strategy, hash, known)
+            best(&*choice.strategy, hash, known)
         })
     }
 
@@ -80,16 +86,16 @@ impl Shared {
     #[inline]
     pub(crate) fn likely_rank(&self, hash: u64) -> Option<u32> {
         self.hashed(hash).or_else(|| {
-            let placing = self.placing.load();
-            let known = placing.with_logs.iter().copied();
-            placing.placement.by_key().then(|| best(&*placing.strategy, hash, known))?
+            let choice = self.rank_choice.load();
+            let known = choice.with_logs.iter().copied();
+            choice.placement.by_key().then(|| best(&*choice.strategy, hash, known))?
         })
     }
 
     /// Where this handle is, if plans are placed by that.
-    pub(crate) fn near(&self) -> Option<Near> {
-        let placing = self.placing.load();
-        placing.near.filter(|_| placing.placement.by_distance())
+    pub(crate) fn nearest(&self) -> Option<Nearest> {
+        let choice = self.rank_choice.load();
+        choice.nearest.filter(|_| choice.placement.by_distance())
     }
 
     /// Bytes that the log of a rank takes before its tail must move, as this handle last saw it.
