@@ -155,7 +155,7 @@ pub struct OpenItem {
     pub key: Vec<u8>,
     /// Logical bytes.
     pub bytes_total: u64,
-    /// Rank that should own it, in any of its segments; by hash of the key if absent.
+    /// Rank that should own it, in any of its segments; by the job's placement if absent.
     pub preferred_rank: Option<u32>,
     /// Where the writer is, if the job places objects by that and the writer knows.
     pub nearest: Option<Nearest>,

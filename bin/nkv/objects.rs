@@ -23,7 +23,7 @@ pub(crate) struct Put {
     /// File to store; - is stdin
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// Rank that should own the value [default: by hash of the key]
+    /// Rank that should own the value [default: by the job's placement]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<u32>,
     /// Replicas, each on another rank, on other hosts as far as there are any

@@ -180,7 +180,7 @@ class NanoKVCache(AsyncCalls):
                 anything with the buffer protocol, DLPack, ``__array_interface__`` or
                 ``__cuda_array_interface__``. It is read in place, in a GPU after what is in its
                 stream; by tcp and by plans an array is joined with its trailer first.
-            preferred_segment: the rank that should own it; None: by hash of the key.
+            preferred_segment: the rank that should own it; None: by the job's placement.
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
                 AlreadyExists (and asks the master).

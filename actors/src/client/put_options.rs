@@ -21,7 +21,7 @@ pub enum IfExists {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// Rank that should own the object, in any of its segments; by hash of the key if absent.
+    /// Rank that should own the object, in any of its segments; by the job's placement if absent.
     pub(crate) preferred_rank: Option<u32>,
     /// Bytes per page; if 0, those that rank 0 was started with (256 KiB by default).
     pub(crate) page_bytes: u32,
@@ -36,7 +36,8 @@ pub struct PutOptions {
 }
 
 impl PutOptions {
-    /// The rank that should own the object, in any of its segments; None: by hash of the key.
+    /// The rank that should own the object, in any of its segments; None: by the job's
+    /// placement, which is by hash of the key if nothing else was set.
     #[must_use]
     pub fn preferred_rank(mut self, rank: impl Into<Option<u32>>) -> Self {
         self.preferred_rank = rank.into();
