@@ -69,6 +69,13 @@ impl Environment {
         Self { clock, net, random, machine, platform, owners, claims: LogClaims::default() }
     }
 
+    /// The same as of another process: it reaches segments of this one only as other processes do.
+    /// For tests that run several hosts in one process.
+    #[must_use]
+    pub fn apart(self) -> Self {
+        Self { owners: LocalOwners::default(), claims: LogClaims::default(), ..self }
+    }
+
     /// An executor for actors.
     pub(crate) fn executor(&self) -> Result<OwnedExecutor> {
         match self.platform {

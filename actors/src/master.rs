@@ -22,6 +22,7 @@ mod repairs;
 mod route;
 mod slab;
 mod terms;
+mod waiting;
 
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Error;
@@ -43,11 +44,11 @@ use nkv_store::log_limit::LogLimit;
 use nkv_store::log_lines::LogLines;
 use nkv_store::{KeyHasher, KeyId, KeyPool};
 use objects::{IdentityState, PlanInfo};
-use open::Waiting;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use waiting::WaitingOpens;
 
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
 pub(crate) use members::{WATCH_LIMIT, is_quorum};
@@ -96,7 +97,7 @@ pub struct Master {
     plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
     batches: Batches,
-    waiting: Vec<Waiting>,
+    waiting: WaitingOpens,
     rounds: Rounds,
     // Requests that wait for owners of logs, by the number of their question.
     log_questions: BTreeMap<u64, log::Asked>,
@@ -219,7 +220,7 @@ impl Role for Master {
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
             batches: Batches::default(),
-            waiting: Vec::new(),
+            waiting: WaitingOpens::default(),
             rounds: Rounds::default(),
             log_questions: BTreeMap::new(),
             disk_questions: BTreeMap::new(),

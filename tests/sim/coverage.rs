@@ -6,7 +6,7 @@ use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.
-const MUST_HAPPEN: [&str; 40] = [
+const MUST_HAPPEN: [&str; 45] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -32,6 +32,11 @@ const MUST_HAPPEN: [&str; 40] = [
     "master: replicas repaired",
     "match-prefix: done",
     "mount: done",
+    "placed: hash",
+    "placed: local-first",
+    "placed: most-free",
+    "placed: random",
+    "placed: topology",
     "put-many: done",
     "put-pages: Reclaimed",
     "put-pages: done",

@@ -85,6 +85,10 @@ struct Put {
     acked: Option<u64>,
     // It asked for the log: it is done if any object of its key is readable.
     any: bool,
+    // Several replicas were asked for, by the put or later for its key.
+    several: bool,
+    // Of the rank where its bytes are.
+    rank: u32,
     // Where READY was set in a log, and when.
     logged: Option<SlotEpoch>,
     settled: Option<LogicalTime>,
@@ -176,6 +180,8 @@ impl Removal {
 struct Key {
     name: Vec<u8>,
     puts: Vec<PutId>,
+    // Somebody asked for replicas of what it names.
+    replicated: bool,
     removals: BTreeMap<LogicalTime, Removal>,
 }
 
@@ -306,6 +312,7 @@ impl Ledger {
         let len = if alike { len + TELLING_BYTES } else { len };
         let (put, began) = (history.puts.len() as PutId, history.tick());
         history.keys[key].puts.push(put);
+        let several = history.keys[key].replicated;
         history.puts.push(Put {
             content: put,
             key,
@@ -315,6 +322,8 @@ impl Ledger {
             ended: None,
             acked: None,
             any,
+            several,
+            rank: 0,
             logged: None,
             settled: None,
             spot: None,
@@ -328,6 +337,22 @@ impl Ledger {
     /// this one's was over.
     pub fn by_key(&self, put: PutId) {
         self.lock().puts[put as usize].any = true;
+    }
+
+    /// Several replicas of this put's object may be made.
+    pub fn asks_for_replicas(&self, put: PutId) {
+        self.lock().puts[put as usize].several = true;
+    }
+
+    /// Several replicas of objects of these keys may be made from here on.
+    pub fn replicates(&self, keys: &[usize]) {
+        let mut history = self.lock();
+        for key in keys {
+            history.keys[*key].replicated = true;
+            for put in history.keys[*key].puts.clone() {
+                history.puts[put as usize].several = true;
+            }
+        }
     }
 
     /// The put ended. An acknowledged put was published before, and is readable unless it was
@@ -363,8 +388,14 @@ impl Ledger {
     /// READY was set at this spot.
     pub fn published(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut history = self.lock();
-        let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
-        history.puts[put as usize].spot = Some(spot);
+        let fresh = history.fresh(id, bytes);
+        let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
+        let Some(put) = put.or_else(|| history.of_no_put(&self.trace, spot, (rank, id), bytes))
+        else {
+            return;
+        };
+        let entry = &mut history.puts[put as usize];
+        (entry.spot, entry.rank) = (Some(spot), rank);
         history.at.insert(spot, put);
         let describe = || format!("put {put} at {spot:?}");
         self.trace.event("ready", (put, spot), describe);

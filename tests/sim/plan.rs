@@ -48,6 +48,8 @@ pub struct Plan {
     pub clocks: Vec<(u64, u64)>,
     /// Puts that ask for the device log, of a thousand.
     pub log_permille: u64,
+    /// By which objects are placed.
+    pub placement: String,
     /// Puts that ask for replicas, and for how many at most.
     pub replicas: (u64, u8),
     // Units of each rank's device log; 0: it has none.
@@ -99,6 +101,7 @@ impl Plan {
             log_permille: dice.between(0, 700),
             replicas: (*dice.pick(&[0, 0, 100, 400]), dice.between(2, 3) as u8),
             clocks,
+            placement: base.placement.to_string(),
             elects: base.election == ElectionChoice::Ranks,
             base,
         }

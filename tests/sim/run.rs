@@ -80,6 +80,8 @@ async fn play(seed: u64, verbose: bool) -> Outcome {
         let n = cluster.ops.get();
         cluster.ledger.wrong(format!("only {n} of {OPS} calls ended within {WORK:?}"));
     }
+    let placed = cluster.plan.placement.split(':').next().unwrap_or_default();
+    cluster.coverage.borrow_mut().count(&format!("placed: {placed}"));
     trace.note("closing", cluster.ops.get());
     ending::check(cluster.clone()).await;
     let coverage = cluster.coverage.borrow().clone();

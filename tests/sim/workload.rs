@@ -153,6 +153,7 @@ impl Worker {
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let wanted = self.dice.between(1, 3) as u8;
+        self.cluster.ledger.replicates(&keys);
         for (key, done) in keys.into_iter().zip(self.client.replicate(&names, wanted).await) {
             self.report("replicate", key, Outcome::of(&done));
         }

@@ -29,7 +29,7 @@ fn in_order<'a>(
     let from = match mapped.len() {
         0 | 1 => 0,
         _ => {
-            let owner = shared.likely_rank(key.hash).unwrap_or_default();
+            let owner = shared.first_searched(key.hash);
             mapped.partition_point(|p| p.rank < owner)
         }
     };

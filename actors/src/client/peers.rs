@@ -160,6 +160,14 @@ impl Peers {
         self.mapped.load().iter().find(first).cloned().or_else(|| self.remote(rank))
     }
 
+    /// The attachments to first segments that are alive, by rank.
+    pub(crate) fn firsts(&self) -> impl Iterator<Item = (u32, Arc<Peer>)> {
+        let first =
+            |p: &&Arc<Peer>| p.first && p.used_for == AttachmentUse::Everything && p.is_alive();
+        let all: Vec<_> = self.read().values().filter(first).cloned().collect();
+        all.into_iter().map(|peer| (peer.rank, peer))
+    }
+
     /// The attachment to the first segment of a rank, if there is a live one and the segment is not
     /// mapped.
     pub(crate) fn remote(&self, rank: u32) -> Option<Arc<Peer>> {

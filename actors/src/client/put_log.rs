@@ -335,8 +335,10 @@ impl Client {
         if self.shared.world.load(Ordering::Relaxed) == 0 && self.membership().await.is_err() {
             return;
         }
-        let mut ranks: Vec<u32> =
-            hashes.iter().filter_map(|hash| self.log_rank(*hash, opts)).collect();
+        let mut ranks: Vec<u32> = match opts.preferred_rank {
+            Some(rank) => vec![rank],
+            None => self.shared.ranks_for(hashes),
+        };
         ranks.sort_unstable();
         ranks.dedup();
         ranks.retain(|rank| self.shared.peers.first_of(*rank).is_none());
@@ -353,5 +355,6 @@ impl Client {
                 tracing::debug!(%error, "a log that cannot be reached: puts take plans");
             }
         }
+        self.shared.tried_to_attach(&ranks);
     }
 }

@@ -1,10 +1,15 @@
 //! Which rank a handle puts a key to, and where it expects one, by its view of the membership.
 
+use super::peer::Peer;
+use super::peer_log::PeerLog;
 use super::{ClientConfig, Shared};
 use crate::environment::Environment;
 use crate::message::{RankState, View};
 use crate::placement::{Candidate, Nearest, Placement, Site, Strategy, best};
+use nkv_store::device_log::ControlLine;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Room of logs is compared in such parts of the largest: what a handle knows of it is not exact,
 /// and puts of one batch shall not all go to one rank.
@@ -17,7 +22,11 @@ pub(crate) struct RankChoice {
     strategy: Box<dyn Strategy>,
     /// Ranks whose logs take puts, with all their room.
     with_logs: Vec<Candidate>,
+    /// All ranks that take plans or puts into logs.
+    all: Vec<Candidate>,
     nearest: Option<Nearest>,
+    /// Ranks to which this handle tried to attach since it has this view.
+    tried: Mutex<BTreeSet<u32>>,
 }
 
 impl RankChoice {
@@ -28,18 +37,20 @@ impl RankChoice {
             own.rack = &info.rack;
         }
         let takes = view.nodes().filter(|(_, state)| *state == RankState::Alive);
-        let with_logs = takes.filter(|(info, _)| info.layout.log_slots > 0);
-        let with_logs = with_logs.map(|(info, _)| Candidate {
+        let all = takes.map(|(info, _)| Candidate {
             rank: info.rank,
             distance: own.to(Site::of(info)),
             free_bytes: info.layout.log.len,
         });
+        let all: Vec<Candidate> = all.collect();
         let nearest = view.nodes().map(|(info, _)| (own.to(Site::of(info)), info.rank)).min();
         Self {
             placement: view.placement,
             strategy: view.placement.strategy(view.world_size),
-            with_logs: with_logs.collect(),
+            with_logs: all.iter().copied().filter(|c| c.free_bytes > 0).collect(),
+            all,
             nearest: nearest.map(|(distance, rank)| Nearest { rank, distance }),
+            tried: Mutex::default(),
         }
     }
 
@@ -72,14 +83,27 @@ impl Shared {
     pub(crate) fn rank_for(&self, hash: u64) -> Option<u32> {
         self.hashed(hash).or_else(|| {
             let choice = self.rank_choice.load();
-            let largest = choice.with_logs.iter().map(|c| c.free_bytes).max()?;
-            let part = (largest / PARTS_OF_LOG).max(1);
-            let known = choice.with_logs.iter().map(|c| match choice.placement.by_room() {
-                true => Candidate { free_bytes: self.room_at(c) / part, ..*c },
-                false => *c,
-            });
-            best(&*choice.strategy, hash, known)
+            let ranks = choice.with_logs.iter();
+            match choice.placement.by_room() {
+                true => best(&*choice.strategy, hash, self.with_room(&choice).into_iter()),
+                false => best(&*choice.strategy, hash, ranks.copied()),
+            }
         })
+    }
+
+    /// The ranks to attach to before puts with keys of these hashes: where room counts, all.
+    pub(crate) fn ranks_for(&self, hashes: &[u64]) -> Vec<u32> {
+        let choice = self.rank_choice.load();
+        match choice.placement.by_room() {
+            true => choice.with_logs.iter().map(|c| c.rank).collect(),
+            false => hashes.iter().filter_map(|hash| self.rank_for(*hash)).collect(),
+        }
+    }
+
+    /// The handle tried to attach to these ranks.
+    pub(crate) fn tried_to_attach(&self, ranks: &[u32]) {
+        let choice = self.rank_choice.load();
+        choice.tried.lock().unwrap_or_else(PoisonError::into_inner).extend(ranks);
     }
 
     /// The rank where a key of this hash most likely is; None: it may be anywhere.
@@ -87,21 +111,61 @@ impl Shared {
     pub(crate) fn likely_rank(&self, hash: u64) -> Option<u32> {
         self.hashed(hash).or_else(|| {
             let choice = self.rank_choice.load();
-            let known = choice.with_logs.iter().copied();
-            choice.placement.by_key().then(|| best(&*choice.strategy, hash, known))?
+            // Without logs the master chose, among all.
+            let ranks = if choice.with_logs.is_empty() { &choice.all } else { &choice.with_logs };
+            let ranks = ranks.iter().copied();
+            choice.placement.by_key().then(|| best(&*choice.strategy, hash, ranks))?
         })
     }
 
-    /// Where this handle is, if plans are placed by that.
+    /// The rank whose mapped index is searched first for a key of this hash.
+    #[inline]
+    pub(crate) fn first_searched(&self, hash: u64) -> u32 {
+        self.hashed(hash).or(self.home).unwrap_or_default()
+    }
+
+    /// The nearest rank, if plans are placed by distance.
     pub(crate) fn nearest(&self) -> Option<Nearest> {
         let choice = self.rank_choice.load();
         choice.nearest.filter(|_| choice.placement.by_distance())
     }
 
-    /// Bytes that the log of a rank takes before its tail must move, as this handle last saw it.
-    fn room_at(&self, candidate: &Candidate) -> u64 {
-        let peer = self.peers.first_of(candidate.rank);
-        let line = peer.as_ref().and_then(|peer| peer.open_log()?.known_line());
-        line.map_or(candidate.free_bytes, |line| line.heap_limit().saturating_sub(line.bump_ptr()))
+    /// The ranks with logs, and the room that each has until its tail must move, in parts of the
+    /// largest log.
+    fn with_room(&self, choice: &RankChoice) -> Vec<Candidate> {
+        let largest = choice.with_logs.iter().map(|c| c.free_bytes).max().unwrap_or_default();
+        let part = (largest / PARTS_OF_LOG).max(1);
+        let attached: BTreeMap<u32, Arc<Peer>> = self.peers.firsts().collect();
+        // Not locked while room is read, which may wait for the network.
+        let tried = choice.tried.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let room = |c: &Candidate| match attached.get(&c.rank) {
+            Some(peer) => self.room_of(peer),
+            None if tried.contains(&c.rank) => 0,
+            None => c.free_bytes,
+        };
+        let known = choice.with_logs.iter().map(|c| Candidate { free_bytes: room(c) / part, ..*c });
+        known.collect()
+    }
+
+    /// Bytes that a log takes before its tail must move. Read anew in mapped memory, and elsewhere
+    /// only if it is not known from the last put.
+    fn room_of(&self, peer: &Arc<Peer>) -> u64 {
+        let clock = &*self.env.clock;
+        let Some(peer) = self.peers.claiming(peer.clone()) else { return 0 };
+        let takes = |log: &&PeerLog| {
+            log.layout.claims_by_hosts() && !log.is_refused(clock) && !log.is_stuck(clock)
+        };
+        let Some(log) = peer.open_log().filter(takes) else { return 0 };
+        let mut line = ControlLine::unread();
+        match log.known_line() {
+            Some(known) => line = known,
+            None => {
+                let read = || log.read_control_line(&*peer.verbs, &mut line);
+                if peer.run_blocking(read).is_err() {
+                    return 0;
+                }
+            }
+        }
+        line.heap_limit().saturating_sub(line.bump_ptr())
     }
 }

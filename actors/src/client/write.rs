@@ -373,11 +373,12 @@ impl Client {
         }
         let asked_ns = self.shared.env.clock.now_ns();
         let opening = self.shared.plans.opening()?;
+        let nearest = self.shared.nearest();
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
             preferred_rank: opts.preferred_rank,
-            nearest: self.shared.nearest(),
+            nearest,
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,
             replica_of,

@@ -1,7 +1,7 @@
 //! Messages that decode and contain one impossible value: each field of each kind that
 //! `message/bounds.rs` checks, one at a time, at limits. A receiver that accepts one lacks a check.
 
-use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, info};
+use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, WORLD, info};
 use super::seeds;
 use crate::message::*;
 use nkv_store::arena::Extent;
@@ -341,13 +341,15 @@ fn requests(all: &mut Vec<Lie>) {
     let item = OpenItem {
         key: b"layer/1".to_vec(),
         bytes_total: UNIT,
-        preferred_rank: Some(1),
-        nearest: None,
+        preferred_rank: None,
+        nearest: Some(Nearest { rank: 1, distance: 0 }),
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
     };
-    let items: [Change<OpenItem>; 4] = [
+    let items: [Change<OpenItem>; 6] = [
+        |i| i.nearest = Some(Nearest { rank: WORLD, distance: 0 }),
+        |i| i.nearest = Some(Nearest { rank: 0, distance: u8::MAX }),
         |i| i.bytes_total = u64::MAX,
         |i| i.bytes_total = (SLOTS as u64 + 1) * UNIT,
         |i| i.key = vec![7; MAX_KEY_BYTES + 1],

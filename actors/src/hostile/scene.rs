@@ -10,6 +10,7 @@ use crate::message::{
 };
 use crate::owner::tables::OwnerTables;
 use crate::owner::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
+use crate::placement::Placement;
 use crate::uplink::Uplink;
 use nkv_store::SegmentLayout;
 use nkv_store::clock::{Clock, ManualClock};
@@ -31,7 +32,7 @@ const TTL_MS: u64 = 1_000;
 /// Bytes that a client with a plan has asked for.
 const ASKED_BYTES: u64 = 4096;
 /// Ranks of the cluster: the honest one and the hostile one.
-const WORLD: u32 = 2;
+pub(super) const WORLD: u32 = 2;
 pub(super) const HONEST: u64 = 0x100;
 pub(super) const LIAR: u64 = 0x200;
 pub(super) const OWNED: u64 = 0x300;
@@ -404,7 +405,8 @@ impl TestCluster {
 const PARTS: u64 = 8;
 
 async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAddr<Master> {
-    let members = Arc::new(Members::new(TERM, (0, WORLD), 0, clock.now_ms()));
+    let members = Members::new(TERM, (0, WORLD), 0, clock.now_ms());
+    let members = Arc::new(members.with_placement(Placement::Topology));
     let durable = MasterDurable {
         hasher: nkv_store::KeyHasher::new([7; 16]),
         key_pool: Arc::default(),

@@ -1,10 +1,7 @@
-//! OpenForWrite: chooses a segment and grants a plan. When every segment of the routed rank is
-//! full, the master asks the owner of the one with most room to evict, and the item waits for that
-//! segment. Waiting items are bounded in number and time, and served first come, first served per
-//! segment.
+//! OpenForWrite: chooses a segment and grants a plan. When every segment that an item may go to is
+//! full, it waits for the best one (`waiting.rs`).
 
 use super::Master;
-use super::allocator::SegmentAllocator;
 use super::entry::{Entry, Replica, State};
 use super::objects::{Asked, PlanInfo};
 use crate::actor::Reply;
@@ -13,17 +10,9 @@ use crate::message::{
     CopyPlan, KeyBytes, MAX_REPLICAS, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId,
     PlanOpened, ReplicaSet, Response, SegmentId, SlotRef,
 };
-use hashbrown::HashSet;
 use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, StoreError};
-use std::collections::{BTreeMap, BTreeSet};
 
-/// Items waiting for room on all ranks together.
-const MAX_WAITING: usize = 65_536;
-/// Shortest default wait of an open for room: on a loaded machine less is too short to free any.
-const MIN_FULL_WAIT_MS: u64 = 1_000;
-/// From here on a tick is late: the process was stopped or got no processor.
-const LATE_TICK_MS: u64 = 50;
 /// Keys that may be put while a rank that holds objects has not reported; further puts fail until
 /// it reports.
 const MAX_SUPERSEDED: usize = 1 << 20;
@@ -34,9 +23,9 @@ const MAX_PAGES: u64 = u32::MAX as u64;
 #[derive(Debug)]
 pub(super) struct Opening {
     pub batch: u64,
-    asked: Asked,
-    key: Key,
-    open: OpenItem,
+    pub asked: Asked,
+    pub key: Key,
+    pub open: OpenItem,
 }
 
 impl Opening {
@@ -44,17 +33,6 @@ impl Opening {
     pub(super) fn item(&self) -> usize {
         self.asked.2 as usize
     }
-}
-
-/// An item that waits for room.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub opening: Opening,
-    segment_id: SegmentId,
-    asked_ms: u64,
-    deadline_ms: u64,
-    // The caller's own limit: it wants an answer by then.
-    until_ms: u64,
 }
 
 enum Placed {
@@ -79,9 +57,8 @@ impl Master {
                     let opening = Opening { batch, asked, key, open };
                     // Behind all that wait, so that small objects do not overtake a large one
                     // forever.
-                    let taken = |master: &Self, segment_id| {
-                        master.waiting.iter().any(|w| w.segment_id == segment_id)
-                    };
+                    let taken =
+                        |master: &Self, segment_id| master.waiting.is_waited_for(segment_id);
                     if let Some(segment_id) = self.try_open(&opening, taken) {
                         self.wait(opening, segment_id, wait_ms);
                     }
@@ -93,7 +70,7 @@ impl Master {
 
     /// Grants the plan or fails the item; the segment to wait for if none has room. `taken` says
     /// whether another open waits for a segment before this one.
-    fn try_open(
+    pub(super) fn try_open(
         &mut self,
         o: &Opening,
         taken: impl Fn(&Self, SegmentId) -> bool,
@@ -105,49 +82,6 @@ impl Master {
         };
         self.batches.complete_plan(o.batch, o.item(), plan);
         None
-    }
-
-    fn wait(&mut self, opening: Opening, segment_id: SegmentId, wait_ms: u64) {
-        if self.waiting.len() >= MAX_WAITING {
-            let text = format!("{MAX_WAITING} puts already wait for room; try again later");
-            let error = Error::out_of_memory(text);
-            return self.batches.complete_plan(opening.batch, opening.item(), Err(error));
-        }
-        self.ask_for_room(segment_id, opening.open.bytes_total);
-        let asked_ms = self.now_ms();
-        let deadline_ms = asked_ms + wait_ms.min(self.full_wait_ms(segment_id));
-        let until_ms = asked_ms.saturating_add(wait_ms);
-        self.waiting.push(Waiting { opening, segment_id, asked_ms, deadline_ms, until_ms });
-    }
-
-    fn full_wait_ms(&self, segment_id: SegmentId) -> u64 {
-        let quarantine = |b: &SegmentAllocator| u64::from(b.info.layout.quarantine_ms);
-        match self.durable.full_wait_ms {
-            0 => {
-                let quarantine_ms = self.allocators.get(&segment_id).map_or(0, quarantine);
-                (3 * quarantine_ms).max(MIN_FULL_WAIT_MS)
-            }
-            n => n,
-        }
-    }
-
-    /// Asks the owner to make room, at most once per quarantine.
-    fn ask_for_room(&mut self, segment_id: SegmentId, bytes: u64) {
-        let now = self.now_ms();
-        if self.durable.members.is_backlogged(segment_id) {
-            return;
-        }
-        let Some(allocator) = self.allocators.get_mut(&segment_id) else {
-            return;
-        };
-        let pause = u64::from(allocator.info.layout.quarantine_ms) + 10;
-        if allocator.room_attempt > 0 && now < allocator.room_asked_ms + pause {
-            return;
-        }
-        allocator.room_asked_ms = now;
-        let attempt = allocator.room_attempt;
-        allocator.room_attempt += 1;
-        self.durable.members.send(segment_id, MasterToOwner::MakeRoom { bytes, attempt });
     }
 
     fn place(&mut self, o: &Opening, taken: impl Fn(&Self, SegmentId) -> bool) -> Result<Placed> {
@@ -181,10 +115,7 @@ impl Master {
                 open.bytes_total
             )));
         }
-        let segment_ids = self.route(id, open)?;
-        let Some(best) = segment_ids.first().copied() else {
-            return Err(Error::internal("no segment was chosen for an object"));
-        };
+        let (ranks, best) = self.route(id, open)?;
         let layout = self.allocators.get(&best).map(|b| b.info.layout).unwrap_or_default();
         if open.bytes_total > layout.arena.len {
             let (room, log) = (layout.arena.len, layout.log.len);
@@ -196,7 +127,23 @@ impl Master {
             ))
             .at_rank(best.rank));
         }
-        for segment_id in segment_ids {
+        for rank in ranks {
+            if let Some(replica) = self.take(rank, open.bytes_total, page_bytes, &taken)? {
+                return self.grant(o, replica).map(Placed::Granted);
+            }
+        }
+        Ok(Placed::Wait(best))
+    }
+
+    /// Room for an object on a rank, if one of its segments has some.
+    fn take(
+        &mut self,
+        rank: u32,
+        bytes_total: u64,
+        page_bytes: u32,
+        taken: impl Fn(&Self, SegmentId) -> bool,
+    ) -> Result<Option<Replica>> {
+        for segment_id in self.segments_of(rank, bytes_total) {
             if taken(self, segment_id) {
                 continue;
             }
@@ -205,18 +152,17 @@ impl Master {
                 continue;
             }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
-            match allocator.take(open.bytes_total) {
+            match allocator.take(bytes_total) {
                 Ok((at, extent)) => {
                     allocator.room_attempt = 0;
-                    let object = ObjectDesc { extent, bytes_total: open.bytes_total, page_bytes };
-                    let plan = self.grant(o, Replica { segment_id, at, object });
-                    return plan.map(Placed::Granted);
+                    let object = ObjectDesc { extent, bytes_total, page_bytes };
+                    return Ok(Some(Replica { segment_id, at, object }));
                 }
                 Err(StoreError::ArenaFull { .. }) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(Placed::Wait(best))
+        Ok(None)
     }
 
     /// The answer for a key that exists: the same plan for a repeated request, an error otherwise
@@ -281,7 +227,7 @@ impl Master {
                 break;
             }
             // Puts that wait for room come first.
-            if self.waiting.iter().any(|w| w.segment_id == segment_id) {
+            if self.waiting.is_waited_for(segment_id) {
                 continue;
             }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
@@ -391,92 +337,5 @@ impl Master {
 
     pub(super) fn header_off(&self, segment_id: SegmentId, slot: u32) -> u64 {
         self.allocators.get(&segment_id).map_or(NOWHERE, |b| b.info.layout.header_off(slot))
-    }
-
-    /// A rank has room again, or one segment more or less: serves the opens that wait there, in
-    /// order. One that still waits keeps its place before all later ones of its segment.
-    pub(super) fn retry_waiting(&mut self, rank: u32) {
-        let mut full: HashSet<SegmentId> = HashSet::new();
-        for w in std::mem::take(&mut self.waiting) {
-            if w.segment_id.rank != rank {
-                self.waiting.push(w);
-            } else if let Some(best) = self.try_open(&w.opening, |_, s| full.contains(&s)) {
-                // Stay at the same segment: its owner is making room already.
-                let stays = self.may_hold(w.segment_id, w.opening.open.bytes_total);
-                let segment_id = if stays { w.segment_id } else { best };
-                full.insert(segment_id);
-                self.waiting.push(Waiting { segment_id, ..w });
-            }
-        }
-    }
-
-    /// The caller of a request withdrew it or is gone: its waiting items fail, and its batch ends.
-    pub(super) fn give_up_waiting(&mut self, producer: u64, request: u64) {
-        let theirs =
-            |w: &mut Waiting| (w.opening.asked.0, w.opening.asked.1) == (producer, request);
-        for Waiting { opening: o, .. } in self.waiting.extract_if(.., theirs) {
-            let text = format!("the put of key {} was given up by its caller", o.key);
-            self.batches.complete_plan(o.batch, o.item(), Err(Error::reclaimed(text)));
-        }
-    }
-
-    /// The last tick was `since` milliseconds ago. While the master did not run, no room could be
-    /// granted: waiting requests get that time again.
-    pub(super) fn forgive_waiting(&mut self, since: u64) {
-        if since < LATE_TICK_MS {
-            return;
-        }
-        let now = self.now_ms();
-        for w in &mut self.waiting {
-            let waited_ms = now.saturating_sub(w.asked_ms);
-            w.deadline_ms = (w.deadline_ms + since.min(waited_ms)).min(w.until_ms);
-        }
-    }
-
-    pub(super) fn expire_waiting(&mut self) {
-        for rank in std::mem::take(&mut self.backlogged) {
-            self.retry_waiting(rank);
-        }
-        let now = self.now_ms();
-        let late: Vec<_> = self.waiting.extract_if(.., |w| w.deadline_ms <= now).collect();
-        let after: BTreeSet<u32> = late.iter().map(|w| w.segment_id.rank).collect();
-        for Waiting { opening: o, segment_id, .. } in late {
-            // It may have waited only behind a larger one: try once more before it is refused.
-            if self.try_open(&o, |_, _| false).is_some() {
-                let error = self.no_room(&o, segment_id);
-                self.batches.complete_plan(o.batch, o.item(), Err(error));
-            }
-        }
-        // Opens that waited behind a large one that failed may fit now.
-        for rank in after {
-            self.retry_waiting(rank);
-        }
-        let mut asks = BTreeMap::new();
-        for w in &self.waiting {
-            asks.entry(w.segment_id).or_insert(w.opening.open.bytes_total);
-        }
-        for (segment_id, bytes) in asks {
-            self.ask_for_room(segment_id, bytes);
-        }
-    }
-
-    /// The error of an open that waited for room in vain.
-    fn no_room(&mut self, Opening { key, open, .. }: &Opening, segment_id: SegmentId) -> Error {
-        if self.durable.members.is_backlogged(segment_id) {
-            return Error::not_ready(format!(
-                "no plan for key {key} in time: the owner of {segment_id} has a queue of thousands \
-                 of earlier plans; put more slowly, or give its node more CPU time"
-            ));
-        }
-        self.counters.out_of_memory += 1;
-        let (free, hole) = self
-            .allocators
-            .get(&segment_id)
-            .map_or((0, 0), |b| (b.arena.free_bytes(), b.arena.largest_hole()));
-        Error::out_of_memory(format!(
-            "no room for key {key} ({} bytes) on {segment_id} in time: {free} bytes free, largest \
-             hole {hole}",
-            open.bytes_total
-        ))
     }
 }

@@ -160,7 +160,7 @@ impl Master {
         }
         let taken: Vec<SegmentId> = e.places().map(|r| r.segment_id).collect();
         let bytes = e.replica().object.bytes_total;
-        if holders.is_empty() || self.route_copies((0, None), &taken, bytes).is_empty() {
+        if holders.is_empty() || !self.takes_another(&taken, bytes) {
             return Next::Later;
         }
         // Each time another one, as far as there are several.

@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 const RANKS_TRIED: usize = 32;
 
 impl Master {
-    /// The segments to try, best first, at least one: those of `preferred_rank`, else of the ranks
-    /// that the placement names. If none of them can hold the object, the largest one, for the
-    /// error's text. `InvalidArgument` if `preferred_rank` does not exist, `Disconnected` if no
-    /// segment is usable.
-    pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<Vec<SegmentId>> {
+    /// The ranks to try, best first, and the segment to wait for if none of them has room:
+    /// `preferred_rank`, else those that the placement names. If no segment can hold the object, no
+    /// rank, and the largest segment for the error's text. `InvalidArgument` if `preferred_rank`
+    /// does not exist, `Disconnected` if no segment is usable.
+    pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<(Vec<u32>, SegmentId)> {
         let (world, bytes) = (self.durable.world_size, open.bytes_total);
         if let Some(rank) = open.preferred_rank.filter(|rank| *rank >= world) {
             return Err(Error::invalid(format!(
@@ -26,26 +26,33 @@ impl Master {
                 world - 1
             )));
         }
+        if let Some(Nearest { rank, distance }) = open.nearest
+            && (rank >= world || distance > FARTHEST)
+        {
+            return Err(Error::invalid(format!(
+                "a writer's nearest rank {rank}, at distance {distance}: ranks are 0 to {}, \
+                 distances at most {FARTHEST}",
+                world - 1
+            )));
+        }
         let fixed = open.preferred_rank.or_else(|| self.placement.fixed(id.hash));
-        let theirs = fixed.map(|rank| self.segments_of(rank, bytes)).unwrap_or_default();
-        if !theirs.is_empty() {
-            return Ok(theirs);
+        let best_of = |rank: u32| self.segments_of(rank, bytes).first().copied();
+        if let Some((rank, best)) = fixed.and_then(|rank| Some((rank, best_of(rank)?))) {
+            return Ok((vec![rank], best));
         }
         let usable = || self.allocators.keys().copied().filter(|s| self.usable(*s));
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);
         let largest = |s: &SegmentId| (size(s), Reverse(*s));
         let preferred = usable().filter(|s| open.preferred_rank == Some(s.rank));
         if let Some(too_small) = preferred.max_by_key(largest) {
-            return Ok(vec![too_small]);
+            return Ok((Vec::new(), too_small));
         }
         let mut ranks = self.ranked(id.hash, open.nearest, bytes);
         ranks.truncate(if fixed.is_some() { 1 } else { RANKS_TRIED });
-        let chosen: Vec<_> =
-            ranks.into_iter().flat_map(|rank| self.segments_of(rank, bytes)).collect();
-        if !chosen.is_empty() {
-            return Ok(chosen);
+        if let Some((_, best)) = ranks.first() {
+            return Ok((ranks.iter().map(|(rank, _)| *rank).collect(), *best));
         }
-        usable().max_by_key(largest).map(|too_small| vec![too_small]).ok_or_else(|| {
+        usable().max_by_key(largest).map(|too_small| (Vec::new(), too_small)).ok_or_else(|| {
             let joined = self.allocators.keys().filter(|s| s.is_first()).count();
             Error::disconnected(format!(
                 "no rank can take an object now ({joined} of {world} joined, none alive)"
@@ -54,19 +61,26 @@ impl Master {
     }
 
     /// Segments of a rank that can hold so many bytes, those with most room first.
-    fn segments_of(&self, rank: u32, bytes: u64) -> Vec<SegmentId> {
+    pub(super) fn segments_of(&self, rank: u32, bytes: u64) -> Vec<SegmentId> {
         let theirs = self.allocators.range(SegmentId::of_rank(rank)).map(|(id, _)| *id);
         let mut theirs: Vec<_> = theirs.filter(|s| self.may_hold(*s, bytes)).collect();
         theirs.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
         theirs
     }
 
-    /// Ranks that can hold so many bytes, in the placement's order.
-    fn ranked(&self, key: u64, nearest: Option<Nearest>, bytes: u64) -> Vec<u32> {
-        let mut free: BTreeMap<u32, u64> = BTreeMap::new();
+    /// Ranks that can hold so many bytes, in the placement's order, each with its segment that has
+    /// most room.
+    fn ranked(&self, key: u64, nearest: Option<Nearest>, bytes: u64) -> Vec<(u32, SegmentId)> {
+        // Of each rank its free bytes, and those of its best segment.
+        let mut free: BTreeMap<u32, (u64, u64, SegmentId)> = BTreeMap::new();
         for (segment_id, of_segment) in &self.allocators {
             if self.may_hold(*segment_id, bytes) {
-                *free.entry(segment_id.rank).or_default() += of_segment.arena.free_bytes();
+                let its = of_segment.arena.free_bytes();
+                let of_rank = free.entry(segment_id.rank).or_insert((0, its, *segment_id));
+                of_rank.0 += its;
+                if its > of_rank.1 {
+                    (of_rank.1, of_rank.2) = (its, *segment_id);
+                }
             }
         }
         let origin = nearest.and_then(|n| Some((n, self.site_of(n.rank)?)));
@@ -74,14 +88,14 @@ impl Master {
             let (nearest, site) = origin.as_ref()?;
             Some(nearest.distance(site.to(self.site_of(rank)?)))
         };
-        let candidates = free.into_iter().map(|(rank, free_bytes)| {
+        let candidates = free.into_iter().map(|(rank, (free_bytes, _, best))| {
             let candidate =
                 Candidate { rank, distance: distance(rank).unwrap_or(FARTHEST), free_bytes };
-            (self.placement.cost(key, &candidate), rank)
+            (self.placement.cost(key, &candidate), rank, best)
         });
         let mut candidates: Vec<_> = candidates.collect();
         candidates.sort_unstable();
-        candidates.into_iter().map(|(_, rank)| rank).collect()
+        candidates.into_iter().map(|(_, rank, best)| (rank, best)).collect()
     }
 
     fn site_of(&self, rank: u32) -> Option<Site<'_>> {
@@ -98,10 +112,10 @@ impl Master {
         taken: &[SegmentId],
         bytes: u64,
     ) -> Vec<SegmentId> {
-        let is_free = |rank: &u32| taken.iter().all(|known| known.rank != *rank);
-        let ranks = self.ranked(key, nearest, bytes).into_iter().filter(is_free);
+        let is_free = |rank: u32| taken.iter().all(|known| known.rank != rank);
         let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
-        let ranks = ranks.filter_map(|rank| self.segments_of(rank, bytes).into_iter().find(takes));
+        let ranks = self.ranked(key, nearest, bytes).into_iter();
+        let ranks = ranks.filter(|(rank, _)| is_free(*rank)).map(|(_, best)| best).filter(takes);
         let info = |s: &SegmentId| self.allocators.get(s).map(|b| &b.info);
         let mut hosts: BTreeSet<u64> = taken.iter().filter_map(info).map(|i| i.boot_id).collect();
         let mut racks: BTreeSet<&RackPath> =
@@ -115,6 +129,14 @@ impl Master {
         let (apart, shared): (Vec<_>, Vec<_>) =
             rest.into_iter().partition(|(_, info)| hosts.insert(info.boot_id));
         alone.into_iter().chain(apart).chain(shared).map(|(s, _)| s).collect()
+    }
+
+    /// Whether a rank that has no replica yet may take one of so many bytes.
+    pub(super) fn takes_another(&self, taken: &[SegmentId], bytes: u64) -> bool {
+        let is_free = |s: &SegmentId| taken.iter().all(|known| known.rank != s.rank);
+        self.allocators.keys().any(|s| {
+            is_free(s) && self.may_hold(*s, bytes) && !self.durable.members.is_backlogged(*s)
+        })
     }
 
     /// True if an object may be placed on a segment, now or once it has room.

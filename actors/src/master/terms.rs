@@ -236,7 +236,7 @@ impl Master {
     /// A new term: discards all state, which the reports rebuild.
     fn forget_all(&mut self) {
         let again = || Error::not_ready("a new term of the master began; try again");
-        for w in std::mem::take(&mut self.waiting) {
+        for w in self.waiting.take() {
             self.batches.complete_plan(w.opening.batch, w.opening.item(), Err(again()));
         }
         let open = std::mem::take(&mut self.removing).into_values().flatten();

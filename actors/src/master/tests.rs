@@ -11,6 +11,7 @@ mod lies;
 mod listing;
 mod log;
 mod objects;
+mod placement;
 mod replica_puts;
 mod replicas;
 mod segments;

@@ -30,13 +30,17 @@ impl Ledger {
             return history.wrong(&self.trace, text);
         };
         self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
-        // It was read from one of the replicas.
-        let alike = history.keys[key].puts.iter().copied();
-        let alike = alike.filter(|p| history.put(*p).content == history.put(put).content);
-        let judged = alike.filter(|p| history.put(*p).spot.is_some());
-        let mut judged =
-            judged.map(|p| history.removal_before(history.put(p), began, read_from, members));
-        let judged = judged.clone().find(Result::is_ok).or_else(|| judged.next());
+        // Of several replicas it was read from one of those that were read.
+        let content = history.put(put).content;
+        let was_read = |p: &Put| {
+            p.spot.is_some_and(|s| read_from.contains(&s.incarnation) || read_from.is_empty())
+        };
+        let alike = history.keys[key].puts.iter().map(|p| history.put(*p));
+        let alike: Vec<&Put> = alike.filter(|p| p.content == content && was_read(p)).collect();
+        let alike = if alike.is_empty() { vec![history.put(put)] } else { alike };
+        let judged = |p: &Put| history.removal_before(p, began, read_from, members);
+        let judged = alike.iter().map(|p| judged(p));
+        let judged = judged.clone().find(Result::is_ok).or_else(|| judged.clone().next());
         let removal = match judged {
             None => return,
             Some(Ok(excuse)) => return history.excuse(excuse),
@@ -116,7 +120,11 @@ impl Ledger {
         let hidden = |p: &&PutId| {
             let put = history.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
-            let there = there && !history.is_replicated(put);
+            // Of several replicas the master may know only one that is gone.
+            let alike = |other: &Put| {
+                other.is_live() && other.spot.is_some_and(|s| roster.is_seated(s.incarnation))
+            };
+            let there = there && history.others(put).all(alike);
             // The master may not know an object in a log yet: then its owner had to be asked.
             let known = put.logged.is_none() || known_by == KnownBy::ByAll;
             // `exists` does not cover a rank whose link is down, and that rank may not know it yet.
@@ -139,7 +147,6 @@ impl Ledger {
     pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
         let history = self.lock();
         let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());
-        let live = live.filter(|p| !history.is_replicated(p));
         let found = live.filter_map(|p| Some((p.key, p.spot?)));
         found.filter(|(_, s)| roster.is_seated(s.incarnation)).collect()
     }

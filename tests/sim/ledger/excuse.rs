@@ -36,7 +36,15 @@ impl History {
         let (Some((gone, Cause::Handling(doing))), true) = (put.gone, put.is_acked()) else {
             return;
         };
-        if self.was_asked_to_go(put, gone) || self.is_replicated(put) {
+        if self.was_asked_to_go(put, gone) {
+            return;
+        }
+        // One of too many, while another is there or was there until its owner's own choice.
+        let stays = |other: &Put| {
+            let gone = other.gone.map(|(_, cause)| cause);
+            other.spot.is_some() && matches!(gone, None | Some(Cause::Evicted | Cause::Died))
+        };
+        if self.others(put).any(stays) {
             return;
         }
         if let Some(word) = self.residual_of(put) {

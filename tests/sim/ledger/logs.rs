@@ -10,80 +10,102 @@ use nkv_store::KeyId;
 pub(super) const LAG_MS: u64 = 10_000;
 
 impl History {
-    /// The put that wrote these bytes; records a violation if there is none.
-    pub(super) fn whose(
-        &mut self,
-        trace: &Trace,
-        spot: SlotEpoch,
-        (rank, id): (u32, KeyId),
-        bytes: &[u8],
-    ) -> Option<PutId> {
-        let Some(&key) = self.by_id.get(&id) else {
-            let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
-            self.wrong(trace, text);
-            return None;
-        };
+    /// The put that wrote these bytes, and whose bytes were nowhere before.
+    pub(super) fn fresh(&self, id: KeyId, bytes: &[u8]) -> Option<PutId> {
+        let key = *self.by_id.get(&id)?;
         let whose = |p: &&PutId| {
             let put = self.put(**p);
             let fresh = put.spot.or(put.logged).is_none();
             fresh && put.len == bytes.len() && is_of(put.content, bytes)
         };
-        let put = self.keys[key].puts.iter().rev().find(whose).copied();
-        let put = put.or_else(|| self.replica(trace, key, spot, bytes));
-        if put.is_none() {
-            let text = format!(
-                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that \
-                 are no put's",
-                self.name(key),
-                spot.slot,
-                spot.epoch,
-                bytes.len()
-            );
-            self.wrong(trace, text);
-        }
-        put
+        self.keys[key].puts.iter().rev().find(whose).copied()
     }
 
-    /// A further replica of a put: its bytes are those of one whose object was readable before, and
-    /// no removal of that was acknowledged [I6].
-    fn replica(
+    /// Records that no put wrote these bytes there.
+    pub(super) fn of_no_put<T>(
         &mut self,
         trace: &Trace,
-        key: usize,
+        spot: SlotEpoch,
+        (rank, id): (u32, KeyId),
+        bytes: &[u8],
+    ) -> Option<T> {
+        let Some(&key) = self.by_id.get(&id) else {
+            let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
+            self.wrong(trace, text);
+            return None;
+        };
+        let text = format!(
+            "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
+             no put's",
+            self.name(key),
+            spot.slot,
+            spot.epoch,
+            bytes.len()
+        );
+        self.wrong(trace, text);
+        None
+    }
+
+    /// A further replica of a put of which several were asked for: its bytes were readable before,
+    /// no removal of them was acknowledged [I6], and none of them is on the same rank.
+    pub(super) fn replica(
+        &mut self,
+        trace: &Trace,
+        (rank, id): (u32, KeyId),
         spot: SlotEpoch,
         bytes: &[u8],
     ) -> Option<PutId> {
+        let key = *self.by_id.get(&id)?;
         let of = |p: &&PutId| {
             let put = self.put(**p);
-            put.len == bytes.len() && is_of(put.content, bytes)
+            put.several && put.len == bytes.len() && is_of(put.content, bytes)
         };
-        let first = self.keys[key].puts.iter().copied().find(|p| of(&p))?;
-        let (now, put) = (self.now, self.put(first));
+        let all: Vec<PutId> = self.keys[key].puts.iter().filter(of).copied().collect();
+        let (first, now) = (*all.first()?, self.now);
+        let put = self.put(first);
+        put.spot?;
         // Not of a rank that was no member any more when the removal was acknowledged.
         let here = |r: &&Removal| !r.late && r.members.contains(&spot.incarnation);
         let mut removals = self.keys[key].removals.values().filter(here);
         let removed =
             removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put));
-        let replica = self.puts.len() as PutId;
+        let member =
+            |s: SlotEpoch| self.members.is_empty() || self.members.contains(&s.incarnation);
+        let beside = |p: &&PutId| {
+            let other = self.put(**p);
+            other.rank == rank && other.is_live() && other.spot.is_some_and(member)
+        };
+        let beside = all.iter().find(beside).copied();
         let fresh = Put { spot: None, logged: None, settled: None, gone: None, ..put.clone() };
+        let name = self.name(key);
         if removed {
-            let text = format!(
-                "[I6] put {first} of {} was removed, and then a replica of it became readable at \
-                 {spot:?}",
-                self.name(key)
+            self.wrong(
+                trace,
+                format!(
+                    "[I6] put {first} of {name} was removed, and then a replica of it became \
+                     readable at {spot:?}"
+                ),
             );
-            self.wrong(trace, text);
         }
+        if let Some(other) = beside {
+            let at = self.put(other).spot;
+            self.wrong(
+                trace,
+                format!("put {first} of {name} has two replicas on rank {rank}: {at:?}, {spot:?}"),
+            );
+        }
+        let replica = self.puts.len() as PutId;
         self.puts.push(fresh);
         self.keys[key].puts.push(replica);
         self.replicas.entry(first).or_default().push(replica);
         Some(replica)
     }
 
-    /// Whether a put has, or is, one of several replicas: which of them a master knows, and which
-    /// of them it retires, cannot be seen in memory.
-    pub(super) fn is_replicated(&self, put: &Put) -> bool {
-        self.replicas.contains_key(&put.content)
+    /// The other replicas of a put's content.
+    pub(super) fn others<'a>(&'a self, put: &'a Put) -> impl Iterator<Item = &'a Put> {
+        let all = std::iter::once(put.content)
+            .chain(self.replicas.get(&put.content).into_iter().flatten().copied());
+        all.map(|id| self.put(id)).filter(move |other| !std::ptr::eq(*other, put))
     }
 
     /// The put whose object, served before in this segment, was copied to `spot`.
@@ -135,10 +157,14 @@ impl Ledger {
             history.copies.insert(spot, put);
             return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
         }
-        let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
+        let fresh = history.fresh(id, bytes);
+        let Some(put) = fresh.or_else(|| history.of_no_put(&self.trace, spot, (rank, id), bytes))
+        else {
+            return;
+        };
         let now = history.tick();
         let entry = &mut history.puts[put as usize];
-        (entry.logged, entry.settled) = (Some(spot), Some(now));
+        (entry.logged, entry.settled, entry.rank) = (Some(spot), Some(now), rank);
         if entry.ended.is_some() {
             history.excuse(Some("a put over tcp that had failed was still on its way to a log"));
         }

@@ -45,6 +45,9 @@ impl Worker {
         let by_log = *opts == opts.clone().device_alloc(true);
         let ledger = self.cluster.ledger.clone();
         let (put, value) = ledger.begin_put(key, self.size(), by_log);
+        if *opts != opts.clone().replicas(1) {
+            ledger.asks_for_replicas(put);
+        }
         (Putting { ledger, put }, value)
     }
 
@@ -71,7 +74,7 @@ impl Worker {
 
     pub(super) async fn put_by_pages(&mut self) {
         // A put page by page needs a plan.
-        let (key, opts) = (self.key(), self.options().device_alloc(false));
+        let (key, opts) = (self.key(), self.options().device_alloc(false).replicas(1));
         let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);
         let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;

@@ -9,6 +9,7 @@ use crate::message::{
     PlanDesc, PlanRef, RankInfo, Refusal, ReplicaSet, Request, Response, SeenView, SegmentId,
     Settings, SlotContent, SlotEntry, SlotRef, Term,
 };
+use crate::placement::Placement;
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
 use nkv_store::SegmentLayout;
@@ -123,10 +124,20 @@ impl Bench {
 
     /// Ranks elect the master, which counts on each for a lease.
     pub(super) async fn with_lease(world: u32, lease_ms: u64) -> Self {
+        Self::made(world, lease_ms, Placement::Hash).await
+    }
+
+    /// Objects are placed so.
+    pub(super) async fn placing(world: u32, placement: Placement) -> Self {
+        Self::made(world, 0, placement).await
+    }
+
+    async fn made(world: u32, lease_ms: u64, placement: Placement) -> Self {
         let executor = OwnedExecutor::arbiter().unwrap();
         let clock = ManualClock::default();
         clock.advance_ms(1_000_000);
-        let members = Arc::new(Members::new(term(1, 50), (0, world), lease_ms, clock.now_ms()));
+        let members = Members::new(term(1, 50), (0, world), lease_ms, clock.now_ms());
+        let members = Arc::new(members.with_placement(placement));
         let durable = MasterDurable {
             world_size: world,
             ttl_ms: TTL_MS,
