@@ -198,7 +198,10 @@ fn text(status: &Status) -> String {
 fn replicas(status: &Status) -> String {
     match status.replicas_missing {
         0 => String::new(),
-        n => format!("{n} objects have fewer replicas than they should: more are being made\n"),
+        n => format!(
+            "{n} objects have fewer replicas than they should, and get more as other ranks have \
+             room: add a rank if this stays\n"
+        ),
     }
 }
 

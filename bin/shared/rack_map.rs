@@ -2,6 +2,7 @@
 //! as Hadoop's table mapping takes them. `#` begins a comment.
 
 use nkv::RackPath;
+use std::io::Read;
 use std::net::IpAddr;
 
 /// Longest file that is read.
@@ -24,18 +25,19 @@ impl std::fmt::Display for RackMap {
 }
 
 impl RackMap {
-    /// Finds this host in a file: by its name, by the part of that before the first point, or by
-    /// `listen`.
+    /// Finds this host in a file: by its name, else by `listen`, else by the part of its name
+    /// before the first point.
     ///
     /// # Errors
     /// One sentence: the file cannot be read, a line of it is wrong, or none names this host.
     pub fn read(file: &str, listen: IpAddr) -> Result<Self, String> {
         let failed = |e: std::io::Error| e.to_string();
-        let bytes = std::fs::metadata(file).map_err(failed)?.len();
-        if bytes > MAX_BYTES {
-            return Err(format!("it has {bytes} bytes, and at most {MAX_BYTES} are read"));
+        let mut text = String::new();
+        let opened = std::fs::File::open(file).map_err(failed)?;
+        opened.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(format!("it has more than {MAX_BYTES} bytes, which is the most"));
         }
-        let text = std::fs::read_to_string(file).map_err(failed)?;
         let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
         let rack = rack_of(&text, name.trim(), &listen.to_string());
         Ok(Self { file: file.to_string(), rack: rack? })

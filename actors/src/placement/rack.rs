@@ -85,7 +85,7 @@ impl std::str::FromStr for RackPath {
 
 /// For an error text.
 fn short(text: &str) -> String {
-    text.chars().take(MAX_BYTES).collect()
+    text.chars().take(MAX_BYTES).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]
