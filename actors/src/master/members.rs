@@ -173,7 +173,7 @@ impl Members {
     }
 
     /// The same, of a job that places objects so.
-    pub(crate) fn with_placement(self, placement: Placement) -> Self {
+    pub fn with_placement(self, placement: Placement) -> Self {
         Self { placement, ..self }
     }
 

@@ -71,7 +71,7 @@ fn page(rank: u32, gets: u64) -> NodePage {
 pub(crate) fn sample(second: u64) -> Sample {
     let ranks = (0..3).map(|rank| (info(rank), RankState::Alive)).collect();
     let term = Term { number: 5, master: 1 };
-    let view = View { number: 3, term, master: 0, world_size: 3, settled: true, ranks };
+    let view = View { number: 3, term, world_size: 3, settled: true, ranks, ..View::default() };
     let stats = ClusterStats {
         objects: 9000,
         master: MasterCounters {
