@@ -19,6 +19,8 @@ const DEFAULT_OBJECTS: u64 = 1_000_000;
 /// Requests, and rounds of heartbeats, of which the mean is taken.
 const REQUESTS: u64 = 2_000;
 const MISSES: u64 = 100;
+/// Items of one request to open.
+const BATCH: u64 = 64;
 const ROUNDS: u64 = 20;
 /// Room of each rank in a job in which objects are opened.
 const FREE_SLOTS: u32 = 4_096;
@@ -60,11 +62,11 @@ async fn heartbeats(job: &Job) {
 async fn opens(ranks: u32, placement: Placement) {
     let mut job = Job::start(ranks, placement, 1).await;
     job.join_all(0, FREE_SLOTS).await;
-    let requests = REQUESTS.min(u64::from(ranks) * u64::from(FREE_SLOTS) / 4);
-    let each = work(&job, requests, async || {
-        for request in 0..requests {
-            let item = OpenItem {
-                key: format!("opened/{request}").into_bytes(),
+    let batches = (u64::from(ranks) * u64::from(FREE_SLOTS) / 4 / BATCH).min(REQUESTS / BATCH);
+    let each = work(&job, batches * BATCH, async || {
+        for request in 0..batches {
+            let item = |i| OpenItem {
+                key: format!("opened/{request}/{i}").into_bytes(),
                 bytes_total: SLOT_BYTES,
                 preferred_rank: None,
                 nearest: placement.by_distance().then_some(Nearest { rank: 0, distance: 0 }),
@@ -72,14 +74,14 @@ async fn opens(ranks: u32, placement: Placement) {
                 replicas: 1,
                 replica_of: None,
             };
-            let open = Request::OpenForWrite { request, wait_ms: 1_000, items: vec![item] };
-            match job.ask(open).await {
-                Response::Plans(list) => assert!(list[0].is_ok(), "{list:?}"),
+            let items = (0..BATCH).map(item).collect();
+            match job.ask(Request::OpenForWrite { request, wait_ms: 1_000, items }).await {
+                Response::Plans(list) => assert!(list.iter().all(Result::is_ok), "{list:?}"),
                 other => panic!("{other}"),
             }
         }
     });
-    row(&format!("an open, placement {placement}"), each.await, "µs");
+    row(&format!("an open, {BATCH} in a request, placement {placement}"), each.await, "µs");
 }
 
 async fn lookups(job: &Job, objects: u64) {
@@ -104,7 +106,7 @@ async fn changes(job: &mut Job) {
     }
     let each = |ns: u64| ns as f64 / 1_000.0 / lost as f64;
     row(
-        "a rank's link is lost: until all have the view",
+        "a rank leaves with its objects: until all confirmed the view",
         each(BootClock.now_ns() - began_ns),
         "µs",
     );

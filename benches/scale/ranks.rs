@@ -9,11 +9,11 @@ use nkv::{Address, Placement};
 use nkv_actors::actor::ActorAddr;
 use nkv_actors::executor::OwnedExecutor;
 use nkv_actors::master::{
-    Ask, DOWNLINK_FRAMES, FromRank, Join, LinkDown, LinkId, Master, MasterDurable, Members,
+    Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members,
 };
 use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::layout::Region;
+use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::{KeyHasher, KeyPool, OsRandom, SegmentLayout, random_u64};
 use nkv_transport::wire::encode_frame;
 use std::sync::Arc;
@@ -23,8 +23,6 @@ use tokio::sync::mpsc;
 
 /// Bytes of an object, and of its slot's part of the arena.
 pub const SLOT_BYTES: u64 = 4_096;
-/// Where an arena begins.
-const BASE: u64 = 1 << 20;
 /// Slots of each rank's log.
 const LOG_SLOTS: u32 = 8;
 /// Entries of one part of a report.
@@ -188,11 +186,11 @@ impl Job {
         frame.len()
     }
 
-    /// The link of the last rank breaks. Returns once all others have the view that says so.
+    /// The last rank leaves. Returns once all others have confirmed the view without it.
     pub async fn loses_one(&mut self) {
         let before = self.views.load(Ordering::SeqCst);
-        let (info, link) = self.joined.pop().unwrap();
-        self.master.push(LinkDown { segment_id: info.id(), link }).await.unwrap();
+        self.sends(self.joined.len() - 1, OwnerToMaster::Leave).await;
+        self.joined.pop();
         let all = self.joined.len() as u64;
         while self.views.load(Ordering::SeqCst) < before + all {
             tokio::task::yield_now().await;
@@ -200,7 +198,7 @@ impl Job {
     }
 
     fn info(&self, rank: u32, slots: u32) -> RankInfo {
-        let arena = Region { offset: BASE, len: u64::from(slots) * SLOT_BYTES };
+        let arena = Region { offset: base(slots), len: u64::from(slots) * SLOT_BYTES };
         let log_bytes = u64::from(LOG_SLOTS) * SLOT_BYTES;
         RankInfo {
             rank,
@@ -218,11 +216,11 @@ impl Job {
             http: None,
             memory: ExportedMemory::Private,
             layout: SegmentLayout {
-                segment_bytes: BASE + arena.len,
+                segment_bytes: arena.offset + arena.len,
                 slots: slots + LOG_SLOTS,
                 log_slots: LOG_SLOTS,
                 header_base: SLOT_BYTES,
-                log: Region { offset: BASE - log_bytes, len: log_bytes },
+                log: Region { offset: arena.offset - log_bytes, len: log_bytes },
                 arena,
                 quarantine_ms: 10,
                 ..SegmentLayout::default()
@@ -232,6 +230,12 @@ impl Job {
             disk: false,
         }
     }
+}
+
+/// Where the arena of a segment with so many slots begins: behind headers and log.
+fn base(slots: u32) -> u64 {
+    let headers = (u64::from(slots + LOG_SLOTS) * HEADER_BYTES).next_multiple_of(SLOT_BYTES);
+    SLOT_BYTES + headers + u64::from(LOG_SLOTS) * SLOT_BYTES
 }
 
 fn key(rank: u32, object: u32) -> String {
@@ -289,7 +293,7 @@ impl Stub {
     }
 
     fn entry(&self, object: u32) -> SlotEntry {
-        let offset = BASE + u64::from(object) * SLOT_BYTES;
+        let offset = self.info.layout.arena.offset + u64::from(object) * SLOT_BYTES;
         let extent = Extent { offset, len: SLOT_BYTES };
         let object_desc =
             ObjectDesc { extent, bytes_total: SLOT_BYTES, page_bytes: SLOT_BYTES as u32 };

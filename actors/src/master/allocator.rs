@@ -30,6 +30,8 @@ pub(super) struct SegmentAllocator {
     taken: SlotMap<Taken>,
     // Objects in the index, of heap and log. That of a slot may be another one by now.
     listed: SlotMap<Listed>,
+    // Whether any object was ever listed here: else no entry can have a place here.
+    pub has_listed: bool,
     // Set after the last part of a report; until then nothing is placed here.
     pub reported: bool,
     pub report: Vec<crate::message::SlotEntry>,
@@ -71,6 +73,7 @@ impl SegmentAllocator {
             untouched: info.layout.log_slots,
             taken: SlotMap::new(info.layout.slots),
             listed: SlotMap::new(info.layout.slots),
+            has_listed: false,
             info,
             reported: false,
             report: Vec::new(),
@@ -98,6 +101,11 @@ impl SegmentAllocator {
         free.retain(|slot| !base.taken.contains(*slot));
         free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
         Self { arena, free, epochs: free_epochs, reported: true, ..base }
+    }
+
+    /// Whether it has reported, and can hold so many bytes, now or once it has room.
+    pub(super) fn takes(&self, bytes: u64) -> bool {
+        self.reported && self.info.layout.arena.len > 0 && bytes <= self.info.layout.arena.len
     }
 
     /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.
@@ -143,6 +151,7 @@ impl SegmentAllocator {
 
     /// An object of a slot was listed.
     pub(super) fn list(&mut self, slot: u32, epoch: u32, number: Number) {
+        self.has_listed = true;
         self.listed.insert(slot, Listed { epoch, number });
     }
 

@@ -105,6 +105,10 @@ pub(super) struct Inner {
     pub gone: Gone,
     // Incarnations that have reported their objects in this term, also if their links broke since.
     pub reported_once: HashSet<u64>,
+    // Found so since the last join: asked for every put.
+    none_unreported: bool,
+    // Time, and number of the view, at which there was a quorum. Within a view stamps only grow.
+    quorum_at: Option<(u64, u64)>,
     // Views of earlier masters that ranks brought with their joins.
     pub past: Vec<SeenView>,
     // Keys put while a rank with objects of an earlier term had not reported. Kept here, so that a
@@ -240,10 +244,15 @@ impl Members {
 
     /// Members that brought objects from an earlier term and have not reported them.
     pub(super) fn unreported(&self) -> Vec<SegmentId> {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        if inner.none_unreported {
+            return Vec::new();
+        }
         let known = |m: &Member| inner.reported_once.contains(&m.info.incarnation);
         let unreported = |m: &&Member| m.holds && !m.reported && !known(m);
-        inner.ranks.values().filter(unreported).map(|m| m.info.id()).collect()
+        let all: Vec<_> = inner.ranks.values().filter(unreported).map(|m| m.info.id()).collect();
+        inner.none_unreported = all.is_empty();
+        all
     }
 
     /// Number of ranks whose first segment joined and reported.
@@ -291,7 +300,14 @@ impl Members {
     /// 0). A rank counts if its first segment obeys; its other segments do not count. Where others
     /// may become master it counts for a lease after its last stamp.
     pub(super) fn too_few(&self, now_ms: u64) -> Option<usize> {
-        self.lock().too_few(self.world_size, self.since(now_ms))
+        let mut inner = self.lock();
+        let at = Some((now_ms, inner.number));
+        if inner.quorum_at == at {
+            return None;
+        }
+        let few = inner.too_few(self.world_size, self.since(now_ms));
+        inner.quorum_at = if few.is_none() { at } else { None };
+        few
     }
 
     /// Whether it has a quorum, or began less than so long ago.
@@ -470,6 +486,7 @@ impl Inner {
     /// The view changed.
     pub(super) fn changed(&mut self) {
         self.number += 1;
+        self.none_unreported = false;
         self.later.notify_waiters();
     }
 
@@ -512,5 +529,7 @@ impl Inner {
             m.send(MasterToOwner::View(view.clone()));
             m.urgent.notify_one();
         }
+        // A link with a full queue was cut.
+        self.quorum_at = None;
     }
 }

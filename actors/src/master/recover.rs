@@ -176,7 +176,12 @@ impl Master {
             return Ok(());
         };
         self.check_report(segment_id, &report)?;
-        let mut lost = self.plans_the_owner_never_opened(segment_id, &report);
+        // A rank's first report in a term: all entries need not be searched for places there.
+        let known = self.allocators.get(&segment_id).is_some_and(|b| b.has_listed);
+        let mut lost = match known {
+            true => self.plans_the_owner_never_opened(segment_id, &report),
+            false => Vec::new(),
+        };
         // In the order of their grants: an owner that has a plan assumes that it has all earlier
         // ones.
         lost.sort_by_key(|(opened, _)| opened.plan);
@@ -186,7 +191,9 @@ impl Master {
         let lost_extents = lost.iter().map(|(opened, _)| opened.object.extent);
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         let arena = arena_of(&info, &all)?;
-        self.forget_what_the_report_lacks(segment_id, &report, &kept);
+        if known {
+            self.forget_what_the_report_lacks(segment_id, &report, &kept);
+        }
         let Reported { mut taken, free, mut keys, logged, mut duplicates } =
             self.take_in(segment_id, &info, report, &kept);
         for (p, _) in &lost {
@@ -196,6 +203,7 @@ impl Master {
         let mut allocator = SegmentAllocator::rebuild(info, arena, taken, free);
         if let Some(old) = self.allocators.get(&segment_id) {
             allocator.report_number = old.report_number;
+            allocator.has_listed = old.has_listed;
         }
         for (slot, epoch, id) in keys {
             if let Some(number) = self.objects.number(&id) {

@@ -2,13 +2,22 @@
 //! allocates nothing.
 
 use super::Master;
-use super::allocator::SegmentAllocator;
 use crate::error::{Error, Result};
-use crate::message::{OpenItem, RankState, SegmentId};
+use crate::message::{OpenItem, RankInfo, RankState, SegmentId};
 use crate::placement::{Candidate, FARTHEST, Nearest, RackPath, Site};
 use nkv_store::KeyId;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What of a rank can hold an object.
+struct Room<'a> {
+    free_bytes: u64,
+    /// Its segment with most room, and how much that is.
+    best: SegmentId,
+    most: u64,
+    /// Of its first such segment.
+    info: &'a RankInfo,
+}
 
 /// Ranks that are tried for one object, at most.
 const RANKS_TRIED: usize = 32;
@@ -71,31 +80,43 @@ impl Master {
     /// Ranks that can hold so many bytes, in the placement's order, each with its segment that has
     /// most room.
     fn ranked(&self, key: u64, nearest: Option<Nearest>, bytes: u64) -> Vec<(u32, SegmentId)> {
-        // Of each rank its free bytes, and those of its best segment.
-        let mut free: BTreeMap<u32, (u64, u64, SegmentId)> = BTreeMap::new();
-        for (segment_id, of_segment) in &self.allocators {
-            if self.may_hold(*segment_id, bytes) {
-                let its = of_segment.arena.free_bytes();
-                let of_rank = free.entry(segment_id.rank).or_insert((0, its, *segment_id));
-                of_rank.0 += its;
-                if its > of_rank.1 {
-                    (of_rank.1, of_rank.2) = (its, *segment_id);
-                }
-            }
-        }
         let origin = nearest.and_then(|n| Some((n, self.site_of(n.rank)?)));
-        let distance = |rank: u32| {
-            let (nearest, site) = origin.as_ref()?;
-            Some(nearest.distance(site.to(self.site_of(rank)?)))
+        let distance = |info: &RankInfo| {
+            origin
+                .as_ref()
+                .map_or(FARTHEST, |(nearest, site)| nearest.distance(site.to(Site::of(info))))
         };
-        let candidates = free.into_iter().map(|(rank, (free_bytes, _, best))| {
-            let candidate =
-                Candidate { rank, distance: distance(rank).unwrap_or(FARTHEST), free_bytes };
-            (self.placement.cost(key, &candidate), rank, best)
+        let candidates = self.rooms(bytes).into_iter().map(|(rank, room)| {
+            let (distance, free_bytes) = (distance(room.info), room.free_bytes);
+            let candidate = Candidate { rank, distance, free_bytes };
+            (self.placement.cost(key, &candidate), rank, room.best)
         });
         let mut candidates: Vec<_> = candidates.collect();
         candidates.sort_unstable();
         candidates.into_iter().map(|(_, rank, best)| (rank, best)).collect()
+    }
+
+    /// What of each rank can hold so many bytes.
+    fn rooms(&self, bytes: u64) -> BTreeMap<u32, Room<'_>> {
+        let mut rooms: BTreeMap<u32, Room<'_>> = BTreeMap::new();
+        let inner = self.durable.members.lock();
+        // Both are in the order of segments.
+        let alive = inner.ranks.iter().filter(|(_, m)| m.state == RankState::Alive);
+        let mut alive = alive.map(|(segment_id, _)| segment_id).peekable();
+        for (segment_id, b) in &self.allocators {
+            while alive.next_if(|at| *at < segment_id).is_some() {}
+            if alive.peek() != Some(&segment_id) || !b.takes(bytes) {
+                continue;
+            }
+            let free = b.arena.free_bytes();
+            let of_segment = Room { free_bytes: 0, most: free, best: *segment_id, info: &b.info };
+            let room = rooms.entry(segment_id.rank).or_insert(of_segment);
+            room.free_bytes += free;
+            if free > room.most {
+                (room.most, room.best) = (free, *segment_id);
+            }
+        }
+        rooms
     }
 
     fn site_of(&self, rank: u32) -> Option<Site<'_>> {
@@ -141,13 +162,12 @@ impl Master {
 
     /// True if an object may be placed on a segment, now or once it has room.
     pub(super) fn may_hold(&self, segment_id: SegmentId, bytes: u64) -> bool {
-        let fits = |b: &SegmentAllocator| bytes <= b.info.layout.arena.len;
-        self.allocators.get(&segment_id).is_some_and(fits) && self.usable(segment_id)
+        self.allocators.get(&segment_id).is_some_and(|b| b.takes(bytes))
+            && self.durable.members.state(segment_id) == Some(RankState::Alive)
     }
 
     fn usable(&self, segment_id: SegmentId) -> bool {
-        self.allocators.get(&segment_id).is_some_and(|b| b.reported && b.info.layout.arena.len > 0)
-            && self.durable.members.state(segment_id) == Some(RankState::Alive)
+        self.may_hold(segment_id, 0)
     }
 
     fn free_bytes(&self, segment_id: SegmentId) -> u64 {

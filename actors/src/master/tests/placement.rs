@@ -62,7 +62,7 @@ async fn full() -> (Bench, Vec<Rank>, Vec<PlanDesc>) {
 async fn frees(rank: &Rank, plans: &[PlanDesc], slot: u32) {
     let at = plans.iter().map(|p| p.meta.at);
     let at = at.filter(|at| at.incarnation == rank.info.incarnation);
-    let at = at.filter(|at| at.slot == slot).last().unwrap();
+    let at = at.filter(|at| at.slot == slot).next_back().unwrap();
     rank.sends(OwnerToMaster::Freed(vec![at])).await;
 }
 
