@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What of a rank can hold an object.
-struct Room<'a> {
+struct RankSpace<'a> {
     free_bytes: u64,
     /// Its segment with most room, and how much that is.
     best: SegmentId,
@@ -97,8 +97,8 @@ impl Master {
     }
 
     /// What of each rank can hold so many bytes.
-    fn rooms(&self, bytes: u64) -> BTreeMap<u32, Room<'_>> {
-        let mut rooms: BTreeMap<u32, Room<'_>> = BTreeMap::new();
+    fn rooms(&self, bytes: u64) -> BTreeMap<u32, RankSpace<'_>> {
+        let mut rooms: BTreeMap<u32, RankSpace<'_>> = BTreeMap::new();
         let inner = self.durable.members.lock();
         // Both are in the order of segments.
         let alive = inner.ranks.iter().filter(|(_, m)| m.state == RankState::Alive);
@@ -109,7 +109,8 @@ impl Master {
                 continue;
             }
             let free = b.arena.free_bytes();
-            let of_segment = Room { free_bytes: 0, most: free, best: *segment_id, info: &b.info };
+            let of_segment =
+                RankSpace { free_bytes: 0, most: free, best: *segment_id, info: &b.info };
             let room = rooms.entry(segment_id.rank).or_insert(of_segment);
             room.free_bytes += free;
             if free > room.most {
