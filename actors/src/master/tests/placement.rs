@@ -5,6 +5,7 @@ use super::bench::*;
 use crate::error::ErrorKind;
 use crate::message::{
     MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, RankInfo, Request, Response, SeenView,
+    SlotRef,
 };
 use crate::placement::{Nearest, Placement};
 
@@ -60,9 +61,8 @@ async fn full() -> (Bench, Vec<Rank>, Vec<PlanDesc>) {
 }
 
 async fn frees(rank: &Rank, plans: &[PlanDesc], slot: u32) {
-    let at = plans.iter().map(|p| p.meta.at);
-    let at = at.filter(|at| at.incarnation == rank.info.incarnation);
-    let at = at.filter(|at| at.slot == slot).next_back().unwrap();
+    let here = |at: &SlotRef| at.incarnation == rank.info.incarnation && at.slot == slot;
+    let at = plans.iter().map(|p| p.meta.at).find(here).unwrap();
     rank.sends(OwnerToMaster::Freed(vec![at])).await;
 }
 
