@@ -55,6 +55,7 @@ pub fn best(
 
 /// The strategy of a job; that of the master counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Placement {
     /// The rank that the key's hash selects: readers find it there without asking the master.
     #[default]
@@ -107,6 +108,20 @@ impl fmt::Display for Placement {
             Self::LocalFirst => f.write_str("local-first"),
             Self::Topology => f.write_str("topology"),
         }
+    }
+}
+
+impl From<Placement> for String {
+    fn from(placement: Placement) -> Self {
+        placement.to_string()
+    }
+}
+
+impl TryFrom<String> for Placement {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

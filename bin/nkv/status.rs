@@ -198,9 +198,12 @@ fn text(status: &Status) -> String {
 fn replicas(status: &Status) -> String {
     match status.replicas_missing {
         0 => String::new(),
+        1 => "1 object lacks replicas: more are made as other ranks have room; add a rank if this \
+              stays\n"
+            .to_string(),
         n => format!(
-            "{n} objects have fewer replicas than they should, and get more as other ranks have \
-             room: add a rank if this stays\n"
+            "{n} objects lack replicas: more are made as other ranks have room; add a rank if this \
+             stays\n"
         ),
     }
 }
@@ -311,8 +314,7 @@ mod tests {
         view.placement = nkv::Placement::Topology;
         stats.master.repairs_waiting = 4;
         let shown = text(&status(&view, &stats));
-        for part in [" rack ", "/dc1/r7", "placement: topology\n", "4 objects have fewer replicas"]
-        {
+        for part in [" rack ", "/dc1/r7", "placement: topology\n", "4 objects lack replicas"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
     }

@@ -46,7 +46,7 @@ impl RackMap {
 
 /// The rack that such a text names for a host.
 fn rack_of(text: &str, name: &str, listen: &str) -> Result<RackPath, String> {
-    // The best first; of equal ones the line that comes first.
+    // The best first.
     let names = [name, listen, name.split('.').next().unwrap_or_default()];
     let mut found = None;
     for (number, line) in text.lines().enumerate() {
@@ -58,14 +58,21 @@ fn rack_of(text: &str, name: &str, listen: &str) -> Result<RackPath, String> {
             return Err(wrong("a host and the path of its rack are expected".to_string()));
         };
         let rack: RackPath = path.parse().map_err(wrong)?;
-        if let Some(which) = names.iter().position(|name| *name == host)
-            && found.as_ref().is_none_or(|(best, _)| which < *best)
-        {
-            found = Some((which, rack));
+        let which = names.iter().position(|name| name.eq_ignore_ascii_case(host));
+        match (which, &found) {
+            (Some(which), Some((best, known))) if which == *best && *known != rack => {
+                return Err(wrong(format!("{host} is in {rack}, and in {known} by a line above")));
+            }
+            (Some(which), Some((best, _))) if which < *best => found = Some((which, rack)),
+            (Some(which), None) => found = Some((which, rack)),
+            _ => {}
         }
     }
     found.map(|(_, rack)| rack).ok_or_else(|| {
-        format!("no line is of this host ({name}, {listen}): add one, or give --rack")
+        format!(
+            "no line is of this host ({name}, {listen}): add one, or give --rack, and --rack-map \
+             none"
+        )
     })
 }
 
@@ -80,7 +87,7 @@ mod tests {
     fn a_host_is_found_by_its_name_the_short_one_or_its_address() {
         let of = |name, listen| rack_of(MAP, name, listen).map(|rack| rack.to_string());
         assert_eq!(of("a1.dc.example", "10.0.0.7"), Ok("/dc1/r1".to_string()));
-        assert_eq!(of("a2.dc.example", "10.0.0.9"), Ok("/dc1/r2".to_string()));
+        assert_eq!(of("A2.dc.example", "10.0.0.9"), Ok("/dc1/r2".to_string()));
         assert_eq!(of("a3", "10.0.0.7"), Ok("/dc2/r1".to_string()));
         let error = of("a3", "10.0.0.8").unwrap_err();
         assert!(error.contains("a3, 10.0.0.8"), "{error}");
@@ -88,7 +95,13 @@ mod tests {
 
     #[test]
     fn a_wrong_line_is_named() {
-        for (text, line) in [("a\n", 1), ("a /r\nb r\n", 2), ("a /r x\n", 1), ("# \nc /r//s", 2)] {
+        for (text, line) in [
+            ("a\n", 1),
+            ("a /r\nb r\n", 2),
+            ("a /r x\n", 1),
+            ("# \nc /r//s", 2),
+            ("a /r\nb /r\nA /s", 3),
+        ] {
             let error = rack_of(text, "a", "::1").unwrap_err();
             assert!(error.starts_with(&format!("line {line}: ")), "{error}");
         }

@@ -292,14 +292,15 @@ fn heap_use(
 
 /// The rack of this host: given, or from a file.
 fn rack(r: &mut Resolver, node: &NodeConfig) -> Result<RackPath, String> {
-    let given = r.has("rack");
-    let rack = r.take("rack", str::parse, node.rack.clone())?;
-    let read = |file: &str| RackMap::read(file, node.listen);
-    match r.take_unless("rack_map", "none", read, None)? {
-        Some(_) if given => Err("rack and rack_map both name a rack: give one of them".to_string()),
-        Some(map) => Ok(map.rack),
-        None => Ok(rack),
-    }
+    let both = r.has("rack");
+    let read = |file: &str| match both {
+        true => Err("--rack is given too: leave one out, or say --rack-map none".to_string()),
+        false => RackMap::read(file, node.listen),
+    };
+    let map = r.take_unless("rack_map", "none", read, None)?;
+    let source = map.as_ref().map_or("default".to_string(), |map| format!("rack_map {map}"));
+    let rack = map.map_or_else(|| node.rack.clone(), |map| map.rack);
+    r.take_or("rack", str::parse, rack, &source)
 }
 
 /// The SSD tier. Without a directory the other settings of it mean nothing.

@@ -157,3 +157,12 @@ fn the_nearest_rank_and_its_distance_give_all_other_distances() {
         }
     }
 }
+
+#[test]
+fn in_json_and_on_the_wire_a_placement_is_its_name() {
+    let random = Placement::Random(7);
+    assert_eq!(serde_json::to_string(&random).unwrap(), "\"random:7\"");
+    let coded = bincode::serialize(&random).unwrap();
+    assert_eq!(bincode::deserialize::<Placement>(&coded).unwrap(), random);
+    assert!(bincode::deserialize::<Placement>(&bincode::serialize("nearest").unwrap()).is_err());
+}
