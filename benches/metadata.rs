@@ -4,6 +4,10 @@
 //! segment itself is shared memory and is not counted; key strings and all tables are.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot run ends")]
 
+#[path = "shared/memory.rs"]
+mod memory;
+
+use memory::private_bytes;
 use nkv::{Blocking, Cluster, NodeConfig, PutOptions};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
@@ -12,13 +16,6 @@ use tokio::runtime::Runtime;
 const VALUE_BYTES: usize = 4 << 10;
 /// Objects that one call puts.
 const BATCH: u64 = 256;
-
-/// Anonymous memory of this process in bytes: all but files and shared memory.
-fn private_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
 
 /// Of 20 to 60 bytes, each length as often as the others.
 fn key(i: u64) -> Vec<u8> {

@@ -4,14 +4,17 @@
 //! `cargo bench --bench scale -- RANKS OBJECTS`, or `scripts/sim --ranks RANKS`.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot run ends")]
 
+#[path = "shared/memory.rs"]
+mod memory;
 #[path = "scale/ranks.rs"]
 mod ranks;
 
+use memory::private_bytes;
 use nkv::Placement;
 use nkv::message::{OpenItem, OwnerGauges, OwnerToMaster, Promote, Request, Response};
 use nkv_actors::placement::Nearest;
 use nkv_store::clock::{BootClock, Clock};
-use ranks::{Job, SLOT_BYTES, private_bytes};
+use ranks::{Job, SLOT_BYTES};
 use tokio::runtime::Builder;
 
 const DEFAULT_RANKS: u32 = 100;

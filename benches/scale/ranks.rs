@@ -31,13 +31,6 @@ const PART: u32 = 4_096;
 const TTL_MS: u64 = 3_600_000;
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Anonymous memory of this process in bytes.
-pub fn private_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 /// Threads of actors, by their ids.
 fn arbiters() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
@@ -168,8 +161,7 @@ impl Job {
 
     async fn all_reported(&self) -> bool {
         let Response::Stats(stats) = self.ask(Request::Stats).await else { return false };
-        let expected = self.joined.iter().map(|_| 1).sum::<usize>();
-        stats.ranks.len() == expected && stats.waiting == 0 && self.view().await.settled
+        stats.ranks.len() == self.joined.len() && stats.waiting == 0 && self.view().await.settled
     }
 
     async fn view(&self) -> View {

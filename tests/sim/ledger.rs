@@ -390,9 +390,8 @@ impl Ledger {
         let mut history = self.lock();
         let fresh = history.fresh(id, bytes);
         let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
-        let Some(put) = put.or_else(|| history.of_no_put(&self.trace, spot, (rank, id), bytes))
-        else {
-            return;
+        let Some(put) = put else {
+            return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
         let entry = &mut history.puts[put as usize];
         (entry.spot, entry.rank) = (Some(spot), rank);

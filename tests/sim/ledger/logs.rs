@@ -22,17 +22,16 @@ impl History {
     }
 
     /// Records that no put wrote these bytes there.
-    pub(super) fn of_no_put<T>(
+    pub(super) fn of_no_put(
         &mut self,
         trace: &Trace,
         spot: SlotEpoch,
         (rank, id): (u32, KeyId),
         bytes: &[u8],
-    ) -> Option<T> {
+    ) {
         let Some(&key) = self.by_id.get(&id) else {
             let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
-            self.wrong(trace, text);
-            return None;
+            return self.wrong(trace, text);
         };
         let text = format!(
             "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
@@ -43,7 +42,6 @@ impl History {
             bytes.len()
         );
         self.wrong(trace, text);
-        None
     }
 
     /// A further replica of a put of which several were asked for: its bytes were readable before,
@@ -157,10 +155,8 @@ impl Ledger {
             history.copies.insert(spot, put);
             return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
         }
-        let fresh = history.fresh(id, bytes);
-        let Some(put) = fresh.or_else(|| history.of_no_put(&self.trace, spot, (rank, id), bytes))
-        else {
-            return;
+        let Some(put) = history.fresh(id, bytes) else {
+            return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
         let now = history.tick();
         let entry = &mut history.puts[put as usize];

@@ -375,6 +375,18 @@ pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }
 
+/// The plan of the one item that was asked for.
+pub(super) fn granted(response: Response) -> crate::Result<PlanDesc> {
+    match response {
+        Response::Plans(mut list) => list.remove(0),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(super) fn wants_room(d: &MasterToOwner) -> Option<()> {
+    matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())
+}
+
 pub(super) fn plan_ref(p: &PlanDesc) -> PlanRef {
     PlanRef { plan: p.plan, at: p.meta.at, key: p.meta.key }
 }

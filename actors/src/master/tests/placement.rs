@@ -3,10 +3,7 @@
 
 use super::bench::*;
 use crate::error::ErrorKind;
-use crate::message::{
-    MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, RankInfo, Request, Response, SeenView,
-    SlotRef,
-};
+use crate::message::{OpenItem, OwnerToMaster, PlanDesc, RankInfo, Request, SeenView, SlotRef};
 use crate::placement::{Nearest, Placement};
 
 /// By a writer on the NUMA node of this rank.
@@ -21,17 +18,6 @@ fn opening_near(request: u64, k: &str, rank: u32, units: u64) -> Request {
         replica_of: None,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
-}
-
-fn granted(response: Response) -> crate::Result<PlanDesc> {
-    match response {
-        Response::Plans(mut list) => list.remove(0),
-        other => panic!("{other:?}"),
-    }
-}
-
-fn wants_room(d: &MasterToOwner) -> Option<()> {
-    matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())
 }
 
 /// Two ranks on two NUMA nodes of one host, both full.

@@ -2,7 +2,8 @@
 //! which segments must report.
 
 use super::bench::{
-    Bench, HASHER, LIMIT, Rank, SLOTS, UNIT, info, key, live, opening, plan_ref, term, view,
+    Bench, HASHER, LIMIT, Rank, SLOTS, UNIT, granted, info, key, live, opening, plan_ref, term,
+    view, wants_room,
 };
 use crate::ErrorKind;
 use crate::message::{
@@ -33,19 +34,8 @@ fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
     Request::OpenForWrite { request, wait_ms: 100, items }
 }
 
-fn granted(response: Response) -> crate::Result<PlanDesc> {
-    match response {
-        Response::Plans(mut list) => list.remove(0),
-        other => panic!("{other:?}"),
-    }
-}
-
 async fn open_of(bench: &Bench, request: u64, k: &str, units: u64) -> PlanDesc {
     granted(bench.ask(opening_of(request, k, units * UNIT)).await).unwrap()
-}
-
-fn wants_room(d: &MasterToOwner) -> Option<()> {
-    matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())
 }
 
 #[tokio::test]
