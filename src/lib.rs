@@ -7,10 +7,10 @@
 pub use nkv_actors::{
     AttachedTo, Blocking, BlockingWhenReady, Bytes, Client, ClientConfig, Cluster, Credentials,
     DeviceClaims, DeviceLog, DevicePut, DevicePuts, DeviceView, DrainReport, ElectionChoice, Ended,
-    Environment, Error, ErrorKind, IfExists, KernelAccess, MappedSegment, MemoryChoice, Node,
-    NodeConfig, NodeStatus, ObjectView, PinnedStatus, Placement, PlanAddresses, PoolFigures,
-    PoolInfo, PoolOptions, PublishError, PutOptions, RackPath, ReadSlot, Result, Secret,
-    SecretError, SegmentStatus, ShmPool, StartError, StoreSlot, TransportChoice, WhenReady,
+    Environment, Error, ErrorKind, IfExists, KernelAccess, MAX_STRIPES, MappedSegment,
+    MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView, PinnedStatus, Placement, PlanAddresses,
+    PoolFigures, PoolInfo, PoolOptions, PublishError, PutOptions, RackPath, ReadSlot, Result,
+    Secret, SecretError, SegmentStatus, ShmPool, StartError, StoreSlot, TransportChoice, WhenReady,
     WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind};

@@ -34,6 +34,7 @@ mod read;
 mod search;
 mod segments;
 mod shared;
+mod striped;
 mod value;
 mod view;
 mod when_ready;

@@ -37,6 +37,7 @@ mod replication;
 pub mod server;
 mod slot_map;
 pub mod slow_path;
+mod striping;
 pub mod tier;
 pub mod uplink;
 
@@ -55,3 +56,4 @@ pub use node::{
     NodeStatus, PinnedStatus, SegmentStatus, StartError,
 };
 pub use placement::{Placement, RackPath};
+pub use striping::MAX_STRIPES;

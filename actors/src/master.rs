@@ -21,6 +21,7 @@ mod recover;
 mod repairs;
 mod route;
 mod slab;
+mod stripes;
 mod terms;
 mod waiting;
 
@@ -48,6 +49,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use stripes::Stripes;
 use waiting::WaitingOpens;
 
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
@@ -93,6 +95,7 @@ pub struct MasterDurable {
 pub struct Master {
     durable: MasterDurable,
     objects: Index<Entry>,
+    stripes: Stripes,
     placement: Box<dyn Strategy>,
     plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
@@ -216,6 +219,7 @@ impl Role for Master {
         let mut master = Self {
             durable: durable.clone(),
             objects: Index::default(),
+            stripes: Stripes::default(),
             placement: durable.members.placement().strategy(durable.world_size),
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
@@ -291,7 +295,9 @@ impl Master {
     fn needs_quorum(request: &Request) -> Option<&'static str> {
         Some(match request {
             Request::OpenForWrite { .. } => "a put",
-            Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
+            Request::Remove(_) | Request::RemoveAt { .. } | Request::RemoveMatching(_) => {
+                "a remove"
+            }
             Request::Replicate { .. } => "a change of replicas",
             // An object of a joining rank may have been removed after an earlier master lost that
             // rank. The ranks that kept a view of that loss must join first [I6].
@@ -357,6 +363,7 @@ impl Master {
                 reply.send(Response::Done(self.replicate(&keys, wanted)))
             }
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
+            Request::RemoveAt { key, at } => self.remove_at(&key, at, reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View | Request::Watch { .. } => {

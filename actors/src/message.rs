@@ -43,7 +43,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 30;
+pub const MESSAGES_VERSION: u32 = 31;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -239,6 +239,13 @@ pub enum Request {
     },
     /// Remove the keys; they never come back [I6].
     Remove(Vec<KeyBytes>),
+    /// Remove a key if its object is the one at this slot: a reader found stripes of it gone.
+    RemoveAt {
+        /// The key.
+        key: KeyBytes,
+        /// Where the reader found its object.
+        at: SlotRef,
+    },
     /// Evict on every rank until used bytes are below this ratio of its heap.
     EvictUntilBelow(f64),
     /// Statistics of every rank.
@@ -276,7 +283,7 @@ pub enum Request {
 
 impl Request {
     /// Names of the kinds, by [`Self::kind`].
-    pub const KINDS: [&str; 15] = [
+    pub const KINDS: [&str; 16] = [
         "open",
         "commit",
         "abort",
@@ -292,6 +299,7 @@ impl Request {
         "remove_matching",
         "await_ready",
         "replicate",
+        "remove_at",
     ];
 
     /// Which of [`Self::KINDS`].
@@ -312,6 +320,7 @@ impl Request {
             Self::RemoveMatching(_) => 12,
             Self::AwaitReady(_) => 13,
             Self::Replicate { .. } => 14,
+            Self::RemoveAt { .. } => 15,
         }
     }
 }
@@ -321,7 +330,7 @@ impl Request {
 pub enum Response {
     /// To OpenForWrite.
     Plans(Vec<Result<PlanDesc>>),
-    /// To Commit, Abort, Remove.
+    /// To Commit, Abort, Remove, RemoveAt.
     Done(Vec<Result<()>>),
     /// To GetLocation: of each key the places where it can be read, at least one; a disk alone.
     Locations(Vec<Result<Vec<Location>>>),

@@ -7,7 +7,7 @@ use crate::keys::shown;
 use crate::{output, transfer};
 use clap::Args;
 use nkv::message::{Existence, Location, MAX_REPLICAS};
-use nkv::{Blocking, Error, IfExists, PutOptions};
+use nkv::{Blocking, Error, IfExists, MAX_STRIPES, PutOptions};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
@@ -30,6 +30,10 @@ pub(crate) struct Put {
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
         value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_REPLICAS)))]
     replicas: u8,
+    /// Stripes into which the value is cut, each for another rank; 1: none
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_STRIPES)))]
+    stripes: u8,
     /// Bytes per page (KiB, MiB) [default: rank 0's --page-bytes]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true,
         value_parser = |text: &str| bytes_up_to(text, u32::MAX.into()).map(|bytes| bytes as u32))]
@@ -59,11 +63,12 @@ impl Put {
             let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
             return Err(CliError::usage(why));
         }
-        let value = transfer::read(&self.file, largest)?;
+        let value = transfer::read(&self.file, largest.saturating_mul(self.stripes.into()))?;
         let opts = PutOptions::default()
             .preferred_rank(self.rank)
             .page_bytes(self.page_bytes.unwrap_or(0))
             .replicas(self.replicas)
+            .stripes(self.stripes)
             .if_exists(self.if_exists);
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
@@ -73,8 +78,11 @@ impl Put {
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
         put.map_err(|e| CliError::about(key, e, place))?;
         let (key, rank, bytes) = (shown(key), place(), value.len());
-        cluster.show(&json!({ "key": key, "bytes": bytes, "rank": rank }), || {
+        let stripes = handle.client().stripes_for(bytes, &opts);
+        let json = json!({ "key": key, "bytes": bytes, "rank": rank, "stripes": stripes });
+        cluster.show(&json, || {
             let at = match (rank, self.rank) {
+                _ if stripes > 1 => format!(" in {stripes} stripes"),
                 (Some(rank), Some(asked)) if rank != asked => {
                     format!(" on rank {rank}: rank {asked} is down or has no room")
                 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none, replicas_of
+from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none, replicas_of, stripes_of
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
@@ -51,10 +51,12 @@ class AsyncCalls:
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
+        stripes: int = 1,
     ) -> None:
         """As ``put``. The value must not change until it is done."""
         source = arrays.source(value)
-        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        copies = replicas_of(replicas), stripes_of(stripes)
+        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         await _finished(
             lambda done: self._c.start_put(
                 key, given(source), source.owner, source.trailer, wanted, done

@@ -29,6 +29,7 @@ from .layouts import (
     of_dst,
     or_none,
     replicas_of,
+    stripes_of,
 )
 from .pool import ShmPool
 
@@ -171,6 +172,7 @@ class NanoKVCache(AsyncCalls):
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
+        stripes: int = 1,
     ) -> None:
         """Stores a value under a key. Values are immutable.
 
@@ -186,9 +188,13 @@ class NanoKVCache(AsyncCalls):
                 AlreadyExists (and asks the master).
             replicas: on how many ranks, 8 at most; fewer are no error: :meth:`put_replicas` says
                 how many. A tensor of a GPU gets one, but by tcp.
+            stripes: into how many parts the value is cut, each for another rank, 64 at most; no
+                more than there are ranks. If one is lost, the object is. A tensor of a GPU gets
+                one, but by tcp.
         """
         source = arrays.source(value)
-        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        copies = replicas_of(replicas), stripes_of(stripes)
+        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
 
     def put_many(
@@ -199,6 +205,7 @@ class NanoKVCache(AsyncCalls):
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
+        stripes: int = 1,
         return_errors: bool = False,
     ) -> list[Error | None]:
         """Stores many values: one request for each owner at most.
@@ -207,7 +214,8 @@ class NanoKVCache(AsyncCalls):
             For each item None, or its error. Without ``return_errors`` the first is raised, after
             all have been tried.
         """
-        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        copies = replicas_of(replicas), stripes_of(stripes)
+        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done: list[Any] = self._c.put_many(*_parts(pairs), wanted)
         if not return_errors:
@@ -229,7 +237,7 @@ class NanoKVCache(AsyncCalls):
             For each how many replicas were made, and can be read; 0 if the key was stored before.
             Fewer than asked for are no error, as long as there is one.
         """
-        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas))
+        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas), 1)
         pairs = _sources(items)
         done = self._c.put_replicas(*_parts(pairs), wanted)
         _raise_first([error for error in done if isinstance(error, BaseException)])
@@ -404,7 +412,7 @@ class NanoKVCache(AsyncCalls):
         READY; the plan is committed then without a call. The object's memory is not reused while
         the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
-        wanted = (preferred_segment, page_bytes, True, 1)
+        wanted = (preferred_segment, page_bytes, True, 1, 1)
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
         return WritePlan(

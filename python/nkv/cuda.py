@@ -120,7 +120,7 @@ def fetched(native: _nkv.Cache, key: Key, device: Any, library: Library | None) 
     if library not in (None, "torch", "bytes"):
         raise InvalidArgument(f"library {library!r}: values on {device} are tensors of torch")
     for turn in range(_TRIES):
-        size = native.location(key)[4]
+        size = native.size(key)
         room = torch.empty(size, dtype=torch.uint8, device=device)
         into = arrays.source(room, dst=True, typed=False)
         try:

@@ -161,6 +161,17 @@ def replicas_of(replicas: int) -> int:
     return replicas
 
 
+#: Stripes of an object, at most.
+MAX_STRIPES = 64
+
+
+def stripes_of(stripes: int) -> int:
+    """Checks a number of stripes."""
+    if not 1 <= stripes <= MAX_STRIPES:
+        raise InvalidArgument(f"{stripes} stripes: 1 to {MAX_STRIPES}")
+    return stripes
+
+
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, an address and a size, or memory of a GPU."""
     if source.tensor is not None:

@@ -75,13 +75,13 @@ impl Cache {
 }
 
 /// What a put asks for: preferred rank, bytes per page (0: the cluster's), whether it fails over a
-/// key that exists, and replicas.
-pub(crate) type Wanted = (Option<u32>, u32, bool, u8);
+/// key that exists, replicas, and stripes.
+pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8);
 
-pub(crate) fn options((preferred, page_bytes, fails, replicas): Wanted) -> PutOptions {
+pub(crate) fn options((preferred, page_bytes, fails, replicas, stripes): Wanted) -> PutOptions {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
     let options = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
-    options.if_exists(what).replicas(replicas)
+    options.if_exists(what).replicas(replicas).stripes(stripes)
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {
@@ -324,6 +324,12 @@ impl Cache {
         let keys = arguments::keys(&keys)?;
         let done = self.handles.with(py, |handle| Ok(handle.replicate(&keys, wanted)))?;
         results(py, done, |()| None::<usize>)
+    }
+
+    /// Bytes of its value.
+    fn size(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let key = arguments::key(key)?;
+        self.handles.with(py, |handle| handle.get_size(key))
     }
 
     /// Every place where the master knows it.

@@ -224,7 +224,8 @@ impl Blocking {
     pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.client.check_usable()?;
         let view = self.client.view_now(key);
-        view.unwrap_or_else(|| self.wait(self.client.view_further(key)))
+        let view = view.unwrap_or_else(|| self.wait(self.client.view_further(key)))?;
+        self.client.whole_view(key, view)
     }
 
     /// See [`Client::lookup_mapped`].
@@ -290,6 +291,11 @@ impl Blocking {
     /// See [`Client::get_location`].
     pub fn get_location(&self, key: &[u8]) -> Result<Location> {
         self.wait(self.client.get_location(key))
+    }
+
+    /// See [`Client::get_size`].
+    pub fn get_size(&self, key: &[u8]) -> Result<u64> {
+        self.wait(self.client.get_size(key))
     }
 
     /// See [`Client::open_for_write`]. Finish the plan with [`Blocking::publish`] or

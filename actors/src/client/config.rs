@@ -23,6 +23,9 @@ pub struct ClientConfig {
     /// own thread and, over tcp, its own connection. 0: one for every two processors, at most 4; 1:
     /// no striping; at most 16.
     pub data_stripes: usize,
+    /// Values of more bytes are put in stripes, one for each rank but at most 8, unless the options
+    /// of the put set it otherwise; 0: none.
+    pub stripe_above: u64,
     /// Bytes of buffers kept for later gets after the bytes that `get` returned are dropped; 0:
     /// none.
     pub get_pool_bytes: u64,
@@ -52,6 +55,7 @@ impl Default for ClientConfig {
             call_timeout_ms: 2_000,
             device_alloc: true,
             data_stripes: 0,
+            stripe_above: 0,
             get_pool_bytes: GET_POOL_BYTES,
             prefault: true,
             fabric: FabricConfig::default(),

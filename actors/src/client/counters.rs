@@ -16,6 +16,8 @@ counters! {
         there_already,
         /// Objects put by a plan.
         by_plan,
+        /// Objects put in stripes. `by_plan` counts their stripes and manifests.
+        striped,
         /// Replicas that puts asked for and did not make: no other rank had room, or none could be
         /// reached.
         replicas_short,
@@ -42,6 +44,8 @@ counters! {
         /// Objects read by plain loads from a mapped segment; `accepted` and `by_index` include
         /// them.
         by_loads,
+        /// Objects joined from their stripes. `accepted` counts those and the manifests.
+        striped,
         /// Objects viewed in place.
         viewed,
         /// Reads and views located by an index, without waiting for a message.

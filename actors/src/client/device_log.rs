@@ -8,6 +8,7 @@ use super::peer::{Peer, beside_driver};
 use super::peer_log::PeerLog;
 use crate::error::{Error, Result};
 use crate::message::{Abandoned, ExportedMemory};
+use crate::striping::check_new;
 use nkv_gpu::driver::{Device, Driver, DriverError};
 use nkv_gpu::kernels::{
     Kernels, Launch, LaunchOptions, LaunchStream, LogAddresses, LogMemory, LogPutObject,
@@ -165,7 +166,7 @@ impl DeviceLog {
     /// # Errors
     /// For a key that cannot be, and an object that is larger than a quarter of the log.
     pub fn object(&self, put: &DevicePut<'_>) -> Result<LogPutObject> {
-        Key::check(put.key)?;
+        check_new(put.key)?;
         let page_size = self.client.shared.settings.page_bytes;
         let claim_bytes = self.log()?.layout.claim_bytes(put.bytes).ok_or_else(|| {
             let most = self.addresses().log_bytes / 4;
@@ -220,6 +221,7 @@ impl DeviceLog {
     ) -> Result<DevicePuts> {
         self.client.check_usable()?;
         let objects: Vec<_> = puts.iter().map(|put| self.object(put)).collect::<Result<_>>()?;
+        puts.iter().try_for_each(|put| check_new(put.key))?;
         let keys = puts.iter().map(|put| Ok(Key::new(put.key)?)).collect::<Result<Vec<_>>>()?;
         let claims = self.claims()?;
         let (kernels, log) = (&self.kernels, &self.memory);

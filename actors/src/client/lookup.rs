@@ -7,6 +7,7 @@ use super::{Client, about_keys, check_keys, key_bytes, one, spread};
 use crate::client::producer::AttachTo;
 use crate::error::{Error, Result};
 use crate::message::{Existence, Location, Promote, Request, Response};
+use crate::striping::MANIFEST_BYTES;
 use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up at once.
@@ -120,7 +121,8 @@ impl Client {
         Ok(run)
     }
 
-    /// The location of a key, in memory or on disk. NotFound if it is not there.
+    /// The location of a key, in memory or on disk; of a striped object that of its manifest.
+    /// NotFound if it is not there.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -134,6 +136,26 @@ impl Client {
     /// ```
     pub async fn get_location(&self, key: &[u8]) -> Result<Location> {
         self.locate_one(key).await.map_err(|e| e.about(key))
+    }
+
+    /// Bytes of the value of a key. NotFound if it is not there.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("size", async |cache| {
+    /// cache.put(b"block/1", b"kv bytes", &PutOptions::default()).await?;
+    /// assert_eq!(cache.get_size(b"block/1").await?, 8);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn get_size(&self, key: &[u8]) -> Result<u64> {
+        let stored = self.get_location(key).await?.bytes_total();
+        if stored == MANIFEST_BYTES as u64 {
+            let value = self.get_stored(key).await.map_err(|e| e.about(key))?;
+            return Ok(self.manifest_in(key, &value).map_or(stored, |m| m.bytes_total));
+        }
+        Ok(stored)
     }
 
     /// Has keys have so many replicas, 8 at most: the node of a replica makes those that are

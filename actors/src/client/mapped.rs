@@ -9,6 +9,7 @@ use super::read::too_small;
 use super::{Client, Shared, check_keys};
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
+use crate::striping::MANIFEST_BYTES;
 use bytes::Bytes;
 use nkv_store::reader::{Hit, Reader};
 use nkv_store::{KeyId, fork};
@@ -79,6 +80,10 @@ impl Client {
         for peer in in_order(&mapped, &self.shared, id) {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
+            // Perhaps a manifest, whose stripes must be read then.
+            if hit.header.bytes_total == MANIFEST_BYTES as u64 {
+                return None;
+            }
             reader.prefetch(&hit);
             if let Some(done) = read(peer, &hit) {
                 return Some(done);
@@ -209,6 +214,10 @@ impl Client {
         let all = items.iter_mut().zip(&mut results).zip(found).rev();
         for (((_, dst), result), found) in all {
             let Some((peer, hit)) = found else { continue };
+            // As in `with_found`.
+            if hit.header.bytes_total == MANIFEST_BYTES as u64 {
+                continue;
+            }
             *result = self.copy_now(&peer, &hit, dst);
             if read.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &peer)) {
                 read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));

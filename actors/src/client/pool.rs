@@ -393,7 +393,11 @@ impl ShmPool {
         client: &Client,
         keys: &[Key],
     ) -> Result<Option<Vec<Arc<ObjectView>>>> {
-        let viewed = keys.iter().map(|key| client.view_now(key.as_bytes()).transpose());
+        let view = |key: &Key| {
+            let view = client.view_now(key.as_bytes())?;
+            Some(view.and_then(|view| client.whole_view(key.as_bytes(), view)))
+        };
+        let viewed = keys.iter().map(|key| view(key).transpose());
         let mut views = viewed.collect::<Result<Vec<Option<ObjectView>>>>()?;
         let left: Vec<usize> = (0..keys.len()).filter(|at| views[*at].is_none()).collect();
         let asked: Vec<&[u8]> = left.iter().map(|at| keys[*at].as_bytes()).collect();

@@ -12,11 +12,12 @@ use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
+use crate::striping::check_new;
+use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::layout::epoch_of;
-use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -112,11 +113,11 @@ impl Client {
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
-        if let Err(e) = self.check_usable() {
+        if let Err(e) = self.check_usable().and_then(|()| check_new(key)) {
             return TryPut::Done(Err(e));
         }
-        if let Err(e) = Key::check(key) {
-            return TryPut::Done(Err(e.into()));
+        if self.stripes_for(value.len(), opts) > 1 {
+            return TryPut::NeedsPlan;
         }
         // The plan path returns the error of a node that is shutting down.
         if self.shared.draining.load(Ordering::Acquire) {

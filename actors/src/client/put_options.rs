@@ -33,6 +33,8 @@ pub struct PutOptions {
     pub(crate) if_exists: IfExists,
     /// Replicas of the object, each at another rank; 0 and 1 mean one.
     pub(crate) replicas: u8,
+    /// Stripes of the object; as the handle is configured if absent.
+    pub(crate) stripes: Option<u8>,
 }
 
 impl PutOptions {
@@ -66,6 +68,16 @@ impl PutOptions {
     #[must_use]
     pub fn replicas(mut self, replicas: u8) -> Self {
         self.replicas = replicas;
+        self
+    }
+
+    /// Stripes into which the value is cut, each for another rank, so that several hosts and links
+    /// share a large object: 64 at most, and no more than there are ranks; 1: none; None: as the
+    /// handle is configured, by `ClientConfig::stripe_above`. Such a put takes plans. If one stripe
+    /// is lost, the object is. What is put from a device by a plan, or page by page, has none.
+    #[must_use]
+    pub fn stripes(mut self, stripes: impl Into<Option<u8>>) -> Self {
+        self.stripes = stripes.into();
         self
     }
 

@@ -124,6 +124,22 @@ impl Shared {
         self.hashed(hash).or(self.home).unwrap_or_default()
     }
 
+    /// How many ranks can take stripes of one object.
+    pub(crate) fn ranks_for_stripes(&self) -> u8 {
+        self.rank_choice.load().all.len().try_into().unwrap_or(u8::MAX)
+    }
+
+    /// Ranks for so many stripes of an object: one after another from the one that the key's hash
+    /// selects, or from this one.
+    pub(crate) fn spread_over(&self, hash: u64, stripes: usize, first: Option<u32>) -> Vec<u32> {
+        let choice = self.rank_choice.load();
+        let mut ranks: Vec<u32> = choice.all.iter().map(|c| c.rank).collect();
+        ranks.sort_unstable();
+        let selected = hash.checked_rem(ranks.len() as u64).unwrap_or_default() as usize;
+        let first = first.map_or(selected, |first| ranks.partition_point(|rank| *rank < first));
+        ranks.iter().copied().cycle().skip(first).take(stripes).collect()
+    }
+
     /// The nearest rank, if plans are placed by distance.
     pub(crate) fn nearest(&self) -> Option<Nearest> {
         let choice = self.rank_choice.load();

@@ -66,11 +66,16 @@ impl Client {
 
     /// Gets an object that the mapped indexes do not resolve.
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
-        self.get_located(key).await.map_err(|e| e.about(key))
+        let whole = match self.get_stored(key).await {
+            Ok(stored) => self.whole(key, stored).await,
+            Err(e) => Err(e),
+        };
+        whole.map_err(|e| e.about(key))
     }
 
+    /// What is stored under a key: of a striped object its manifest.
     #[tracing::instrument(level = "debug", name = "get", skip_all, fields(key = shown(key)))]
-    async fn get_located(&self, key: &[u8]) -> Result<Bytes> {
+    pub(super) async fn get_stored(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         match self.fetch(key) {
             Fetched::Read(bytes) => return Ok(bytes),
@@ -282,8 +287,7 @@ impl Client {
             return spread(items.len(), e);
         }
         let done = self.read_many_now(items);
-        let open = items.iter_mut().zip(&done).filter(|(_, done)| done.is_none());
-        let mut rest: Vec<(&[u8], &mut [u8])> = open.map(|((k, d), _)| (*k, &mut **d)).collect();
+        let mut rest = undone(items, &done);
         let read = if rest.is_empty() { Vec::new() } else { self.read_further(&mut rest).await };
         filled(done, read)
     }
@@ -294,7 +298,21 @@ impl Client {
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
-        about_keys(self.read_located(&keys, items).await, keys.iter().copied())
+        let mut read = self.read_located(&keys, items).await;
+        self.join_all(items, &mut read).await;
+        about_keys(read, keys.iter().copied())
+    }
+
+    /// Reads what is stored under keys: of striped objects their manifests.
+    pub(super) async fn read_stored(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
+        let done = self.read_many_now(items);
+        let mut rest = undone(items, &done);
+        let keys: Vec<&[u8]> = rest.iter().map(|(k, _)| *k).collect();
+        let read = match keys.is_empty() {
+            true => Vec::new(),
+            false => self.read_located(&keys, &mut rest).await,
+        };
+        filled(done, read)
     }
 
     #[tracing::instrument(level = "debug", name = "get_many", skip_all, fields(keys = keys.len()))]
@@ -484,6 +502,15 @@ impl Client {
     }
 }
 
+/// The items of a batch that have no result yet.
+fn undone<'b, 'k>(
+    items: &'b mut [(&'k [u8], &mut [u8])],
+    done: &[Option<Result<usize>>],
+) -> Vec<(&'k [u8], &'b mut [u8])> {
+    let open = items.iter_mut().zip(done).filter(|(_, done)| done.is_none());
+    open.map(|((key, dst), _)| (*key, &mut **dst)).collect()
+}
+
 /// Copies an object's bytes into buffers, one after another; returns how many there are.
 pub(super) fn scatter(bytes: &[u8], parts: &mut [impl Fill]) -> Result<usize> {
     let room = parts.iter_mut().map(Fill::room).sum();
@@ -532,6 +559,6 @@ fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
 
 pub(super) fn too_small(object: u64, buffer: usize) -> Error {
     Error::invalid(format!(
-        "the object has {object} bytes, the buffer {buffer}; get_location returns the size"
+        "the object has {object} bytes, the buffer {buffer}; get_size returns the size"
     ))
 }

@@ -7,6 +7,7 @@ use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, SlotRef, Touch, Via};
+use crate::striping::{MANIFEST_BYTES, Manifest};
 use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins, TABLES};
 use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
@@ -97,6 +98,12 @@ impl Client {
     /// # });
     /// ```
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
+        let view = self.view_stored(key).await?;
+        self.whole_view(key, view)
+    }
+
+    /// A view of what is stored under a key: of a striped object its manifest.
+    pub(super) async fn view_stored(&self, key: &[u8]) -> Result<ObjectView> {
         self.check_usable().map_err(|e| e.about(key))?;
         match self.view_now(key) {
             Some(view) => view.map_err(|e| e.about(key)),
@@ -110,12 +117,26 @@ impl Client {
         self.view_located(key, view).await.map_err(|e| e.about(key))
     }
 
+    /// The view, unless it shows a manifest.
+    pub(super) fn whole_view(&self, key: &[u8], view: ObjectView) -> Result<ObjectView> {
+        match self.manifest_in(key, &view) {
+            Some(manifest) => Err(striped(&manifest).about(key)),
+            None => Ok(view),
+        }
+    }
+
     /// The same for an object whose payload is in a device that this process maps. `Unsupported` if
     /// it is not.
     pub async fn get_device_view(&self, key: &[u8]) -> Result<DeviceView> {
         self.check_usable().map_err(|e| e.about(key))?;
         let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_device(peer, hit, via);
-        self.view_located(key, view).await.map_err(|e| e.about(key))
+        let view = self.view_located(key, view).await.map_err(|e| e.about(key))?;
+        if view.bytes == MANIFEST_BYTES as u64
+            && let Some(manifest) = self.manifest_in(key, &self.get_stored(key).await?)
+        {
+            return Err(striped(&manifest).about(key));
+        }
+        Ok(view)
     }
 
     #[tracing::instrument(level = "debug", name = "view", skip_all, fields(key = shown(key)))]
@@ -238,6 +259,14 @@ pub(super) fn no_pins(peer: &Peer) -> Error {
         "rank {} has no room for the pins of one more handle: {TABLES} read in place already; \
          read with get_into, or close handles that are not used",
         peer.rank
+    ))
+}
+
+/// Why there is no view of a striped object.
+fn striped(manifest: &Manifest) -> Error {
+    Error::unsupported(format!(
+        "it is in {} stripes, in the memory of several ranks: read it with get_into",
+        manifest.stripes()
     ))
 }
 

@@ -160,7 +160,9 @@ impl Client {
                 };
             }
         }
-        filled(done, Vec::new())
+        let mut done = filled(done, Vec::new());
+        self.join_all(items, &mut done).await;
+        done
     }
 
     /// Keys in the order in which they become readable, for callers that begin with what is there:
@@ -225,7 +227,10 @@ impl WhenReady {
             };
             self.found.pop_front();
             let done = match (located, read) {
-                (_, Some((_, Ok(bytes)))) => Ok(bytes),
+                (_, Some((_, Ok(stored)))) => {
+                    let key = &self.keys[n].key;
+                    self.client.whole(key, stored).await.map_err(|e| e.about(key))
+                }
                 (_, Some((at, Err(miss)))) => match self.missed(n, at, miss) {
                     Some(e) => Err(e),
                     None => continue,

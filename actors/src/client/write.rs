@@ -22,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
     Existence, MAX_REPLICAS, OpenItem, PlanDesc, PlanRef, Request, Response, SlotRef,
 };
+use crate::striping::check_new;
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
@@ -36,6 +37,23 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 pub use write_plan::{PublishError, WritePlan};
+
+/// What plans are asked for with.
+#[derive(Clone, Copy)]
+struct Asking<'a> {
+    opts: &'a PutOptions,
+    /// For replicas that a stored object lacks: one that it has.
+    replica_of: Option<SlotRef>,
+    /// The preferred rank of each item, instead of that of `opts`.
+    ranks: &'a [u32],
+}
+
+impl<'a> Asking<'a> {
+    /// For new objects, where `opts` wants them.
+    fn of(opts: &'a PutOptions) -> Self {
+        Self { opts, replica_of: None, ranks: &[] }
+    }
+}
 
 /// Owners by incarnation.
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
@@ -128,7 +146,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<()> {
         self.check_usable()?;
-        one(self.put_planned(&[(key, value)], &[0], (opts, None)).await).map(drop)
+        one(self.put_planned(&[(key, value)], &[0], opts).await).map(drop)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
@@ -167,7 +185,7 @@ impl Client {
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned = match left.is_empty() {
             true => Vec::new(),
-            false => self.put_planned(&left, &at, (opts, None)).await,
+            false => self.put_planned(&left, &at, opts).await,
         };
         filled(done, planned.into_iter().map(|done| done.map(drop)).collect())
     }
@@ -207,22 +225,58 @@ impl Client {
         opts: &PutOptions,
     ) -> Vec<Result<u32>> {
         let all: Vec<usize> = (0..items.len()).collect();
-        self.put_planned(items, &all, (opts, None)).await
+        self.put_planned(items, &all, opts).await
     }
 
-    /// Stores values by plans; for each the number of its replicas. `at` holds the position of each
-    /// item in the caller's batch.
+    /// Stores values by plans, in stripes where that is wanted; for each the number of its
+    /// replicas. `at` holds the position of each item in the caller's batch.
     #[tracing::instrument(level = "debug", name = "put", skip_all, fields(keys = items.len()))]
     async fn put_planned(
         &self,
         items: &[(&[u8], &[u8])],
         at: &[usize],
-        (opts, replica_of): (&PutOptions, Option<SlotRef>),
+        opts: &PutOptions,
     ) -> Vec<Result<u32>> {
+        let mut done = vec![None; items.len()];
+        for (done, (key, value)) in done.iter_mut().zip(items) {
+            let stripes = self.stripes_for(value.len(), opts);
+            let put = match check_new(key) {
+                Ok(()) if stripes == 1 => continue,
+                Ok(()) => self.put_striped(key, value, (stripes, opts)).await,
+                Err(e) => Err(e),
+            };
+            *done = Some(put.map_err(|e| e.about(key)));
+        }
+        let left = (0..items.len()).filter(|i| done[*i].is_none()).map(|i| (items[i], at[i]));
+        let (wholes, places): (Vec<_>, Vec<_>) = left.unzip();
+        filled(done, self.put_whole(&wholes, &places, Asking::of(opts)).await)
+    }
+
+    /// Stores the parts of a striped object, each at its rank if that has room.
+    pub(super) async fn put_unstriped(
+        &self,
+        items: &[(&[u8], &[u8])],
+        (opts, ranks): (&PutOptions, &[u32]),
+    ) -> Vec<Result<u32>> {
+        let all: Vec<usize> = (0..items.len()).collect();
+        self.put_whole(items, &all, Asking { ranks, ..Asking::of(opts) }).await
+    }
+
+    /// As `put_planned`, each value as one object.
+    async fn put_whole(
+        &self,
+        items: &[(&[u8], &[u8])],
+        at: &[usize],
+        asking: Asking<'_>,
+    ) -> Vec<Result<u32>> {
+        if items.is_empty() {
+            return Vec::new();
+        }
+        let Asking { opts, replica_of, .. } = asking;
         let began_ns = self.shared.env.clock.now_ns();
         let asked_for = if replica_of.is_some() { 0 } else { opts.replicas };
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let opened = self.open_replicas(&open, opts, replica_of).await;
+        let opened = self.open_replicas(&open, asking).await;
         let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
         let repeated = name_repeated(&mut plans, &open, at);
         let granted = plans.iter().flatten().flatten().cloned().collect();
@@ -321,7 +375,8 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<Vec<Result<Arc<PlanState>>>> {
         let opts = opts.clone().replicas(1);
-        let opened = self.open_replicas(items, &opts, None).await?;
+        items.iter().try_for_each(|(key, _)| check_new(key))?;
+        let opened = self.open_replicas(items, Asking::of(&opts)).await?;
         let only = |mut plans: Plans| {
             plans.pop().ok_or_else(|| Error::internal("an item without a plan and an error"))
         };
@@ -332,11 +387,10 @@ impl Client {
     async fn open_replicas(
         &self,
         items: &[(&[u8], u64)],
-        opts: &PutOptions,
-        replica_of: Option<SlotRef>,
+        asking: Asking<'_>,
     ) -> Result<Vec<Result<Plans>>> {
-        if opts.if_exists == IfExists::Keep {
-            return self.granted_plans(items, opts, replica_of).await;
+        if asking.opts.if_exists == IfExists::Keep {
+            return self.granted_plans(items, asking).await;
         }
         // The master may not have listed yet what a log serves.
         let valid = |i: &usize| Key::check(items[*i].0).is_ok();
@@ -354,19 +408,15 @@ impl Client {
         }
         let left = items.iter().zip(&done).filter(|(_, done)| done.is_none());
         let left: Vec<_> = left.map(|(item, _)| *item).collect();
-        let opened = if left.is_empty() {
-            Vec::new()
-        } else {
-            self.granted_plans(&left, opts, replica_of).await?
-        };
+        let opened =
+            if left.is_empty() { Vec::new() } else { self.granted_plans(&left, asking).await? };
         Ok(filled(done, opened))
     }
 
     async fn granted_plans(
         &self,
         items: &[(&[u8], u64)],
-        opts: &PutOptions,
-        replica_of: Option<SlotRef>,
+        Asking { opts, replica_of, ranks }: Asking<'_>,
     ) -> Result<Vec<Result<Plans>>> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(Error::disconnected("this node is shutting down and opens no new plans"));
@@ -374,10 +424,10 @@ impl Client {
         let asked_ns = self.shared.env.clock.now_ns();
         let opening = self.shared.plans.opening()?;
         let nearest = self.shared.nearest();
-        let wire = items.iter().map(|(key, bytes_total)| OpenItem {
+        let wire = items.iter().enumerate().map(|(i, (key, bytes_total))| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
-            preferred_rank: opts.preferred_rank,
+            preferred_rank: ranks.get(i).copied().or(opts.preferred_rank),
             nearest,
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,

@@ -388,6 +388,7 @@ fn requests(all: &mut Vec<Lie>) {
         Request::MatchPrefix(keys()),
         Request::Exists { keys: keys(), promote: Default::default() },
         Request::Remove(keys()),
+        Request::RemoveAt { key: long_key(), at },
         Request::EvictUntilBelow(f64::NAN),
         Request::EvictUntilBelow(f64::INFINITY),
         Request::List { of, after: Some(long_key()), limit: 10 },

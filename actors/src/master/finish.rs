@@ -84,6 +84,16 @@ impl Master {
         self.remove_each(batch, keys.iter().map(|k| &**k), elsewhere);
     }
 
+    /// Removes a key if its object lies there.
+    pub(super) fn remove_at(&mut self, key: &KeyBytes, at: SlotRef, reply: Reply<Response>) {
+        let batch = self.batches.done(1, reply);
+        match self.entry(key).map(|e| e.is_some_and(|e| e.is_at(at))) {
+            Ok(true) => self.remove_each(batch, std::iter::once(&**key), &HashSet::new()),
+            Ok(false) => self.complete_remove(batch, 0, Ok(())),
+            Err(e) => self.complete_remove(batch, 0, Err(e)),
+        }
+    }
+
     /// Begins the removals of a batch; each owner is sent its objects in as few frames as possible.
     pub(super) fn remove_each<'k>(
         &mut self,
@@ -94,7 +104,10 @@ impl Master {
         let mut retire = BTreeMap::new();
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
-                Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
+                Ok(id) => {
+                    self.removing.entry(id).or_default().push((batch, item));
+                    self.remove_stripes(id, &mut retire);
+                }
                 Err(e)
                     if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) =>
                 {
@@ -124,9 +137,20 @@ impl Master {
         // still read by its location: the key may have been put again before that rank reports,
         // under this master or an earlier one, or through a log [I6].
         self.check_all_reported()?;
-        let Some(e) = entry else {
+        if entry.is_none() {
             return Err(Error::not_found(format!("no key {key}")));
-        };
+        }
+        self.retire_object(id, retire);
+        Ok(id)
+    }
+
+    /// No reader is sent to an object any more, and its owners must retire it.
+    pub(super) fn retire_object(
+        &mut self,
+        id: KeyId,
+        retire: &mut BTreeMap<SegmentId, Vec<SlotRef>>,
+    ) {
+        let Some(e) = self.objects.get(&id) else { return };
         let state = e.state();
         // What is being removed already is retired once more: its owner answers again.
         let ends = |at| if state == State::Removing { None } else { e.plan_at(at) };
@@ -143,7 +167,6 @@ impl Master {
                 None => retire.entry(r.segment_id).or_default().push(r.at),
             }
         }
-        Ok(id)
     }
 
     /// A remove fails if the owner does not answer in time, or at once if its link is down. The key

@@ -8,6 +8,7 @@ use crate::actor::{Context, Message, On, Reply};
 use crate::error::{Error, Result};
 use crate::message::{KEYS_PER_ROUND, KeyBytes, KeyState, Listed, Request, Response, Selection};
 use crate::pattern::compile;
+use crate::striping::is_stripe;
 use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use std::collections::VecDeque;
@@ -107,9 +108,14 @@ impl Master {
         let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
         let seen = entries.into_iter().map(|(id, e)| {
             let key = KeyBytes::shared(e.key.clone());
-            let (rank, bytes_total) = (e.segment_id().rank, e.replica().object.bytes_total);
-            let others = e.replicas().skip(1).map(|r| r.segment_id.rank).collect();
-            (id, Listed { key, bytes_total, rank, others, state: self.state_of(e) })
+            let (rank, state) = (e.segment_id().rank, self.state_of(e));
+            let of_stripes = self.stripes_of(&id, e);
+            let (bytes_total, mut others) = of_stripes.unwrap_or_else(|| {
+                let others = e.replicas().skip(1).map(|r| r.segment_id.rank);
+                (e.replica().object.bytes_total, others.collect())
+            });
+            others.retain(|other| *other != rank);
+            (id, Listed { key, bytes_total, rank, others, state })
         });
         (seen.collect(), next)
     }
@@ -205,6 +211,10 @@ impl Query {
                 break;
             }
             let key = &*s.1.key;
+            // They are no keys of the user, and are removed with their object.
+            if is_stripe(key) && (self.page.is_some() || pattern.is_some()) {
+                continue;
+            }
             if after.is_none_or(|a| key > a) && pattern.as_ref().is_none_or(|p| p.is_match(key)) {
                 found.keys.push(s);
             }

@@ -48,7 +48,7 @@ impl Master {
     /// Lists an object, under the number that its slots keep too.
     pub(super) fn enter(&mut self, id: KeyId, entry: Entry) {
         let places: SmallVec<[_; 2]> = entry.places().map(|p| (p.segment_id, p.at)).collect();
-        self.objects.insert(id, entry);
+        self.add_object(id, entry);
         places.into_iter().for_each(|(segment_id, at)| self.list_at(id, segment_id, at));
         self.awaiting.note(id);
     }
@@ -128,7 +128,7 @@ impl Master {
             return self.awaiting.note(id);
         }
         self.repairs.was_surplus(at);
-        if let Some(e) = self.objects.remove(&id) {
+        if let Some(e) = self.take_object(&id) {
             if let State::Writing(plan) = e.state() {
                 let cause = self.plans.get(&plan).and_then(|p| p.ending);
                 let lost = self.durable.members.state(e.segment_id()).is_none();

@@ -404,7 +404,7 @@ impl Master {
             return None;
         }
         let entry = Entry::writing(key, replica, p.plan).in_set(p.set);
-        self.objects.insert(id, entry);
+        self.add_object(id, entry);
         self.awaiting.note(id);
         self.plans.insert(p.plan, info);
         Some(id)
@@ -437,7 +437,7 @@ impl Master {
             self.end_older_plan_of(&id);
         }
         let Some(e) = self.objects.get_mut(&id) else {
-            self.objects.insert(id, Entry::live(key, replica).in_set(set));
+            self.add_object(id, Entry::live(key, replica).in_set(set));
             self.awaiting.note(id);
             self.note_short(id);
             return true;
@@ -481,7 +481,7 @@ impl Master {
             self.durable.members.send(segment_id, end);
             self.plans.remove(&plan);
         }
-        self.objects.remove(id);
+        self.take_object(id);
     }
 }
 

@@ -249,6 +249,7 @@ impl Master {
             self.batches.complete_item(w.batch, w.item, Err(again()));
         }
         self.objects.clear();
+        self.stripes = super::Stripes::default();
         self.aside.clear();
         self.found_gone.clear();
         self.plans.clear();

@@ -25,6 +25,7 @@ mod replicas;
 mod round_trips;
 mod segment_faults;
 mod segments;
+mod striped;
 mod stripes;
 mod tier;
 mod unasked;

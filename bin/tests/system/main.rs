@@ -24,6 +24,7 @@ mod replicas;
 mod ring;
 mod silent;
 mod ssd;
+mod striped;
 mod top;
 mod trace;
 mod truncated;

@@ -294,6 +294,7 @@ fn requests() -> Vec<Request> {
         Request::MatchPrefix(vec![key()]),
         Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),
+        Request::RemoveAt { key: key(), at: AT },
         Request::EvictUntilBelow(0.5),
         Request::Stats,
         Request::View,

@@ -168,7 +168,7 @@ def wanted_of(
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
-    return preferred_rank(config), 0, fails, max(1, min(replicas, MAX_REPLICAS))
+    return preferred_rank(config), 0, fails, max(1, min(replicas, MAX_REPLICAS)), 1
 
 
 def preferred_rank(config: ReplicateConfig | None) -> int | None:

@@ -191,8 +191,7 @@ class Objects(Core):
 
     def get_size(self, key: str) -> int:
         """The length of a value, or a code below 0."""
-        found = self._try(lambda c: c.location(key))
-        return found if isinstance(found, int) else int(found[4])
+        return int(self._try(lambda c: c.size(key)))
 
     # Removal
 

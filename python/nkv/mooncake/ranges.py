@@ -136,7 +136,7 @@ class Ranges(Core):
     def _open(self, key: str, size: int, config: ReplicateConfig | None) -> int:
         if size <= 0 or key in self._writing:
             return INVALID_PARAMS
-        wanted = (preferred_rank(config), 0, True, 1)
+        wanted = (preferred_rank(config), 0, True, 1, 1)
         plan = self._try(lambda c: c.open(key, size, wanted))
         if isinstance(plan, int):
             return plan

@@ -8,8 +8,9 @@ use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
+use crate::striping::check_new;
+use nkv_store::KeyId;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut};
-use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Append, Appended, Kind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -198,7 +199,8 @@ impl Client {
     ) -> Option<LogPut> {
         let bytes = value.len() as u64;
         let alone = bytes > BYTES_PER_REQUEST || peer.verbs.cuts(bytes);
-        Key::check(key).ok().filter(|()| !alone)?;
+        let alone = alone || self.stripes_for(value.len(), opts) > 1;
+        check_new(key).ok().filter(|()| !alone)?;
         let id = KeyId { hash, check: peer.hasher.check(key) };
         LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
     }

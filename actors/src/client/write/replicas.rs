@@ -1,6 +1,7 @@
 //! The replicas of one put: a plan for each, which is written and committed by itself. The put is
 //! done if one of them is.
 
+use super::Asking;
 use crate::client::plans::PlanState;
 use crate::client::{Client, PutOptions, one};
 use crate::error::{Error, Result};
@@ -51,9 +52,10 @@ impl Client {
     /// Puts the replicas that the master knows a stored object to lack. It must lie in memory that
     /// this process maps. Returns how many were made.
     pub(crate) async fn add_replicas(&self, key: &[u8]) -> Result<u32> {
-        let view = self.get_view(key).await?;
+        let view = self.view_stored(key).await?;
         let opts = PutOptions::default().replicas(MAX_REPLICAS);
-        one(self.put_planned(&[(key, &view)], &[0], (&opts, Some(view.at()))).await)
+        let asked = Asking { replica_of: Some(view.at()), ..Asking::of(&opts) };
+        one(self.put_whole(&[(key, &view)], &[0], asked).await)
     }
 
     /// How many replicas of each item are stored. `stored` has a result for each plan, in order.

@@ -138,7 +138,9 @@ impl Request {
     /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
         let n = match self {
-            Request::List { after: Some(after), .. } => return key(after),
+            Request::List { after: Some(of), .. } | Request::RemoveAt { key: of, .. } => {
+                return key(of);
+            }
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
             // For one key a reader may have tried several locations.

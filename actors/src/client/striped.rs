@@ -1,0 +1,209 @@
+//! Striped objects: puts that cut a value into stripes for several ranks, and reads that join them.
+//! A put writes the stripes, all of them at once, and then the manifest: before that nobody finds
+//! the object. A read that misses a stripe removes the manifest: the object is gone, and its key
+//! can be put again.
+
+use super::{Client, IfExists, PutOptions, one};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{Existence, KeyBytes, Location, Request};
+use crate::striping::{MANIFEST_BYTES, MAX_STRIPES, Manifest};
+use bytes::Bytes;
+
+/// Stripes of a value above `ClientConfig::stripe_above`, at most.
+const USUAL_STRIPES: u8 = 8;
+
+impl Client {
+    /// How many stripes a put of a value of so many bytes makes now, with so many ranks; 1: it is
+    /// stored as a whole.
+    #[inline]
+    pub fn stripes_for(&self, bytes: usize, opts: &PutOptions) -> u8 {
+        let above = self.shared.config.stripe_above;
+        let wanted = match opts.stripes {
+            Some(stripes) => stripes,
+            None if above > 0 && bytes as u64 > above => USUAL_STRIPES,
+            None => 1,
+        };
+        match wanted {
+            0 | 1 => 1,
+            _ => wanted.min(MAX_STRIPES).min(self.shared.ranks_for_stripes().max(1)),
+        }
+    }
+
+    /// Puts a value in stripes. The number of replicas made of each; 0 if the key was stored.
+    pub(super) async fn put_striped(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        (stripes, opts): (u8, &PutOptions),
+    ) -> Result<u32> {
+        if self.has_whole(key).await? {
+            return match opts.if_exists {
+                IfExists::Keep => Ok(0),
+                IfExists::Fail => Err(Error::already_exists(
+                    "the key is stored; values are immutable, remove it first",
+                )),
+            };
+        }
+        let hasher = self.shared.keys.now();
+        let object = hasher.id(key);
+        let random = &self.shared.env.random;
+        let put = u128::from(random.u64()) << 64 | u128::from(random.u64());
+        let manifest = Manifest::new(object, put, value.len() as u64, stripes);
+        let keys = manifest.keys();
+        let chunks = value.chunks(manifest.stripe_bytes as usize);
+        let items: Vec<(&[u8], &[u8])> = keys.iter().map(|k| &k[..]).zip(chunks).collect();
+        let ranks = self.shared.spread_over(object.hash, items.len(), opts.preferred_rank);
+        let of_stripes = opts.clone().if_exists(IfExists::Keep);
+        let made = self.put_unstriped(&items, (&of_stripes, &ranks)).await;
+        let fewest = match made.into_iter().collect::<Result<Vec<u32>>>() {
+            Ok(made) => made.into_iter().min().unwrap_or_default(),
+            Err(e) => {
+                self.give_up_stripes(&manifest).await;
+                return Err(of_stripe(&e, "a stripe".to_string()));
+            }
+        };
+        let stored = manifest.encode(&hasher);
+        let put = one(self.put_unstriped(&[(key, &stored)], (opts, &ranks[..1])).await);
+        match put {
+            // Ok(0): another put was first.
+            Err(_) | Ok(0) => self.give_up_stripes(&manifest).await,
+            Ok(_) => self.shared.writes.striped.one(),
+        }
+        put.map(|made| made.min(fewest))
+    }
+
+    /// Whether a key has an object, and if that is striped, all of its stripes.
+    async fn has_whole(&self, key: &[u8]) -> Result<bool> {
+        let found = self.exists(&[key]).await?;
+        if matches!(found[..], [Existence::Absent | Existence::Writing]) {
+            return Ok(false);
+        }
+        let stored = match self.get_location(key).await {
+            Ok(location) if location.bytes_total() != MANIFEST_BYTES as u64 => return Ok(true),
+            Ok(_) => self.get_stored(key).await,
+            Err(e) => Err(e),
+        };
+        let manifest = match stored {
+            Ok(stored) => self.manifest_in(key, &stored),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        let Some(manifest) = manifest else { return Ok(true) };
+        let keys = manifest.keys();
+        let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+        if !self.exists(&keys).await?.contains(&Existence::Absent) {
+            return Ok(true);
+        }
+        self.remove_manifest(key, &manifest).await?;
+        Ok(false)
+    }
+
+    /// Removes the stripes of a put that failed. What cannot be removed now is evicted some day.
+    async fn give_up_stripes(&self, manifest: &Manifest) {
+        let keys = manifest.keys();
+        let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+        let removed = self.remove_many(&keys).await;
+        let gone = |e: &Error| e.kind() == ErrorKind::NotFound;
+        let left = removed.iter().filter(|r| r.as_ref().is_err_and(|e| !gone(e))).count();
+        if left > 0 {
+            tracing::debug!(left, "stripes of a put that failed are left to eviction");
+        }
+    }
+
+    /// The manifest in what is stored under a key, if that is one.
+    #[inline]
+    pub(super) fn manifest_in(&self, key: &[u8], stored: &[u8]) -> Option<Manifest> {
+        if stored.len() != MANIFEST_BYTES {
+            return None;
+        }
+        let hasher = self.shared.keys.now();
+        Manifest::decode(stored, hasher.id(key), &hasher)
+    }
+
+    /// The value of a key, given what is stored under it.
+    pub(super) async fn whole(&self, key: &[u8], stored: Bytes) -> Result<Bytes> {
+        let Some(manifest) = self.manifest_in(key, &stored) else { return Ok(stored) };
+        // The tag was right: a handle of this job wrote it. It may be an old one all the same.
+        let view = self.shared.view();
+        let memory = view.ranks.iter().map(|(info, _)| info.layout.payloads().len);
+        if manifest.bytes_total > memory.fold(0, u64::saturating_add) {
+            let text = format!("a value of {} bytes, which fit no memory", manifest.bytes_total);
+            return Err(Error::invalid(text));
+        }
+        let mut room = self.shared.buffers.take(manifest.bytes_total as usize);
+        self.join(key, &manifest, room.bytes_mut()).await?;
+        Ok(room.into_bytes())
+    }
+
+    /// Reads the values of those items into which manifests were read.
+    pub(super) async fn join_all(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+        read: &mut [Result<usize>],
+    ) {
+        for ((key, dst), read) in items.iter_mut().zip(read) {
+            let stored = read.as_ref().map_or(0, |n| *n);
+            if let Some(manifest) = self.manifest_in(key, &dst[..stored]) {
+                *read = self.join(key, &manifest, dst).await;
+            }
+        }
+    }
+
+    /// Reads all stripes to where they belong in `dst`.
+    async fn join(&self, key: &[u8], manifest: &Manifest, dst: &mut [u8]) -> Result<usize> {
+        let bytes = manifest.bytes_total as usize;
+        if dst.len() < bytes {
+            return Err(super::read::too_small(manifest.bytes_total, dst.len()));
+        }
+        let keys = manifest.keys();
+        let chunks = dst[..bytes].chunks_mut(manifest.stripe_bytes as usize);
+        let mut items: Vec<(&[u8], &mut [u8])> = keys.iter().map(|k| &k[..]).zip(chunks).collect();
+        let read = self.read_stored(&mut items).await;
+        for (n, (read, (_, chunk))) in read.into_iter().zip(&items).enumerate() {
+            let of = || format!("stripe {} of {}", n + 1, keys.len());
+            match read {
+                Ok(len) if len == chunk.len() => {}
+                Ok(len) => {
+                    let text = format!("{} has {len} bytes, not {}", of(), chunk.len());
+                    return Err(Error::corrupt(text));
+                }
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    self.shared.reads.lost.one();
+                    // If that fails, the next read tries again.
+                    let removed = self.remove_manifest(key, manifest).await;
+                    tracing::debug!(?removed, "an object has lost a stripe");
+                    let text = format!("{} is gone, and with it the object", of());
+                    return Err(Error::not_found(text));
+                }
+                Err(e) => return Err(of_stripe(&e, of())),
+            }
+        }
+        self.shared.reads.striped.one();
+        Ok(bytes)
+    }
+
+    /// Removes a manifest, and no other object that its key may have by now.
+    async fn remove_manifest(&self, key: &[u8], manifest: &Manifest) -> Result<()> {
+        let stored = manifest.encode(&self.shared.keys.now());
+        let Location::Memory(meta) = self.get_location(key).await? else { return Ok(()) };
+        let mut found = [0; MANIFEST_BYTES];
+        if meta.object.bytes_total != MANIFEST_BYTES as u64
+            || self.read_into(&meta, &mut found).await.is_err()
+            || found != stored
+        {
+            return Ok(());
+        }
+        self.shared.locations.forget(key);
+        let answer = self.call(Request::RemoveAt { key: KeyBytes::from(key), at: meta.at }).await;
+        one(self.done("RemoveAt", answer, 1))
+    }
+}
+
+/// The error of a stripe, without the stripe's key, which the caller does not know.
+fn of_stripe(e: &Error, stripe: String) -> Error {
+    let error = Error::new(e.kind(), format!("{stripe}: {}", e.message()));
+    match e.rank() {
+        Some(rank) => error.at_rank(rank),
+        None => error,
+    }
+}

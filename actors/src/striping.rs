@@ -1,0 +1,186 @@
+//! Striped objects: the bytes of one object at several ranks. Each stripe is an object of a key of
+//! its own, which names the object and the put that wrote it. Under the object's key lies a
+//! manifest, which is put last and names the stripes. No stripe is ever read under another key.
+
+use crate::error::{Error, Result};
+use nkv_store::{Key, KeyHasher, KeyId};
+
+/// Keys that begin so are nkv's own.
+const RESERVED: &[u8] = b"\0nkv/";
+const STRIPE: &[u8] = b"\0nkv/stripe/";
+/// A stripe's key: what it begins with, the object, the put, and the stripe's number.
+const STRIPE_KEY_BYTES: usize = STRIPE.len() + 16 + 16 + 4;
+
+const MAGIC: &[u8] = b"nkv striped object 1\n";
+/// Bytes of a manifest: no usual size of a value, which would have to be compared with `MAGIC`.
+pub(crate) const MANIFEST_BYTES: usize = MAGIC.len() + 16 + 8 + 8 + 16;
+/// Stripes of one object, at most.
+pub const MAX_STRIPES: u8 = 64;
+/// Stripes begin at multiples of this in their object.
+const STRIPE_ALIGN: u64 = 4096;
+
+/// Checks a key under which a user puts an object: those that nkv keeps for itself are
+/// `InvalidArgument`.
+#[inline]
+pub(crate) fn check_new(key: &[u8]) -> Result<()> {
+    Key::check(key)?;
+    if key.starts_with(RESERVED) {
+        let text = "keys that begin with \\0nkv/ are reserved for nkv itself; use another key";
+        return Err(Error::invalid(text).about(key));
+    }
+    Ok(())
+}
+
+/// Whether this is the key of a stripe.
+pub(crate) fn is_stripe(key: &[u8]) -> bool {
+    key.len() == STRIPE_KEY_BYTES && key.starts_with(STRIPE)
+}
+
+/// The object of which this is the key of a stripe.
+pub(crate) fn object_of(key: &[u8]) -> Option<KeyId> {
+    let object = key.strip_prefix(STRIPE).filter(|_| is_stripe(key))?;
+    let (hash, rest) = object.split_first_chunk()?;
+    let (check, _) = rest.split_first_chunk()?;
+    Some(KeyId { hash: u64::from_le_bytes(*hash), check: u64::from_le_bytes(*check) })
+}
+
+/// Where the bytes of a striped object are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    object: KeyId,
+    /// Random: two puts never have stripes of one key.
+    put: u128,
+    pub(crate) bytes_total: u64,
+    /// Of each stripe but the last one, which may be shorter.
+    pub(crate) stripe_bytes: u64,
+}
+
+impl Manifest {
+    /// For a value of so many bytes in at most so many stripes.
+    pub(crate) fn new(object: KeyId, put: u128, bytes_total: u64, stripes: u8) -> Self {
+        let stripe_bytes = bytes_total.div_ceil(u64::from(stripes.clamp(1, MAX_STRIPES)));
+        let stripe_bytes = stripe_bytes.next_multiple_of(STRIPE_ALIGN).max(STRIPE_ALIGN);
+        Self { object, put, bytes_total, stripe_bytes }
+    }
+
+    /// How many stripes there are.
+    pub(crate) fn stripes(&self) -> usize {
+        self.bytes_total.div_ceil(self.stripe_bytes) as usize
+    }
+
+    /// The keys of the stripes, in the order of their bytes.
+    pub(crate) fn keys(&self) -> Vec<[u8; STRIPE_KEY_BYTES]> {
+        let key = |n: usize| {
+            let mut key = [0; STRIPE_KEY_BYTES];
+            let (hash, check) = (self.object.hash.to_le_bytes(), self.object.check.to_le_bytes());
+            let (put, n) = (self.put.to_le_bytes(), (n as u32).to_le_bytes());
+            let parts: [&[u8]; 5] = [STRIPE, &hash, &check, &put, &n];
+            key.copy_from_slice(&parts.concat());
+            key
+        };
+        (0..self.stripes()).map(key).collect()
+    }
+
+    /// The manifest as it is stored.
+    pub(crate) fn encode(&self, hasher: &KeyHasher) -> [u8; MANIFEST_BYTES] {
+        let put = self.put.to_le_bytes();
+        let (total, stripe) = (self.bytes_total.to_le_bytes(), self.stripe_bytes.to_le_bytes());
+        let parts: [&[u8]; 5] = [MAGIC, &put, &total, &stripe, &self.tag(hasher)];
+        let mut bytes = [0; MANIFEST_BYTES];
+        bytes.copy_from_slice(&parts.concat());
+        bytes
+    }
+
+    /// The manifest in the value of a key; None if that is a value like any other: its tag is not
+    /// the one that the job's key makes for this key.
+    pub(crate) fn decode(bytes: &[u8], object: KeyId, hasher: &KeyHasher) -> Option<Self> {
+        let fields = bytes.strip_prefix(MAGIC).filter(|_| bytes.len() == MANIFEST_BYTES)?;
+        let (put, rest) = fields.split_first_chunk()?;
+        let (total, rest) = rest.split_first_chunk()?;
+        let (stripe, _) = rest.split_first_chunk()?;
+        let put = u128::from_le_bytes(*put);
+        let (bytes_total, stripe_bytes) = (u64::from_le_bytes(*total), u64::from_le_bytes(*stripe));
+        let manifest = Self { object, put, bytes_total, stripe_bytes };
+        let possible = stripe_bytes > 0
+            && bytes_total.div_ceil(stripe_bytes) <= u64::from(MAX_STRIPES)
+            && manifest.encode(hasher) == bytes;
+        possible.then_some(manifest)
+    }
+
+    /// 128 bits that nobody outside the job can compute, and no key of a user has.
+    fn tag(&self, hasher: &KeyHasher) -> [u8; 16] {
+        let half = |n: u8| {
+            let numbers = [self.object.hash, self.object.check, self.bytes_total];
+            let numbers = numbers.map(u64::to_le_bytes);
+            let (put, stripe) = (self.put.to_le_bytes(), self.stripe_bytes.to_le_bytes());
+            let parts = [RESERVED, b"manifest/", &[n], numbers.as_flattened(), &put, &stripe];
+            hasher.check(&parts.concat())
+        };
+        let mut tag = [0; 16];
+        tag[..8].copy_from_slice(&half(0).to_le_bytes());
+        tag[8..].copy_from_slice(&half(1).to_le_bytes());
+        tag
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HASHER: KeyHasher = KeyHasher::new([7; 16]);
+
+    fn object() -> KeyId {
+        HASHER.id(b"block/1")
+    }
+
+    #[test]
+    fn keys_of_stripes_name_their_object_and_no_two_puts_share_one() {
+        let [one, two] = [5, 6].map(|put| Manifest::new(object(), put, 10_000, 2));
+        let keys: Vec<_> = one.keys().into_iter().chain(two.keys()).collect();
+        assert_eq!((one.stripes(), one.stripe_bytes, keys.len()), (2, 8192, 4));
+        for (i, key) in keys.iter().enumerate() {
+            assert!(is_stripe(key) && !keys[..i].contains(key));
+            assert_eq!(object_of(key), Some(object()));
+            assert!(check_new(key).is_err());
+            assert_eq!(object_of(&key[1..]), None);
+            assert_eq!(object_of(&[&key[..], b"x"].concat()), None);
+        }
+        assert!(check_new(b"\0nkv").is_ok() && check_new(b"nkv/").is_ok());
+    }
+
+    #[test]
+    fn i16_a_manifest_counts_only_under_its_key_and_in_its_job() {
+        let manifest = Manifest::new(object(), 5, 10_000, 2);
+        let bytes = manifest.encode(&HASHER);
+        assert_eq!(Manifest::decode(&bytes, object(), &HASHER), Some(manifest));
+        assert_eq!(Manifest::decode(&bytes, HASHER.id(b"block/2"), &HASHER), None);
+        assert_eq!(Manifest::decode(&bytes, object(), &KeyHasher::new([8; 16])), None);
+        assert_eq!(Manifest::decode(&bytes[..MANIFEST_BYTES - 1], object(), &HASHER), None);
+    }
+
+    proptest! {
+        #[test]
+        fn i16_no_byte_of_a_manifest_can_change(
+            at in 0..MANIFEST_BYTES, other in 1u8..=255, total in 1u64..1 << 40, n in 2u8..=64
+        ) {
+            let manifest = Manifest::new(object(), 5, total, n);
+            let mut bytes = manifest.encode(&HASHER);
+            prop_assert_eq!(Manifest::decode(&bytes, object(), &HASHER), Some(manifest));
+            bytes[at] ^= other;
+            prop_assert_eq!(Manifest::decode(&bytes, object(), &HASHER), None);
+        }
+
+        #[test]
+        fn stripes_are_as_many_as_asked_for_at_most_and_hold_all(
+            total in 1u64..1 << 40, n in 0u8..=255
+        ) {
+            let manifest = Manifest::new(object(), 5, total, n);
+            let stripes = manifest.stripes() as u64;
+            prop_assert!(stripes >= 1 && stripes <= u64::from(n.clamp(1, MAX_STRIPES)));
+            prop_assert!((stripes - 1) * manifest.stripe_bytes < total);
+            prop_assert!(stripes * manifest.stripe_bytes >= total);
+            prop_assert_eq!(manifest.keys().len() as u64, stripes);
+        }
+    }
+}

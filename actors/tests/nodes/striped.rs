@@ -1,0 +1,255 @@
+//! Striped objects in whole clusters: where their bytes lie, every way to read them, removal, and
+//! what is left of them when a stripe is gone.
+
+use crate::embedding::{bytes, client_by, config, eventually, on, used_is_live};
+use nkv_actors::message::{Existence, Location};
+use nkv_actors::{
+    Client, ClientConfig, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions, TransportChoice,
+};
+use std::time::Duration;
+
+const LEN: usize = 3 * (256 << 10) - 7;
+
+async fn start(job: &str) -> Cluster {
+    let cluster =
+        Cluster::start(3, NodeConfig { heap_bytes: 64 << 20, ..config(job) }).await.unwrap();
+    all_known(&cluster.client()).await;
+    cluster
+}
+
+/// Until a handle has a view of all ranks.
+async fn all_known(client: &Client) {
+    eventually("all are members", async || {
+        client.membership().await.is_ok_and(|view| view.nodes().count() == 3)
+    })
+    .await;
+}
+
+fn cut() -> PutOptions {
+    PutOptions::default().stripes(3)
+}
+
+async fn put(client: &Client, key: &str, seed: u8) {
+    client.put(key.as_bytes(), &bytes(LEN, seed), &cut()).await.unwrap();
+}
+
+fn live_bytes(cluster: &Cluster) -> Vec<u64> {
+    (0..3).map(|rank| cluster.node(rank).status().owner.live_bytes).collect()
+}
+
+/// Keys of stripes that are stored.
+async fn stripes(client: &Client) -> u64 {
+    client.stats().await.unwrap().objects
+}
+
+/// What is stored under a key itself: the manifest.
+async fn stored(client: &Client, key: &str) -> Vec<u8> {
+    let Location::Memory(meta) = client.get_location(key.as_bytes()).await.unwrap() else {
+        panic!("on disk")
+    };
+    let mut stored = vec![0; meta.object.bytes_total as usize];
+    client.read_into(&meta, &mut stored).await.unwrap();
+    stored
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stripes_lie_on_all_ranks_and_every_read_joins_them_by_every_transport() {
+    let cluster = start("striped").await;
+    let handles = [
+        cluster.client(),
+        client_by(&cluster, TransportChoice::Tcp).await,
+        client_by(&cluster, TransportChoice::Shm).await,
+    ];
+    for (h, handle) in handles.iter().enumerate() {
+        for i in 0..8 {
+            put(handle, &format!("h{h}/{i}"), (8 * h + i) as u8).await;
+        }
+    }
+    let live = live_bytes(&cluster);
+    let (most, least) = (live.iter().max().unwrap(), live.iter().min().unwrap());
+    // Manifests go where the first stripe goes.
+    assert!(least * 100 >= most * 98, "{live:?}");
+    for reader in &handles {
+        for h in 0..handles.len() {
+            let keys: Vec<String> = (0..8).map(|i| format!("h{h}/{i}")).collect();
+            let wanted: Vec<Vec<u8>> = (0..8).map(|i| bytes(LEN, (8 * h + i) as u8)).collect();
+            read_every_way(reader, &keys, &wanted).await;
+        }
+    }
+    for handle in &handles[1..] {
+        handle.close().await;
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+async fn read_every_way(reader: &Client, keys: &[String], wanted: &[Vec<u8>]) {
+    let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+    let (limit, first) = (Duration::from_secs(5), keys[0]);
+    assert!(reader.get(first).await.unwrap() == wanted[0]);
+    for (got, wanted) in reader.get_many(&keys).await.into_iter().zip(wanted) {
+        assert!(got.unwrap() == *wanted);
+    }
+    let mut buffer = vec![0; LEN + 5];
+    assert_eq!(reader.get_into(first, &mut buffer).await, Ok(LEN));
+    assert!(buffer[..LEN] == wanted[0]);
+    let (head, tail) = buffer.split_at_mut(77);
+    tail.fill(0);
+    assert_eq!(reader.get_into_parts(first, &mut [head, tail]).await, Ok(LEN));
+    assert!(buffer[..LEN] == wanted[0]);
+    let mut buffers = vec![vec![0; LEN]; keys.len()];
+    let mut items: Vec<(&[u8], &mut [u8])> =
+        keys.iter().zip(&mut buffers).map(|(key, buffer)| (*key, &mut buffer[..])).collect();
+    assert!(reader.get_many_into(&mut items).await.iter().all(|read| *read == Ok(LEN)));
+    assert!(buffers == wanted);
+    buffers.iter_mut().for_each(|buffer| buffer.fill(0));
+    let mut items: Vec<(&[u8], &mut [u8])> =
+        keys.iter().zip(&mut buffers).map(|(key, buffer)| (*key, &mut buffer[..])).collect();
+    let read = reader.get_many_when_ready_into(&mut items, limit).await;
+    assert!(read.iter().all(|read| *read == Ok(LEN)) && buffers == wanted);
+    assert!(reader.get_when_ready(first, limit).await.unwrap() == wanted[0]);
+    let small = reader.get_into(first, &mut buffer[..LEN - 1]).await.unwrap_err();
+    assert_eq!(small.kind(), ErrorKind::InvalidArgument);
+    assert!(small.message().contains(&LEN.to_string()), "{small}");
+    let view = reader.get_view(first).await.map(drop).unwrap_err();
+    assert_eq!(view.kind(), ErrorKind::Unsupported);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_removals_take_the_stripes_along_and_listings_show_the_whole() {
+    let cluster = start("striped-gone").await;
+    let client = &cluster.client();
+    for i in 0..6 {
+        put(client, &format!("a/{i}"), i).await;
+    }
+    assert_eq!(stripes(client).await, 6 * 4);
+    let listed = client.list(None, None, 100).await.unwrap();
+    assert_eq!(listed.len(), 6);
+    assert!(listed.iter().all(|row| row.bytes_total == LEN as u64), "{listed:?}");
+    client.remove(b"a/0").await.unwrap();
+    assert_eq!(client.remove_matching("^a/[12]$").await.unwrap().in_memory, 2);
+    eventually("their stripes are gone", async || stripes(client).await == 3 * 4).await;
+    for i in 0..3 {
+        let gone = client.get(format!("a/{i}").as_bytes()).await.unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+    }
+    assert!(client.get(b"a/3").await.unwrap() == bytes(LEN, 3));
+    client.remove_all().await.unwrap();
+    eventually("nothing is left", async || live_bytes(&cluster) == [0; 3]).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_put_in_stripes_once_and_the_stripes_of_other_puts_are_removed() {
+    let cluster = start("striped-twice").await;
+    let other = client_by(&cluster, TransportChoice::Tcp).await;
+    let client = &cluster.client();
+    for round in 0..10u8 {
+        let key = format!("k{round}");
+        let (one, two) = (bytes(LEN, round), bytes(LEN, 100 + round));
+        let opts = cut();
+        let (first, second) = tokio::join!(
+            client.put(key.as_bytes(), &one, &opts),
+            other.put(key.as_bytes(), &two, &opts)
+        );
+        assert!(first.is_ok() || second.is_ok(), "{first:?} {second:?}");
+        let got = client.get(key.as_bytes()).await.unwrap();
+        assert!(got == one || got == two, "of no put");
+        assert!(other.get(key.as_bytes()).await.unwrap() == got, "values are immutable");
+    }
+    eventually("one put of each key", async || stripes(client).await == 10 * 4).await;
+    let again = client.put_replicas(&[(b"k0", &bytes(LEN, 7))], &cut()).await;
+    assert_eq!(again, [Ok(0)]);
+    let fails = cut().if_exists(IfExists::Fail);
+    let again = client.put(b"k0", &bytes(LEN, 7), &fails).await.unwrap_err();
+    assert_eq!((again.kind(), again.key()), (ErrorKind::AlreadyExists, Some(&b"k0"[..])));
+    client.put(b"new", &bytes(LEN, 7), &fails).await.unwrap();
+    assert!(other.get(b"new").await.unwrap() == bytes(LEN, 7));
+    other.close().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i16_the_bytes_of_a_manifest_under_another_key_are_a_value_like_any_other() {
+    let cluster = start("striped-forged").await;
+    let client = &cluster.client();
+    put(client, "k", 1).await;
+    let manifest = stored(client, "k").await;
+    client.put(b"other", &manifest, &on(1)).await.unwrap();
+    client.put(b"by log", &manifest, &PutOptions::default()).await.unwrap();
+    for key in [&b"other"[..], b"by log"] {
+        assert!(client.get(key).await.unwrap() == manifest);
+        let mut buffer = vec![0; LEN];
+        assert_eq!(client.get_into(key, &mut buffer).await, Ok(manifest.len()));
+        assert!(client.get_view(key).await.unwrap()[..] == manifest[..]);
+    }
+    let reserved = [b"\0nkv/stripe/", &[7u8; 36][..]].concat();
+    for opts in [PutOptions::default(), cut(), on(1)] {
+        let refused = client.put(&reserved, b"v", &opts).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    }
+    let refused = client.open_for_write(&reserved, 1, &on(1)).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_lost_a_stripe_is_a_miss_and_can_be_put_again() {
+    let cluster = start("striped-lost").await;
+    let client = &cluster.client();
+    let tcp = client_by(&cluster, TransportChoice::Tcp).await;
+    // Rank 2 has a stripe of each, and evicts it; rank 0 has the manifests.
+    for (i, reader) in [client, &tcp].into_iter().enumerate() {
+        for key in ["a", "b"] {
+            let opts = cut().preferred_rank(0);
+            let (key, value) = (format!("{key}{i}"), bytes(LEN, i as u8));
+            client.put(key.as_bytes(), &value, &opts).await.unwrap();
+        }
+        eventually("they are gone", async || {
+            client.evict_rank_until_below(2, 0.0).await.unwrap();
+            live_bytes(&cluster)[2] == 0
+        })
+        .await;
+        // Found out by a read, and by a put.
+        let key = format!("a{i}");
+        let lost = reader.get(key.as_bytes()).await.unwrap_err();
+        assert_eq!(lost.kind(), ErrorKind::NotFound, "{lost}");
+        assert!(lost.message().contains("of 3 is gone"), "{lost}");
+        assert_eq!(reader.exists(&[key.as_bytes()]).await.unwrap(), [Existence::Absent]);
+        for key in [key, format!("b{i}")] {
+            let value = bytes(LEN, 50);
+            let again = reader.put_replicas(&[(key.as_bytes(), &value)], &cut()).await;
+            assert_eq!(again, [Ok(1)], "{key}");
+            assert!(reader.get(key.as_bytes()).await.unwrap() == value);
+        }
+    }
+    tcp.close().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_values_are_cut_where_the_handle_is_configured_so() {
+    let cluster = start("striped-above").await;
+    let job = cluster.node(0).config().job.clone();
+    let config = ClientConfig { job, stripe_above: 100_000, ..ClientConfig::default() };
+    let client = Client::connect(&cluster.node(0).info().control, config).await.unwrap();
+    let (large, small) = (bytes(100_001, 1), bytes(100_000, 2));
+    let items: [(&[u8], &[u8]); 3] = [(b"a", &large), (b"b", &small), (b"c", &large)];
+    let put = client.put_many(&items, &PutOptions::default()).await;
+    assert!(put.iter().all(Result::is_ok), "{put:?}");
+    client.put(b"whole", &large, &PutOptions::default().stripes(1)).await.unwrap();
+    client.put_parts(b"d", &[&large[..9], &large[9..]], &PutOptions::default()).await.unwrap();
+    assert_eq!(stripes(&client).await, 3 * 4 + 2);
+    let keys: [&[u8]; 5] = [b"a", b"b", b"c", b"whole", b"d"];
+    let wanted = [&large, &small, &large, &large, &large];
+    for (got, wanted) in client.get_many(&keys).await.into_iter().zip(wanted) {
+        assert!(got.unwrap() == *wanted);
+    }
+    // Replicas of each stripe and of the manifest.
+    let twice = PutOptions::default().replicas(2);
+    let made = client.put_replicas(&[(b"twice", &large)], &twice).await;
+    assert_eq!(made, [Ok(2)]);
+    assert_eq!(client.get_replicas(b"twice").await.unwrap().len(), 2);
+    client.close().await;
+    cluster.stop().await;
+}
