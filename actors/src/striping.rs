@@ -3,6 +3,7 @@
 //! manifest, which is put last and names the stripes. No stripe is ever read under another key.
 
 use crate::error::{Error, Result};
+use nkv_store::object::ObjectDesc;
 use nkv_store::{Key, KeyHasher, KeyId};
 
 /// Keys that begin so are nkv's own.
@@ -16,6 +17,8 @@ const MAGIC: &[u8] = b"nkv striped object 1\n";
 pub(crate) const MANIFEST_BYTES: usize = MAGIC.len() + 16 + 8 + 8 + 16;
 /// Stripes of one object, at most.
 pub const MAX_STRIPES: u8 = 64;
+/// Set in every put's number: a manifest has one page.
+const LARGE_PAGES: u32 = 1 << 31;
 /// Stripes begin at multiples of this in their object.
 const STRIPE_ALIGN: u64 = 4096;
 
@@ -36,19 +39,40 @@ pub(crate) fn is_stripe(key: &[u8]) -> bool {
     key.len() == STRIPE_KEY_BYTES && key.starts_with(STRIPE)
 }
 
-/// The object of which this is the key of a stripe.
-pub(crate) fn object_of(key: &[u8]) -> Option<KeyId> {
+/// Of the key of a stripe: the object, and the number of the put.
+pub(crate) fn stripe_of(key: &[u8]) -> Option<(KeyId, u32)> {
     let object = key.strip_prefix(STRIPE).filter(|_| is_stripe(key))?;
     let (hash, rest) = object.split_first_chunk()?;
-    let (check, _) = rest.split_first_chunk()?;
-    Some(KeyId { hash: u64::from_le_bytes(*hash), check: u64::from_le_bytes(*check) })
+    let (check, rest) = rest.split_first_chunk()?;
+    let (put, _) = rest.split_first_chunk()?;
+    let object = KeyId { hash: u64::from_le_bytes(*hash), check: u64::from_le_bytes(*check) };
+    Some((object, u32::from_le_bytes(*put)))
+}
+
+/// The number of the put that wrote an object, if that may be a manifest. Its stripes' keys have
+/// the same number.
+pub(crate) fn put_of(manifest: &ObjectDesc) -> Option<u32> {
+    let is_manifest = manifest.bytes_total == MANIFEST_BYTES as u64
+        && manifest.page_bytes & LARGE_PAGES == LARGE_PAGES;
+    is_manifest.then_some(manifest.page_bytes)
+}
+
+/// Of each stripe of a value but the last one, in at most so many stripes.
+fn stripe_bytes(bytes_total: u64, stripes: u8) -> u64 {
+    let even = bytes_total.div_ceil(u64::from(stripes.clamp(1, MAX_STRIPES)));
+    even.next_multiple_of(STRIPE_ALIGN).max(STRIPE_ALIGN)
+}
+
+/// How many stripes a value has if it is cut into at most so many.
+pub(crate) fn stripes_of(bytes_total: u64, stripes: u8) -> u8 {
+    bytes_total.div_ceil(stripe_bytes(bytes_total, stripes)) as u8
 }
 
 /// Where the bytes of a striped object are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Manifest {
     object: KeyId,
-    /// Random: two puts never have stripes of one key.
+    /// Random: two puts never have stripes of one key. Its lowest 32 bits are the put's number.
     put: u128,
     pub(crate) bytes_total: u64,
     /// Of each stripe but the last one, which may be shorter.
@@ -58,9 +82,14 @@ pub(crate) struct Manifest {
 impl Manifest {
     /// For a value of so many bytes in at most so many stripes.
     pub(crate) fn new(object: KeyId, put: u128, bytes_total: u64, stripes: u8) -> Self {
-        let stripe_bytes = bytes_total.div_ceil(u64::from(stripes.clamp(1, MAX_STRIPES)));
-        let stripe_bytes = stripe_bytes.next_multiple_of(STRIPE_ALIGN).max(STRIPE_ALIGN);
-        Self { object, put, bytes_total, stripe_bytes }
+        let put = put | u128::from(LARGE_PAGES);
+        Self { object, put, bytes_total, stripe_bytes: stripe_bytes(bytes_total, stripes) }
+    }
+
+    /// The number of the put, which the manifest has as its bytes per page: so the master knows
+    /// which stripes are its own, and a disk which manifest of a key it has.
+    pub(crate) fn page_bytes(&self) -> u32 {
+        self.put as u32
     }
 
     /// How many stripes there are.
@@ -126,6 +155,7 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nkv_store::arena::Extent;
     use proptest::prelude::*;
 
     const HASHER: KeyHasher = KeyHasher::new([7; 16]);
@@ -141,10 +171,10 @@ mod tests {
         assert_eq!((one.stripes(), one.stripe_bytes, keys.len()), (2, 8192, 4));
         for (i, key) in keys.iter().enumerate() {
             assert!(is_stripe(key) && !keys[..i].contains(key));
-            assert_eq!(object_of(key), Some(object()));
+            assert_eq!(stripe_of(key), Some((object(), LARGE_PAGES | 5 + i as u32 / 2)));
             assert!(check_new(key).is_err());
-            assert_eq!(object_of(&key[1..]), None);
-            assert_eq!(object_of(&[&key[..], b"x"].concat()), None);
+            assert_eq!(stripe_of(&key[1..]), None);
+            assert_eq!(stripe_of(&[&key[..], b"x"].concat()), None);
         }
         assert!(check_new(b"\0nkv").is_ok() && check_new(b"nkv/").is_ok());
     }
@@ -181,6 +211,11 @@ mod tests {
             prop_assert!((stripes - 1) * manifest.stripe_bytes < total);
             prop_assert!(stripes * manifest.stripe_bytes >= total);
             prop_assert_eq!(manifest.keys().len() as u64, stripes);
+            prop_assert_eq!(u64::from(stripes_of(total, n)), stripes);
+            let extent = Extent { offset: 0, len: 69 };
+            let page_bytes = manifest.page_bytes();
+            let stored = ObjectDesc { extent, bytes_total: 69, page_bytes };
+            prop_assert_eq!((put_of(&stored), stored.n_pages()), (Some(page_bytes), 1));
         }
     }
 }

@@ -8,6 +8,7 @@ pub(crate) use workload::{TraceSource, Workload};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
+use nkv::message::MAX_REPLICAS;
 use nkv_programs::fabric::FabricFlags;
 use nkv_programs::logging::LogFormat;
 use nkv_programs::packaging::{self, PackagingFlags};
@@ -130,6 +131,18 @@ pub(crate) struct Flags {
     #[arg(long, allow_negative_numbers = true, default_value = "64KiB", requires = "connect",
         value_parser = object_bytes, conflicts_with_all = NOT_IN_A_MIX)]
     pub(crate) size: u64,
+
+    /// Stripes into which an object of the mix is cut, each for another rank; 1: none
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1,
+        requires = "connect", conflicts_with_all = NOT_IN_A_MIX,
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(nkv::MAX_STRIPES)))]
+    pub(crate) object_stripes: u8,
+
+    /// Replicas of an object of the mix, each on another rank
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1,
+        requires = "connect", conflicts_with_all = NOT_IN_A_MIX,
+        value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_REPLICAS)))]
+    pub(crate) replicas: u8,
 
     /// Weights of put, get and exists
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",

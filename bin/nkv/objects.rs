@@ -63,7 +63,10 @@ impl Put {
             let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
             return Err(CliError::usage(why));
         }
-        let value = transfer::read(&self.file, largest.saturating_mul(self.stripes.into()))?;
+        let value = transfer::read(
+            &self.file,
+            largest.saturating_mul(ranks.min(self.stripes.into()).into()),
+        )?;
         let opts = PutOptions::default()
             .preferred_rank(self.rank)
             .page_bytes(self.page_bytes.unwrap_or(0))

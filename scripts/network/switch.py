@@ -2,7 +2,10 @@
 this process, which forwards each frame after a delay. For kernels without netem. Linux, root,
 iproute2.
 
-    python3 switch.py PREFIX HOSTS ONE_WAY_MS    until standard input ends; prints "up" once it is
+    python3 switch.py PREFIX HOSTS ONE_WAY_MS [MB_PER_S]
+
+runs until standard input ends, and prints "up" once it is. With a rate, the link of each host but
+the last one carries so much in each direction.
 
 Host i is namespace PREFIXi with address 10.77.0.(10 + i) on device tap0. A device that is set down
 is a silent partition: frames vanish, and nobody gets a reset.
@@ -45,10 +48,29 @@ def make_host(namespace: str, number: int) -> int:
     return tap
 
 
-def forward(taps: list[int], delay_s: float) -> None:
+class Links:
+    """When each link has carried what was sent over it, in each direction."""
+
+    def __init__(self, hosts: int, bytes_per_s: float) -> None:
+        seconds = 1 / bytes_per_s
+        self.seconds_per_byte = [seconds] * (hosts - 1) + [0.0]
+        self.free_out, self.free_in = [0.0] * hosts, [0.0] * hosts
+
+    def carried(self, now: float, source: int, target: int, size: int) -> float:
+        """When a frame that is sent now has arrived."""
+        sent = max(now, self.free_out[source]) + size * self.seconds_per_byte[source]
+        self.free_out[source] = sent
+        # The receiving link carries a frame while the sending one does.
+        begun = max(now, self.free_in[target])
+        arrived = max(sent, begun + size * self.seconds_per_byte[target])
+        self.free_in[target] = arrived
+        return arrived
+
+
+def forward(taps: list[int], delay_s: float, links: Links) -> None:
     """Until standard input ends."""
     number_of = {tap: number for number, tap in enumerate(taps)}
-    waiting: list[tuple[float, int, int, bytes]] = []
+    waiting: list[tuple[float, int, int, bytes]] = []  # the int is that of the target
     count = 0
     while True:
         pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
@@ -57,24 +79,25 @@ def forward(taps: list[int], delay_s: float) -> None:
                 if not os.read(0, 1):
                     return
                 continue
-            due = time.monotonic() + delay_s
+            now, source = time.monotonic(), number_of[ready]
             for _ in range(BURST):
                 try:
                     frame = os.read(ready, MTU + 64)
                 except OSError:
                     break
-                count += 1
-                heapq.heappush(waiting, (due, count, number_of[ready], frame))
+                known = frame[:5] == MAC and frame[5] < len(taps)
+                others = [number for number in range(len(taps)) if number != source]
+                for target in [frame[5]] if known else others:
+                    count += 1
+                    due = links.carried(now, source, target, len(frame)) + delay_s
+                    heapq.heappush(waiting, (due, count, target, frame))
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
-            _, _, source, frame = heapq.heappop(waiting)
-            known = frame[:5] == MAC and frame[5] < len(taps)
-            others = [number for number in range(len(taps)) if number != source]
-            for target in [frame[5]] if known else others:
-                try:
-                    os.write(taps[target], frame)
-                except OSError:
-                    pass  # the device is down, or its queue is full: lost, as in a network
+            _, _, target, frame = heapq.heappop(waiting)
+            try:
+                os.write(taps[target], frame)
+            except OSError:
+                pass  # the device is down, or its queue is full: lost, as in a network
 
 
 def main() -> None:
@@ -82,11 +105,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prefix, hosts, one_way_ms = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    mb_per_s = float(sys.argv[4]) if len(sys.argv) > 4 else float("inf")
     names = [f"{prefix}{number}" for number in range(hosts)]
     try:
         taps = [make_host(name, number) for number, name in enumerate(names)]
         print("up", flush=True)
-        forward(taps, one_way_ms / 1000)
+        forward(taps, one_way_ms / 1000, Links(hosts, mb_per_s * 1e6))
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)

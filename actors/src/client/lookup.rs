@@ -7,7 +7,6 @@ use super::{Client, about_keys, check_keys, key_bytes, one, spread};
 use crate::client::producer::AttachTo;
 use crate::error::{Error, Result};
 use crate::message::{Existence, Location, Promote, Request, Response};
-use crate::striping::MANIFEST_BYTES;
 use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up at once.
@@ -151,11 +150,8 @@ impl Client {
     /// ```
     pub async fn get_size(&self, key: &[u8]) -> Result<u64> {
         let stored = self.get_location(key).await?.bytes_total();
-        if stored == MANIFEST_BYTES as u64 {
-            let value = self.get_stored(key).await.map_err(|e| e.about(key))?;
-            return Ok(self.manifest_in(key, &value).map_or(stored, |m| m.bytes_total));
-        }
-        Ok(stored)
+        let manifest = self.manifest_of(key, stored).await.map_err(|e| e.about(key))?;
+        Ok(manifest.map_or(stored, |manifest| manifest.bytes_total))
     }
 
     /// Has keys have so many replicas, 8 at most: the node of a replica makes those that are
@@ -184,7 +180,19 @@ impl Client {
             return spread(keys.len(), e);
         }
         let answer = self.call(Request::Replicate { keys: key_bytes(keys), wanted }).await;
-        about_keys(self.done("Replicate", answer, keys.len()), keys.iter().copied())
+        let mut done = self.done("Replicate", answer, keys.len());
+        let (asked, gone) = (key_bytes(keys), Vec::new());
+        let request = Request::GetLocation { keys: asked, gone, promote: Promote::No };
+        let Ok(Response::Locations(list)) = self.call(request).await else {
+            return about_keys(done, keys.iter().copied());
+        };
+        for ((done, key), found) in done.iter_mut().zip(keys).zip(list) {
+            let bytes = found.ok().and_then(|list| Some(list.first()?.bytes_total()));
+            if let (Ok(()), Some(bytes)) = (&done, bytes) {
+                *done = self.replicate_stripes((key, bytes), wanted).await;
+            }
+        }
+        about_keys(done, keys.iter().copied())
     }
 
     /// Every place where the master knows an object: one for each replica that can be read now.

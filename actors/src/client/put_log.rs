@@ -12,7 +12,6 @@ use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
-use crate::striping::check_new;
 use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
@@ -113,7 +112,7 @@ impl Client {
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
-        if let Err(e) = self.check_usable().and_then(|()| check_new(key)) {
+        if let Err(e) = self.check_usable().and_then(|()| Self::check_new(key, opts)) {
             return TryPut::Done(Err(e));
         }
         if self.stripes_for(value.len(), opts) > 1 {

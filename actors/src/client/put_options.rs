@@ -35,6 +35,8 @@ pub struct PutOptions {
     pub(crate) replicas: u8,
     /// Stripes of the object; as the handle is configured if absent.
     pub(crate) stripes: Option<u8>,
+    /// What is put was stored before and is brought back as it was: it may be nkv's own.
+    pub(crate) restores: bool,
 }
 
 impl PutOptions {
@@ -78,6 +80,12 @@ impl PutOptions {
     #[must_use]
     pub fn stripes(mut self, stripes: impl Into<Option<u8>>) -> Self {
         self.stripes = stripes.into();
+        self
+    }
+
+    /// For what comes back from a disk.
+    pub(crate) fn restores(mut self) -> Self {
+        self.restores = true;
         self
     }
 

@@ -3,11 +3,13 @@
 //! the object. A read that misses a stripe removes the manifest: the object is gone, and its key
 //! can be put again.
 
-use super::{Client, IfExists, PutOptions, one};
+use super::find::shown;
+use super::{Client, IfExists, PutOptions, key_bytes, one};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Existence, KeyBytes, Location, Request};
-use crate::striping::{MANIFEST_BYTES, MAX_STRIPES, Manifest};
+use crate::striping::{MANIFEST_BYTES, MAX_STRIPES, Manifest, check_new, put_of, stripes_of};
 use bytes::Bytes;
+use nkv_store::Key;
 
 /// Stripes of a value above `ClientConfig::stripe_above`, at most.
 const USUAL_STRIPES: u8 = 8;
@@ -23,9 +25,19 @@ impl Client {
             None if above > 0 && bytes as u64 > above => USUAL_STRIPES,
             None => 1,
         };
-        match wanted {
-            0 | 1 => 1,
-            _ => wanted.min(MAX_STRIPES).min(self.shared.ranks_for_stripes().max(1)),
+        if wanted < 2 || opts.restores {
+            return 1;
+        }
+        let most = wanted.min(MAX_STRIPES).min(self.shared.ranks_for_stripes());
+        stripes_of(bytes as u64, most).max(1)
+    }
+
+    /// Refuses the key of a put that is not the user's.
+    #[inline]
+    pub(super) fn check_new(key: &[u8], opts: &PutOptions) -> Result<()> {
+        match opts.restores {
+            true => Ok(Key::check(key)?),
+            false => check_new(key),
         }
     }
 
@@ -37,12 +49,7 @@ impl Client {
         (stripes, opts): (u8, &PutOptions),
     ) -> Result<u32> {
         if self.has_whole(key).await? {
-            return match opts.if_exists {
-                IfExists::Keep => Ok(0),
-                IfExists::Fail => Err(Error::already_exists(
-                    "the key is stored; values are immutable, remove it first",
-                )),
-            };
+            return is_stored(opts);
         }
         let hasher = self.shared.keys.now();
         let object = hasher.id(key);
@@ -55,15 +62,22 @@ impl Client {
         let ranks = self.shared.spread_over(object.hash, items.len(), opts.preferred_rank);
         let of_stripes = opts.clone().if_exists(IfExists::Keep);
         let made = self.put_unstriped(&items, (&of_stripes, &ranks)).await;
-        let fewest = match made.into_iter().collect::<Result<Vec<u32>>>() {
-            Ok(made) => made.into_iter().min().unwrap_or_default(),
-            Err(e) => {
-                self.give_up_stripes(&manifest).await;
-                return Err(of_stripe(&e, "a stripe".to_string()));
+        if let Some(n) = made.iter().position(Result::is_err)
+            && let Err(e) = &made[n]
+        {
+            self.give_up_stripes(&manifest).await;
+            // Then the stripes of this one were removed.
+            if self.has_whole(key).await == Ok(true) {
+                return is_stored(opts);
             }
-        };
+            let of = format!("stripe {} of {}", n + 1, keys.len());
+            return Err(of_stripe(e, (of, &keys[n])));
+        }
+        let fewest = made.into_iter().flatten().min().unwrap_or_default();
         let stored = manifest.encode(&hasher);
-        let put = one(self.put_unstriped(&[(key, &stored)], (opts, &ranks[..1])).await);
+        let opts = opts.clone().page_bytes(manifest.page_bytes());
+        let first = ranks.get(..1).unwrap_or_default();
+        let put = one(self.put_unstriped(&[(key, &stored)], (&opts, first)).await);
         match put {
             // Ok(0): another put was first.
             Err(_) | Ok(0) => self.give_up_stripes(&manifest).await,
@@ -78,17 +92,16 @@ impl Client {
         if matches!(found[..], [Existence::Absent | Existence::Writing]) {
             return Ok(false);
         }
-        let stored = match self.get_location(key).await {
-            Ok(location) if location.bytes_total() != MANIFEST_BYTES as u64 => return Ok(true),
-            Ok(_) => self.get_stored(key).await,
+        let manifest = match self.get_location(key).await {
+            Ok(location) => self.manifest_of(key, location.bytes_total()).await,
             Err(e) => Err(e),
         };
-        let manifest = match stored {
-            Ok(stored) => self.manifest_in(key, &stored),
+        let manifest = match manifest {
+            Ok(Some(manifest)) => manifest,
+            Ok(None) => return Ok(true),
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
         };
-        let Some(manifest) = manifest else { return Ok(true) };
         let keys = manifest.keys();
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
         if !self.exists(&keys).await?.contains(&Existence::Absent) {
@@ -108,6 +121,30 @@ impl Client {
         if left > 0 {
             tracing::debug!(left, "stripes of a put that failed are left to eviction");
         }
+    }
+
+    /// The manifest of a key under which so many bytes are stored, if it has one.
+    pub(super) async fn manifest_of(&self, key: &[u8], stored: u64) -> Result<Option<Manifest>> {
+        match stored == MANIFEST_BYTES as u64 {
+            true => Ok(self.manifest_in(key, &self.get_stored(key).await?)),
+            false => Ok(None),
+        }
+    }
+
+    /// Has the stripes of an object have so many replicas, if it has stripes.
+    pub(super) async fn replicate_stripes(
+        &self,
+        (key, stored): (&[u8], u64),
+        wanted: u8,
+    ) -> Result<()> {
+        let Some(manifest) = self.manifest_of(key, stored).await? else { return Ok(()) };
+        let keys = manifest.keys();
+        let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+        let answer = self.call(Request::Replicate { keys: key_bytes(&keys), wanted }).await;
+        let done = self.done("Replicate", answer, keys.len()).into_iter().enumerate();
+        done.filter_map(|(n, done)| Some((n, done.err()?))).next().map_or(Ok(()), |(n, e)| {
+            Err(of_stripe(&e, (format!("stripe {} of {}", n + 1, keys.len()), keys[n])))
+        })
     }
 
     /// The manifest in what is stored under a key, if that is one.
@@ -144,7 +181,13 @@ impl Client {
         for ((key, dst), read) in items.iter_mut().zip(read) {
             let stored = read.as_ref().map_or(0, |n| *n);
             if let Some(manifest) = self.manifest_in(key, &dst[..stored]) {
-                *read = self.join(key, &manifest, dst).await;
+                *read = self.join(key, &manifest, dst).await.map_err(|e| e.about(key));
+            } else if dst.len() < MANIFEST_BYTES
+                && read.as_ref().is_err_and(|e| e.kind() == ErrorKind::InvalidArgument)
+                && let Ok(bytes) = self.get_size(key).await
+                && bytes > MANIFEST_BYTES as u64
+            {
+                *read = Err(super::read::too_small(bytes, dst.len()).about(key));
             }
         }
     }
@@ -175,22 +218,23 @@ impl Client {
                     let text = format!("{} is gone, and with it the object", of());
                     return Err(Error::not_found(text));
                 }
-                Err(e) => return Err(of_stripe(&e, of())),
+                Err(e) => return Err(of_stripe(&e, (of(), &keys[n]))),
             }
         }
         self.shared.reads.striped.one();
         Ok(bytes)
     }
 
-    /// Removes a manifest, and no other object that its key may have by now.
+    /// Removes a manifest from disks, and from memory where no other object has its key by now.
     async fn remove_manifest(&self, key: &[u8], manifest: &Manifest) -> Result<()> {
-        let stored = manifest.encode(&self.shared.keys.now());
-        let Location::Memory(meta) = self.get_location(key).await? else { return Ok(()) };
-        let mut found = [0; MANIFEST_BYTES];
-        if meta.object.bytes_total != MANIFEST_BYTES as u64
-            || self.read_into(&meta, &mut found).await.is_err()
-            || found != stored
-        {
+        let meta = match self.get_location(key).await {
+            Ok(Location::Memory(meta)) => meta,
+            // A read brings it into memory first.
+            Ok(Location::Disk(_)) => return Err(Error::not_ready("the object is on disk alone")),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        if put_of(&meta.object) != Some(manifest.page_bytes()) {
             return Ok(());
         }
         self.shared.locations.forget(key);
@@ -199,9 +243,20 @@ impl Client {
     }
 }
 
+/// The result of a put over a key that has an object.
+fn is_stored(opts: &PutOptions) -> Result<u32> {
+    match opts.if_exists {
+        IfExists::Keep => Ok(0),
+        IfExists::Fail => {
+            Err(Error::already_exists("the key is stored; values are immutable, remove it first"))
+        }
+    }
+}
+
 /// The error of a stripe, without the stripe's key, which the caller does not know.
-fn of_stripe(e: &Error, stripe: String) -> Error {
-    let error = Error::new(e.kind(), format!("{stripe}: {}", e.message()));
+fn of_stripe(e: &Error, (stripe, key): (String, &[u8])) -> Error {
+    let why = e.message().replace(&format!("key {}", shown(key)), "it");
+    let error = Error::new(e.kind(), format!("{stripe}: {why}"));
     match e.rank() {
         Some(rank) => error.at_rank(rank),
         None => error,

@@ -222,15 +222,23 @@ impl WhenReady {
             self.wait().await;
             let (n, located) = self.found.front()?.clone();
             let read = match &located {
-                Ok((meta, via)) => Some((meta.at, self.client.read_whole(meta, *via).await)),
+                Ok((meta, via)) => {
+                    let key = &self.keys.get(n)?.key;
+                    let read = match self.client.read_whole(meta, *via).await {
+                        Ok(stored) => self.client.whole(key, stored).await.map_err(|e| match e {
+                            // A stripe is gone, and with it the object.
+                            e if e.kind() == ErrorKind::NotFound => Miss::Changed,
+                            e => Miss::Fatal(e),
+                        }),
+                        Err(miss) => Err(miss),
+                    };
+                    Some((meta.at, read))
+                }
                 Err(_) => None,
             };
             self.found.pop_front();
             let done = match (located, read) {
-                (_, Some((_, Ok(stored)))) => {
-                    let key = &self.keys[n].key;
-                    self.client.whole(key, stored).await.map_err(|e| e.about(key))
-                }
+                (_, Some((_, Ok(bytes)))) => Ok(bytes),
                 (_, Some((at, Err(miss)))) => match self.missed(n, at, miss) {
                     Some(e) => Err(e),
                     None => continue,

@@ -240,7 +240,7 @@ impl Client {
         let mut done = vec![None; items.len()];
         for (done, (key, value)) in done.iter_mut().zip(items) {
             let stripes = self.stripes_for(value.len(), opts);
-            let put = match check_new(key) {
+            let put = match Self::check_new(key, opts) {
                 Ok(()) if stripes == 1 => continue,
                 Ok(()) => self.put_striped(key, value, (stripes, opts)).await,
                 Err(e) => Err(e),
@@ -252,7 +252,7 @@ impl Client {
         filled(done, self.put_whole(&wholes, &places, Asking::of(opts)).await)
     }
 
-    /// Stores the parts of a striped object, each at its rank if that has room.
+    /// Stores the parts of a striped object, each at its rank if that can hold it.
     pub(super) async fn put_unstriped(
         &self,
         items: &[(&[u8], &[u8])],

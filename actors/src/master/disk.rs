@@ -45,6 +45,11 @@ impl Master {
         with.map(|(id, a)| (*id, a.info.incarnation))
     }
 
+    /// Whether what leaves memory may be on a disk.
+    pub(super) fn has_disks(&self) -> bool {
+        self.disks().next().is_some()
+    }
+
     /// Those that are asked for objects.
     fn disks_to_ask(&self) -> impl Iterator<Item = (SegmentId, u64)> {
         self.disks().filter(|(id, _)| self.may_be_asked(*id))

@@ -19,6 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Retired objects whose entries are looked up together.
 const SIDE_BY_SIDE: usize = 32;
+/// Slots that owners are to retire, by segment.
+pub(super) type Retire = BTreeMap<SegmentId, Vec<SlotRef>>;
+
 /// How long a Remove waits for the owner's `Retired` before it fails with `Disconnected`.
 const REMOVE_LIMIT_MS: u64 = 1_500;
 
@@ -87,21 +90,22 @@ impl Master {
     /// Removes a key if its object lies there.
     pub(super) fn remove_at(&mut self, key: &KeyBytes, at: SlotRef, reply: Reply<Response>) {
         let batch = self.batches.done(1, reply);
-        match self.entry(key).map(|e| e.is_some_and(|e| e.is_at(at))) {
+        let there = |e: &Entry| e.is_at(at) && e.state() != State::Removing;
+        match self.entry(key).map(|e| e.is_some_and(there)) {
             Ok(true) => self.remove_each(batch, std::iter::once(&**key), &HashSet::new()),
             Ok(false) => self.complete_remove(batch, 0, Ok(())),
             Err(e) => self.complete_remove(batch, 0, Err(e)),
         }
     }
 
-    /// Begins the removals of a batch; each owner is sent its objects in as few frames as possible.
+    /// Begins the removals of a batch.
     pub(super) fn remove_each<'k>(
         &mut self,
         batch: u64,
         keys: impl Iterator<Item = &'k [u8]>,
         elsewhere: &HashSet<KeyId>,
     ) {
-        let mut retire = BTreeMap::new();
+        let mut retire = Retire::new();
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => {
@@ -111,12 +115,18 @@ impl Master {
                 Err(e)
                     if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) =>
                 {
+                    self.remove_stripes(self.id_of(key), &mut retire);
                     self.counters.removed += 1;
                     self.complete_remove(batch, item, Ok(()));
                 }
                 Err(e) => self.complete_remove(batch, item, Err(e)),
             }
         }
+        self.send_retire(retire);
+    }
+
+    /// Each owner is sent its slots in as few frames as possible.
+    pub(super) fn send_retire(&self, retire: Retire) {
         for (segment_id, slots) in retire {
             for part in slots.chunks(SLOTS_PER_FRAME) {
                 self.durable.members.send(segment_id, MasterToOwner::Retire(part.to_vec()));
@@ -125,11 +135,7 @@ impl Master {
     }
 
     /// Begins one removal. Adds the slots that owners must retire to `retire`, by segment.
-    fn start_remove(
-        &mut self,
-        bytes: &[u8],
-        retire: &mut BTreeMap<SegmentId, Vec<SlotRef>>,
-    ) -> Result<KeyId> {
+    fn start_remove(&mut self, bytes: &[u8], retire: &mut Retire) -> Result<KeyId> {
         let key = Key::new(bytes)?;
         let id = self.id_of(bytes);
         let entry = self.entry(bytes)?;
@@ -145,11 +151,7 @@ impl Master {
     }
 
     /// No reader is sent to an object any more, and its owners must retire it.
-    pub(super) fn retire_object(
-        &mut self,
-        id: KeyId,
-        retire: &mut BTreeMap<SegmentId, Vec<SlotRef>>,
-    ) {
+    pub(super) fn retire_object(&mut self, id: KeyId, retire: &mut Retire) {
         let Some(e) = self.objects.get(&id) else { return };
         let state = e.state();
         // What is being removed already is retired once more: its owner answers again.

@@ -391,6 +391,7 @@ impl Master {
     /// duplicates and are retired. Within its own segment the owner decides [I15].
     pub(super) fn became_live(&mut self, id: KeyId, but: SegmentId) {
         self.awaiting.note(id);
+        self.remove_other_stripes(id);
         if self.found_gone.contains(&id) {
             return;
         }

@@ -6,6 +6,7 @@ use super::{DiskTier, Promoted, caught, lock};
 use crate::client::{Blocking, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::KeyBytes;
+use crate::striping::{MANIFEST_BYTES, is_stripe};
 use hashbrown::HashMap;
 use nkv_ssd::{LoadError, Payload};
 use nkv_store::{AnonMemory, Key, OwnMemory};
@@ -174,6 +175,9 @@ fn put(
 ) -> Result<()> {
     let opts = PutOptions::default().page_bytes(u32::try_from(layout).unwrap_or_default());
     let (key, home) = (key.as_bytes(), client.client().home());
+    // Striped objects are in no log: the master always knows where they are.
+    let of_striped = is_stripe(key) || bytes.len() == MANIFEST_BYTES;
+    let opts = opts.restores().device_alloc(of_striped.then_some(false));
     let mut ranks: SmallVec<[Option<u32>; 3]> =
         [rank, home].into_iter().filter(Option::is_some).collect();
     ranks.dedup();

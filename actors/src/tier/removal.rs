@@ -7,6 +7,7 @@ use super::{DiskTier, Removed, Taken, caught, lock};
 use crate::error::{Error, Result};
 use crate::message::DiskSelection;
 use crate::pattern;
+use crate::striping::is_stripe;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_store::log_limit::LogLimit;
@@ -77,7 +78,8 @@ impl Matcher {
         match self {
             Self::All => true,
             Self::Keys(keys) => keys.contains(key),
-            Self::Pattern(regex) => regex.is_match(key.as_bytes()),
+            // As in memory.
+            Self::Pattern(regex) => !is_stripe(key.as_bytes()) && regex.is_match(key.as_bytes()),
         }
     }
 }

@@ -173,7 +173,8 @@ impl Client {
         let key = self.key(slot);
         let version = self.slots[slot].next;
         Stream::of(&key, version).fill(&mut self.buffer);
-        let opts = PutOptions::default();
+        let flags = &self.plan.flags;
+        let opts = PutOptions::default().stripes(flags.object_stripes).replicas(flags.replicas);
         let (outcome, ns) = timed(|| self.handle.put(&key, &self.buffer, &opts));
         self.outcome.longest_ns = self.outcome.longest_ns.max(ns);
         self.slots[slot].next += 1;

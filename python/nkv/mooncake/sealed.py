@@ -101,10 +101,9 @@ class Sealed:
         """As the cache's; likewise."""
         return self.get_many_into(keys, list(_pairs(addresses, sizes)))
 
-    def location(self, key: str) -> tuple[Any, ...]:
-        """As the cache's, with the bytes of the value alone."""
-        found = self._c.location(key)
-        return (*found[:4], max(0, found[4] - SEAL_BYTES), *found[5:])
+    def size(self, key: str) -> int:
+        """The bytes of the value alone."""
+        return max(0, int(self._c.size(key)) - SEAL_BYTES)
 
 
 def _pairs(addresses: Any, sizes: Any) -> Iterator[list[tuple[int, int]]]:

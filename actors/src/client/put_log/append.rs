@@ -8,7 +8,6 @@ use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::striping::check_new;
 use nkv_store::KeyId;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut};
 use nkv_transport::verbs::{Append, Appended, Kind};
@@ -200,7 +199,7 @@ impl Client {
         let bytes = value.len() as u64;
         let alone = bytes > BYTES_PER_REQUEST || peer.verbs.cuts(bytes);
         let alone = alone || self.stripes_for(value.len(), opts) > 1;
-        check_new(key).ok().filter(|()| !alone)?;
+        Self::check_new(key, opts).ok().filter(|()| !alone)?;
         let id = KeyId { hash, check: peer.hasher.check(key) };
         LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
     }
