@@ -1,3 +1,3 @@
 """The fixtures of all tests."""
 
-from fixtures import cache, handle, job, key, settings, store  # noqa: F401
+from fixtures import cache, handle, job, key, pair, settings, store  # noqa: F401

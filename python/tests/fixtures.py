@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -25,6 +29,23 @@ def cache() -> Iterator[nkv.NanoKVCache]:
     """A rank alone."""
     with nkv.NanoKVCache(64 << 20, **settings()) as cache:
         yield cache
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[nkv.NanoKVCache]:
+    """Rank 0 of two, which both are in this process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        named = settings() | {"world_size": 2, "port": free.getsockname()[1]}
+    with ThreadPoolExecutor(2) as threads:
+        start = partial(nkv.NanoKVCache, 64 << 20, **named)
+        started = [threads.submit(start, rank=rank) for rank in range(2)]
+        caches = [each.result() for each in started]
+    while len(caches[0]._view()["ranks"]) < 2:
+        time.sleep(0.01)
+    yield caches[0]
+    for cache in reversed(caches):
+        cache.close()
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,23 @@ def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
         cache.get_replicas(f"{key}/4")
 
 
+def test_values_in_stripes_come_back_as_they_were(pair: nkv.NanoKVCache, key: str) -> None:
+    whole = np.arange(100_000, dtype=np.float32)
+    pair.put(key, whole, stripes=2)
+    pair.put_many([(f"{key}/2", whole), (f"{key}/3", b"kv")], stripes=64)
+    for name in (key, f"{key}/2"):
+        assert np.array_equal(pair.get(name), whole)
+        room = np.empty_like(whole)
+        assert pair.get(name, dst=room) is room
+        assert np.array_equal(room, whole)
+        assert pair.get_location(name).bytes_total == 69, "it is a manifest"
+    assert pair.get(f"{key}/3") == b"kv", "too small to be cut"
+    pair.remove(key)
+    assert not pair.exists(key)
+    with pytest.raises(nkv.InvalidArgument, match="1 to 64"):
+        pair.put(key, whole, stripes=65)
+
+
 def test_wrong_settings_are_errors_that_name_them() -> None:
     for wrong, named in [
         ({"heap_bytes": "64MB"}, "heap_bytes"),

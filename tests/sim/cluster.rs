@@ -65,6 +65,8 @@ pub struct Cluster {
     pub machines: Machines,
     pub ledger: Arc<Ledger>,
     pub coverage: RefCell<Coverage>,
+    /// Puts of striped objects: key and length of each.
+    pub striped: RefCell<Vec<(usize, usize)>>,
     /// Calls that clients have ended.
     pub ops: Cell<u64>,
     /// Clients begin no call any more.
@@ -97,7 +99,7 @@ impl Cluster {
         let (jobs, todo) = mpsc::unbounded_channel();
         let seed = plan.seed;
         let net = Net::new(plan.hosts, plan.network, Dice::new(seed, NET), trace.clone());
-        let ledger = Arc::new(Ledger::new(&plan.keys(), trace.clone()));
+        let ledger = Arc::new(Ledger::new(&plan.keys(), plan.stripes, trace.clone()));
         let dice = Dice::new(seed, MACHINES);
         let machines =
             Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.wire_profile, dice);
@@ -114,6 +116,7 @@ impl Cluster {
             plan,
             trace,
             coverage: RefCell::default(),
+            striped: RefCell::default(),
             ops: Cell::new(0),
             closing: Cell::new(false),
             calls: Cell::new(0),

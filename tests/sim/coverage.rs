@@ -6,7 +6,7 @@ use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.
-const MUST_HAPPEN: [&str; 45] = [
+const MUST_HAPPEN: [&str; 48] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -28,6 +28,7 @@ const MUST_HAPPEN: [&str; 45] = [
     "get: NotReady",
     "get: Timeout",
     "get: done",
+    "get-striped: done",
     "list: done",
     "master: replicas repaired",
     "match-prefix: done",
@@ -44,10 +45,12 @@ const MUST_HAPPEN: [&str; 45] = [
     "put: OutOfMemory",
     "put: Timeout",
     "put: done",
+    "put-striped: done",
     "read-into: done",
     "remove-all: done",
     "remove-many: done",
     "remove-matching: done",
+    "remove-striped: done",
     "replicate: done",
     "take-overs",
     "terms that rose",

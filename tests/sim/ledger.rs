@@ -194,6 +194,10 @@ struct History {
     at: BTreeMap<SlotEpoch, PutId>,
     // READY in a log, and neither accepted nor found to be one too many.
     unaccepted: BTreeMap<SlotEpoch, PutId>,
+    // Objects of keys that the ledger does not know, as manifests and stripes are.
+    besides: BTreeMap<SlotEpoch, KeyId>,
+    // Their copies in logs that are not accepted yet.
+    besides_copied: BTreeMap<SlotEpoch, KeyId>,
     // Further replicas of puts.
     replicas: BTreeMap<PutId, Vec<PutId>>,
     // Copies in a log that its owner has not accepted yet, and whose bytes they are.
@@ -214,6 +218,7 @@ struct History {
 #[derive(Debug)]
 pub struct Ledger {
     history: Mutex<History>,
+    stripes: bool,
     trace: Trace,
 }
 
@@ -240,14 +245,15 @@ impl History {
 }
 
 impl Ledger {
-    pub fn new(keys: &[Vec<u8>], trace: Trace) -> Self {
+    /// `stripes`: there are striped objects, too.
+    pub fn new(keys: &[Vec<u8>], stripes: bool, trace: Trace) -> Self {
         let mut history = History::default();
         let hasher = secret().key_hasher(JOB);
         for (i, name) in keys.iter().enumerate() {
             history.by_id.insert(hasher.id(name), i);
             history.keys.push(Key { name: name.clone(), ..Key::default() });
         }
-        Self { history: Mutex::new(history), trace }
+        Self { history: Mutex::new(history), stripes, trace }
     }
 
     fn lock(&self) -> MutexGuard<'_, History> {
@@ -295,6 +301,7 @@ impl Ledger {
             history.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
         let now = history.tick();
         history.unaccepted.retain(|spot, _| !its.contains(&spot.incarnation));
+        history.besides.retain(|spot, _| !its.contains(&spot.incarnation));
         for put in &mut history.puts {
             if put.gone.is_none() && put.spot.is_some_and(|s| its.contains(&s.incarnation)) {
                 (put.gone, put.gone_ms) = (Some((now, Cause::Died)), self.trace.now_ms());
@@ -385,9 +392,18 @@ impl Ledger {
         history.check_end_of(&self.trace, put);
     }
 
+    /// An object of a striped object, or one that is under such a key.
+    fn is_besides(&self, history: &History, id: KeyId) -> bool {
+        self.stripes && !history.by_id.contains_key(&id)
+    }
+
     /// READY was set at this spot.
     pub fn published(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut history = self.lock();
+        if self.is_besides(&history, id) {
+            history.besides.insert(spot, id);
+            return;
+        }
         let fresh = history.fresh(id, bytes);
         let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
         let Some(put) = put else {
@@ -407,6 +423,7 @@ impl Ledger {
         if history.moved_from.contains(&spot) {
             return;
         }
+        history.besides.remove(&spot);
         let Some(&put) = history.at.get(&spot) else { return };
         let entry = &mut history.puts[put as usize];
         if entry.gone.is_none() {

@@ -20,6 +20,8 @@ pub const PORT: u16 = 7_400;
 pub const JOB: &str = "sim";
 /// Of a thousand runs, in how many the ranks elect the master.
 const ELECTING_PERMILLE: u64 = 450;
+/// The stream of choices that says whether a run has striped objects.
+const STRIPES: u64 = 40;
 const SECRET: &[u8] = b"a secret of sixteen bytes";
 
 /// See the file's first paragraph.
@@ -50,6 +52,8 @@ pub struct Plan {
     pub log_permille: u64,
     /// By which objects are placed.
     pub placement: String,
+    /// Some values are put in stripes.
+    pub stripes: bool,
     /// Puts that ask for replicas, and for how many at most.
     pub replicas: (u64, u8),
     // Units of each rank's device log; 0: it has none.
@@ -100,6 +104,7 @@ impl Plan {
             logs: (0..n).map(|_| log_units(&mut dice)).collect(),
             log_permille: dice.between(0, 700),
             replicas: (*dice.pick(&[0, 0, 100, 400]), dice.between(2, 3) as u8),
+            stripes: Dice::new(seed, STRIPES).permille(400),
             clocks,
             placement: base.placement.to_string(),
             elects: base.election == ElectionChoice::Ranks,

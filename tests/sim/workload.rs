@@ -4,6 +4,7 @@
 
 mod reads;
 mod removals;
+mod striped;
 mod writes;
 
 use crate::cluster::Cluster;
@@ -73,7 +74,7 @@ impl Worker {
 
     async fn call(&mut self) {
         match self.dice.weighted(&[
-            260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 30, 15, 8, 2,
+            260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 30, 15, 8, 2, 60,
         ]) {
             0 => self.put().await,
             1 => self.put_many().await,
@@ -94,7 +95,8 @@ impl Worker {
             16 => self.get_when_ready().await,
             17 => self.get_many_when_ready().await,
             18 => self.replicate().await,
-            _ => self.mount_or_unmount().await,
+            19 => self.mount_or_unmount().await,
+            _ => self.striped().await,
         }
     }
 

@@ -12,6 +12,7 @@ use super::peer::TOUCH_BATCH;
 use super::{Client, about_keys, filled, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
+use crate::striping::is_stripe;
 use bytes::Bytes;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
 use nkv_transport::verbs::Fill;
@@ -321,7 +322,11 @@ impl Client {
         keys: &[&[u8]],
         items: &mut [(&[u8], &mut [u8])],
     ) -> Vec<Result<usize>> {
-        let fetched = self.fetch_many(keys, items);
+        // Stripes are where their object's put chose, which the master knows.
+        let fetched = match keys.iter().all(|key| is_stripe(key)) {
+            true => keys.iter().map(|_| Fetched::Absent).collect(),
+            false => self.fetch_many(keys, items),
+        };
         let mut results = vec![None; items.len()];
         let mut todo = Vec::new();
         let places = items.iter_mut().map(|(_, dst)| &mut **dst).enumerate();

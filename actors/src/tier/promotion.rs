@@ -175,7 +175,7 @@ fn put(
 ) -> Result<()> {
     let opts = PutOptions::default().page_bytes(u32::try_from(layout).unwrap_or_default());
     let (key, home) = (key.as_bytes(), client.client().home());
-    // Striped objects are in no log: the master always knows where they are.
+    // By a plan: the master must know of manifests and stripes.
     let of_striped = is_stripe(key) || bytes.len() == MANIFEST_BYTES;
     let opts = opts.restores().device_alloc(of_striped.then_some(false));
     let mut ranks: SmallVec<[Option<u32>; 3]> =

@@ -155,7 +155,8 @@ impl Ledger {
     pub fn readable_on(&self, incarnation: u64) -> usize {
         let history = self.lock();
         let here = |p: &&Put| p.spot.is_some_and(|s| s.incarnation == incarnation);
-        history.puts.iter().filter(here).filter(|p| p.is_live()).count()
+        let besides = history.besides.keys().filter(|s| s.incarnation == incarnation).count();
+        history.puts.iter().filter(here).filter(|p| p.is_live()).count() + besides
     }
 
     /// Keys of objects that are readable, however many replicas of them, but for those that were
@@ -165,7 +166,9 @@ impl Ledger {
         let here = |p: &&Put| p.spot.is_some_and(|s| members.contains(&s.incarnation));
         let live = history.puts.iter().filter(|p| p.is_live() && p.logged.is_none());
         let live = live.filter(here);
-        live.map(|p| p.key).collect::<BTreeSet<_>>().len()
+        let besides = history.besides.iter().filter(|(s, _)| members.contains(&s.incarnation));
+        let besides: BTreeSet<_> = besides.map(|(_, id)| *id).collect();
+        live.map(|p| p.key).collect::<BTreeSet<_>>().len() + besides.len()
     }
 
     /// Something can be read there now.

@@ -151,6 +151,10 @@ impl Ledger {
     /// READY took at this spot of a log.
     pub fn settled(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut history = self.lock();
+        if self.is_besides(&history, id) {
+            history.besides_copied.insert(spot, id);
+            return;
+        }
         if let Some(put) = history.copied(spot, id, bytes) {
             history.copies.insert(spot, put);
             return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
@@ -176,6 +180,10 @@ impl Ledger {
     /// Its owner serves it from here on. `slots`: those of its log.
     pub fn accepted(&self, spot: SlotEpoch, slots: u32) {
         let mut history = self.lock();
+        if let Some(id) = history.besides_copied.remove(&spot) {
+            history.besides.insert(spot, id);
+            return;
+        }
         if let Some(put) = history.copies.remove(&spot) {
             // The original ends now, and nobody misses it.
             let entry = &mut history.puts[put as usize];
@@ -211,6 +219,9 @@ impl Ledger {
     /// Its owner found it a duplicate.
     pub fn is_duplicate(&self, spot: SlotEpoch) {
         let mut history = self.lock();
+        if history.besides_copied.remove(&spot).is_some() {
+            return;
+        }
         if let Some(put) = history.copies.remove(&spot) {
             if history.put(put).is_live() {
                 let text = format!("put {put} is live, and its copy at {spot:?} is void");
