@@ -13,8 +13,8 @@ use nkv_transport::verbs::{Find, Found, Kind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes that a get asks for: as many as the last object of that owner had, within these bounds. A
-/// larger object takes another round trip.
+/// Bytes that a get asks for: as many as the last object of that owner had, within these bounds. An
+/// object with more takes another round trip.
 const LEAST_GUESS: u64 = 16 << 10;
 const MOST_GUESS: u64 = 1 << 20;
 /// Payload bytes of one request.
@@ -33,9 +33,12 @@ pub(super) enum Fetched<T> {
     Unknown,
 }
 
-/// Bytes to ask for.
+/// Bytes to ask for: after a larger object few, since all of them would be sent in vain.
 fn guess(peer: &Peer) -> usize {
-    peer.usual_bytes().clamp(LEAST_GUESS, MOST_GUESS) as usize
+    match peer.usual_bytes() {
+        usual if usual > MOST_GUESS => LEAST_GUESS as usize,
+        usual => usual.max(LEAST_GUESS) as usize,
+    }
 }
 
 /// What of a batch is asked of one owner.
