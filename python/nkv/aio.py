@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from . import _nkv, arrays
-from .layouts import Key, Library, ObjMeta, check_fit, fails, given, or_none, replicas_of, stripes_of
+from .layouts import (
+    Key,
+    Library,
+    ObjMeta,
+    check_fit,
+    fails,
+    given,
+    or_none,
+    replicas_of,
+    stripes_of,
+)
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
