@@ -164,7 +164,7 @@ def _warn_once(what: str) -> None:
 def wanted_of(
     config: ReplicateConfig | None, fails: bool = False
 ) -> tuple[int | None, int, bool, int, int]:
-    """What a put asks for: a rank, pages, whether it fails over a key that exists, replicas, stripes."""
+    """What a put asks for: a rank, pages, whether it fails over a key, replicas, stripes."""
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
