@@ -15,6 +15,9 @@ const STRIPE_KEY_BYTES: usize = STRIPE.len() + 16 + 16 + 4;
 const MAGIC: &[u8] = b"nkv striped object 1\n";
 /// Bytes of a manifest: no usual size of a value, which would have to be compared with `MAGIC`.
 pub(crate) const MANIFEST_BYTES: usize = MAGIC.len() + 16 + 8 + 8 + 16;
+/// The same in every job: what a disk keeps is read by a later job, whose own hasher may be another.
+/// Two keys of one identity share nothing, since each put has a random number.
+const IDENTITIES: KeyHasher = KeyHasher::new(*b"nkv: its stripes");
 /// Stripes of one object, at most.
 pub const MAX_STRIPES: u8 = 64;
 /// Set in every put's number: a manifest has one page.
@@ -32,6 +35,11 @@ pub(crate) fn check_new(key: &[u8]) -> Result<()> {
         return Err(Error::invalid(text).about(key));
     }
     Ok(())
+}
+
+/// The identity of an object in its stripes' keys.
+pub(crate) fn object_of(key: &[u8]) -> KeyId {
+    IDENTITIES.id(key)
 }
 
 /// Whether this is the key of a stripe.
@@ -80,9 +88,9 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// For a value of so many bytes in at most so many stripes.
-    pub(crate) fn new(object: KeyId, put: u128, bytes_total: u64, stripes: u8) -> Self {
-        let put = put | u128::from(LARGE_PAGES);
+    /// For a value of so many bytes of this key in at most so many stripes.
+    pub(crate) fn new(key: &[u8], put: u128, bytes_total: u64, stripes: u8) -> Self {
+        let (object, put) = (object_of(key), put | u128::from(LARGE_PAGES));
         Self { object, put, bytes_total, stripe_bytes: stripe_bytes(bytes_total, stripes) }
     }
 
@@ -111,39 +119,40 @@ impl Manifest {
     }
 
     /// The manifest as it is stored.
-    pub(crate) fn encode(&self, hasher: &KeyHasher) -> [u8; MANIFEST_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; MANIFEST_BYTES] {
         let put = self.put.to_le_bytes();
         let (total, stripe) = (self.bytes_total.to_le_bytes(), self.stripe_bytes.to_le_bytes());
-        let parts: [&[u8]; 5] = [MAGIC, &put, &total, &stripe, &self.tag(hasher)];
+        let parts: [&[u8]; 5] = [MAGIC, &put, &total, &stripe, &self.tag()];
         let mut bytes = [0; MANIFEST_BYTES];
         bytes.copy_from_slice(&parts.concat());
         bytes
     }
 
     /// The manifest in the value of a key; None if that is a value like any other: its tag is not
-    /// the one that the job's key makes for this key.
-    pub(crate) fn decode(bytes: &[u8], object: KeyId, hasher: &KeyHasher) -> Option<Self> {
+    /// the one of this key and these numbers.
+    pub(crate) fn decode(bytes: &[u8], key: &[u8]) -> Option<Self> {
         let fields = bytes.strip_prefix(MAGIC).filter(|_| bytes.len() == MANIFEST_BYTES)?;
         let (put, rest) = fields.split_first_chunk()?;
         let (total, rest) = rest.split_first_chunk()?;
         let (stripe, _) = rest.split_first_chunk()?;
         let put = u128::from_le_bytes(*put);
         let (bytes_total, stripe_bytes) = (u64::from_le_bytes(*total), u64::from_le_bytes(*stripe));
-        let manifest = Self { object, put, bytes_total, stripe_bytes };
+        let manifest = Self { object: object_of(key), put, bytes_total, stripe_bytes };
         let possible = stripe_bytes > 0
             && bytes_total.div_ceil(stripe_bytes) <= u64::from(MAX_STRIPES)
-            && manifest.encode(hasher) == bytes;
+            && manifest.encode() == bytes;
         possible.then_some(manifest)
     }
 
-    /// 128 bits that nobody outside the job can compute, and no key of a user has.
-    fn tag(&self, hasher: &KeyHasher) -> [u8; 16] {
+    /// 128 bits that no value has by accident. One that is made on purpose can name stripes of its
+    /// own key alone.
+    fn tag(&self) -> [u8; 16] {
         let half = |n: u8| {
             let numbers = [self.object.hash, self.object.check, self.bytes_total];
             let numbers = numbers.map(u64::to_le_bytes);
             let (put, stripe) = (self.put.to_le_bytes(), self.stripe_bytes.to_le_bytes());
             let parts = [RESERVED, b"manifest/", &[n], numbers.as_flattened(), &put, &stripe];
-            hasher.check(&parts.concat())
+            IDENTITIES.check(&parts.concat())
         };
         let mut tag = [0; 16];
         tag[..8].copy_from_slice(&half(0).to_le_bytes());
@@ -158,20 +167,16 @@ mod tests {
     use nkv_store::arena::Extent;
     use proptest::prelude::*;
 
-    const HASHER: KeyHasher = KeyHasher::new([7; 16]);
-
-    fn object() -> KeyId {
-        HASHER.id(b"block/1")
-    }
+    const KEY: &[u8] = b"block/1";
 
     #[test]
     fn keys_of_stripes_name_their_object_and_no_two_puts_share_one() {
-        let [one, two] = [5, 6].map(|put| Manifest::new(object(), put, 10_000, 2));
+        let [one, two] = [5, 6].map(|put| Manifest::new(KEY, put, 10_000, 2));
         let keys: Vec<_> = one.keys().into_iter().chain(two.keys()).collect();
         assert_eq!((one.stripes(), one.stripe_bytes, keys.len()), (2, 8192, 4));
         for (i, key) in keys.iter().enumerate() {
             assert!(is_stripe(key) && !keys[..i].contains(key));
-            assert_eq!(stripe_of(key), Some((object(), LARGE_PAGES | 5 + i as u32 / 2)));
+            assert_eq!(stripe_of(key), Some((object_of(KEY), LARGE_PAGES | 5 + i as u32 / 2)));
             assert!(check_new(key).is_err());
             assert_eq!(stripe_of(&key[1..]), None);
             assert_eq!(stripe_of(&[&key[..], b"x"].concat()), None);
@@ -180,13 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn i16_a_manifest_counts_only_under_its_key_and_in_its_job() {
-        let manifest = Manifest::new(object(), 5, 10_000, 2);
-        let bytes = manifest.encode(&HASHER);
-        assert_eq!(Manifest::decode(&bytes, object(), &HASHER), Some(manifest));
-        assert_eq!(Manifest::decode(&bytes, HASHER.id(b"block/2"), &HASHER), None);
-        assert_eq!(Manifest::decode(&bytes, object(), &KeyHasher::new([8; 16])), None);
-        assert_eq!(Manifest::decode(&bytes[..MANIFEST_BYTES - 1], object(), &HASHER), None);
+    fn i16_a_manifest_counts_only_under_its_key() {
+        let manifest = Manifest::new(KEY, 5, 10_000, 2);
+        let bytes = manifest.encode();
+        assert_eq!(Manifest::decode(&bytes, KEY), Some(manifest));
+        assert_eq!(Manifest::decode(&bytes, b"block/2"), None);
+        assert_eq!(Manifest::decode(&bytes[..MANIFEST_BYTES - 1], KEY), None);
     }
 
     proptest! {
@@ -194,18 +198,18 @@ mod tests {
         fn i16_no_byte_of_a_manifest_can_change(
             at in 0..MANIFEST_BYTES, other in 1u8..=255, total in 1u64..1 << 40, n in 2u8..=64
         ) {
-            let manifest = Manifest::new(object(), 5, total, n);
-            let mut bytes = manifest.encode(&HASHER);
-            prop_assert_eq!(Manifest::decode(&bytes, object(), &HASHER), Some(manifest));
+            let manifest = Manifest::new(KEY, 5, total, n);
+            let mut bytes = manifest.encode();
+            prop_assert_eq!(Manifest::decode(&bytes, KEY), Some(manifest));
             bytes[at] ^= other;
-            prop_assert_eq!(Manifest::decode(&bytes, object(), &HASHER), None);
+            prop_assert_eq!(Manifest::decode(&bytes, KEY), None);
         }
 
         #[test]
         fn stripes_are_as_many_as_asked_for_at_most_and_hold_all(
             total in 1u64..1 << 40, n in 0u8..=255
         ) {
-            let manifest = Manifest::new(object(), 5, total, n);
+            let manifest = Manifest::new(KEY, 5, total, n);
             let stripes = manifest.stripes() as u64;
             prop_assert!(stripes >= 1 && stripes <= u64::from(n.clamp(1, MAX_STRIPES)));
             prop_assert!((stripes - 1) * manifest.stripe_bytes < total);

@@ -19,7 +19,7 @@ pub(crate) struct Ls {
     /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
     /// there is none
     pattern: Option<String>,
-    /// Bytes, state and the ranks of the replicas of each, too
+    /// Bytes, state and the ranks of the replicas, or of the stripes, of each, too
     #[arg(short, long)]
     long: bool,
     /// At most so many

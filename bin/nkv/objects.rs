@@ -57,7 +57,7 @@ impl Put {
     pub(crate) fn run(&self, cluster: &Cluster<'_>) -> Result<u8, CliError> {
         let key = &cluster.key(&self.key)?;
         let handle = cluster.connect()?;
-        let (largest, ranks) = cluster.retry.call(|| largest_value(&handle, self.if_exists))?;
+        let (largest, ranks) = cluster.retry.call(|| largest_value(&handle, self.by_log()))?;
         if let Some(rank) = self.rank.filter(|rank| *rank >= ranks) {
             let last = ranks.saturating_sub(1);
             let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
@@ -85,7 +85,7 @@ impl Put {
         let json = json!({ "key": key, "bytes": bytes, "rank": rank, "stripes": stripes });
         cluster.show(&json, || {
             let at = match (rank, self.rank) {
-                _ if stripes > 1 => format!(" in {stripes} stripes"),
+                _ if stripes > 1 => self.in_stripes(stripes),
                 (Some(rank), Some(asked)) if rank != asked => {
                     format!(" on rank {rank}: rank {asked} is down or has no room")
                 }
@@ -98,6 +98,21 @@ impl Put {
 }
 
 impl Put {
+    /// Whether a log may take the value.
+    fn by_log(&self) -> bool {
+        self.if_exists == IfExists::Keep && self.stripes == 1 && self.replicas == 1
+    }
+
+    fn in_stripes(&self, made: u8) -> String {
+        match made {
+            made if made < self.stripes => format!(
+                " in {made} stripes, not {}: so many ranks are there, or so large is the value",
+                self.stripes
+            ),
+            made => format!(" in {made} stripes"),
+        }
+    }
+
     fn run_replicas(
         &self,
         cluster: &Cluster<'_>,
@@ -110,12 +125,19 @@ impl Put {
         let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
         let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas));
         let (key, bytes) = (shown(key), value.len());
-        let json = json!({ "key": key, "bytes": bytes, "replicas": made, "ranks": ranks });
+        let stripes = handle.client().stripes_for(bytes, opts);
+        let json = json!({
+            "key": key, "bytes": bytes, "replicas": made, "ranks": ranks, "stripes": stripes
+        });
         cluster.show(&json, || {
             let size = show_bytes(bytes as u64);
             let on = output::numbers(&ranks, ", ");
             match made {
                 0 => format!("{key}: stored before, on ranks {on}\n"),
+                made if stripes > 1 => {
+                    let cut = self.in_stripes(stripes);
+                    format!("{key}: {size} stored{cut}, each with {made} of {asked} replicas\n")
+                }
                 made if made < asked => format!(
                     "{key}: {size} stored on ranks {on}: {made} of {asked} replicas, no other rank \
                      could take one\n"
@@ -133,12 +155,12 @@ pub(crate) fn ranks_of(handle: &Blocking, key: &[u8]) -> Vec<u32> {
 
 /// Payload bytes of the largest heap, which no value can exceed, and the number of ranks of the
 /// job.
-fn largest_value(handle: &Blocking, if_exists: IfExists) -> Result<(u64, u32), Error> {
+fn largest_value(handle: &Blocking, log_takes: bool) -> Result<(u64, u32), Error> {
     let view = handle.membership()?;
     let layouts = || view.ranks.iter().map(|(info, _)| &info.layout);
     let by_plan = layouts().map(|layout| layout.arena.len).max();
     let logs = layouts().filter_map(|layout| layout.device_log());
-    let by_log = logs.map(|log| log.max_claim()).max().filter(|_| if_exists == IfExists::Keep);
+    let by_log = logs.map(|log| log.max_claim()).max().filter(|_| log_takes);
     let largest = by_plan.max(by_log);
     let early = || Error::not_ready("the cluster is starting: no rank has joined yet");
     Ok((largest.ok_or_else(early)?, view.world_size))

@@ -58,31 +58,34 @@ impl Replicate {
                 }
             };
             missing |= absent;
-            let ranks = if absent { Vec::new() } else { self.awaited(&handle, key, until_ms) };
-            text += &match (absent, ranks.len()) {
+            let (ranks, made) = match absent {
+                true => (Vec::new(), 0),
+                false => self.awaited(&handle, key, until_ms),
+            };
+            text += &match (absent, made) {
                 (true, _) => format!("{}: absent\n", shown(key)),
                 (_, n) => {
                     let (key, on) = (shown(key), output::numbers(&ranks, ", "));
                     format!("{key}: {n} of {} replicas, on ranks {on}\n", self.replicas)
                 }
             };
-            rows.push(json!({ "key": shown(key), "ranks": ranks }));
+            rows.push(json!({ "key": shown(key), "ranks": ranks, "replicas": made }));
         }
-        let whole = |row: &serde_json::Value| {
-            row["ranks"].as_array().is_some_and(|ranks| ranks.len() == usize::from(self.replicas))
-        };
+        let whole =
+            |row: &serde_json::Value| row["replicas"].as_u64() == Some(u64::from(self.replicas));
         let all = !missing && (rows.iter().all(whole) || self.wait == 0);
         cluster.show(&json!({ "wanted": self.replicas, "keys": rows }), || text)?;
         let status = if all { exit::DONE } else { exit::ABSENT };
         failed.map_or(Ok(status), |(key, e)| Err(CliError::about(key, e, || None)))
     }
 
-    /// The ranks that have a key, once it has the wanted number of replicas or the time is over.
-    fn awaited(&self, handle: &Blocking, key: &[u8], until_ms: u64) -> Vec<u32> {
+    /// The ranks that have a key, and how many replicas it has, once those are as many as wanted or
+    /// the time is over.
+    fn awaited(&self, handle: &Blocking, key: &[u8], until_ms: u64) -> (Vec<u32>, usize) {
         loop {
-            let ranks = ranks_of(handle, key);
-            if ranks.len() == usize::from(self.replicas) || BootClock.now_ms() >= until_ms {
-                return ranks;
+            let made = handle.count_replicas(key).unwrap_or_default();
+            if made == usize::from(self.replicas) || BootClock.now_ms() >= until_ms {
+                return (ranks_of(handle, key), made);
             }
             std::thread::sleep(POLL);
         }

@@ -293,6 +293,11 @@ impl Blocking {
         self.wait(self.client.get_location(key))
     }
 
+    /// See [`Client::count_replicas`].
+    pub fn count_replicas(&self, key: &[u8]) -> Result<usize> {
+        self.wait(self.client.count_replicas(key))
+    }
+
     /// See [`Client::get_size`].
     pub fn get_size(&self, key: &[u8]) -> Result<u64> {
         self.wait(self.client.get_size(key))

@@ -219,6 +219,34 @@ impl Client {
         }
     }
 
+    /// How many replicas of an object can be read now; of a striped object, of the stripe that has
+    /// the fewest.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
+    /// # use nkv_actors::*;
+    /// # example::on_one_rank("count-replicas", async |cache| {
+    /// cache.put_replicas(&[(b"block/1", b"kv bytes")], &PutOptions::default()).await;
+    /// assert_eq!(cache.count_replicas(b"block/1").await?, 1);
+    /// # Ok(())
+    /// # });
+    /// ```
+    pub async fn count_replicas(&self, key: &[u8]) -> Result<usize> {
+        let list = self.get_replicas(key).await?;
+        let stored = list.first().map_or(0, Location::bytes_total);
+        let Some(manifest) = self.manifest_of(key, stored).await? else { return Ok(list.len()) };
+        let stripes = manifest.keys();
+        let stripes: Vec<&[u8]> = stripes.iter().map(|k| &k[..]).collect();
+        let (keys, gone) = (key_bytes(&stripes), Vec::new());
+        match self.call(Request::GetLocation { keys, gone, promote: Promote::No }).await? {
+            Response::Locations(of_stripes) if of_stripes.len() == stripes.len() => {
+                let each = of_stripes.iter().map(|found| found.as_ref().map_or(0, Vec::len));
+                Ok(each.min().unwrap_or_default().min(list.len()))
+            }
+            other => Err(self.pool.unexpected("GetLocation", &other)),
+        }
+    }
+
     async fn locate_one(&self, key: &[u8]) -> Result<Location> {
         self.check_usable()?;
         check_keys(&[key])?;

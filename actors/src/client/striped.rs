@@ -10,6 +10,7 @@ use crate::message::{Existence, KeyBytes, Location, Request};
 use crate::striping::{MANIFEST_BYTES, MAX_STRIPES, Manifest, check_new, put_of, stripes_of};
 use bytes::Bytes;
 use nkv_store::Key;
+use nkv_store::key::key_hash;
 
 /// Stripes of a value above `ClientConfig::stripe_above`, at most.
 const USUAL_STRIPES: u8 = 8;
@@ -51,21 +52,25 @@ impl Client {
         if self.has_whole(key).await? {
             return is_stored(opts);
         }
-        let hasher = self.shared.keys.now();
-        let object = hasher.id(key);
         let random = &self.shared.env.random;
         let put = u128::from(random.u64()) << 64 | u128::from(random.u64());
-        let manifest = Manifest::new(object, put, value.len() as u64, stripes);
+        let manifest = Manifest::new(key, put, value.len() as u64, stripes);
         let keys = manifest.keys();
         let chunks = value.chunks(manifest.stripe_bytes as usize);
         let items: Vec<(&[u8], &[u8])> = keys.iter().map(|k| &k[..]).zip(chunks).collect();
-        let ranks = self.shared.spread_over(object.hash, items.len(), opts.preferred_rank);
+        let ranks = self.shared.spread_over(key_hash(key), items.len(), opts.preferred_rank);
         let of_stripes = opts.clone().if_exists(IfExists::Keep);
         let made = self.put_unstriped(&items, (&of_stripes, &ranks)).await;
         if let Some(n) = made.iter().position(Result::is_err)
             && let Err(e) = &made[n]
         {
-            self.give_up_stripes(&manifest).await;
+            let made: Vec<&[u8]> = keys
+                .iter()
+                .zip(&made)
+                .filter(|(_, made)| made.is_ok())
+                .map(|(k, _)| &k[..])
+                .collect();
+            self.give_up_stripes(&made).await;
             // Then the stripes of this one were removed.
             if self.has_whole(key).await == Ok(true) {
                 return is_stored(opts);
@@ -74,13 +79,16 @@ impl Client {
             return Err(of_stripe(e, (of, &keys[n])));
         }
         let fewest = made.into_iter().flatten().min().unwrap_or_default();
-        let stored = manifest.encode(&hasher);
+        let stored = manifest.encode();
         let opts = opts.clone().page_bytes(manifest.page_bytes());
         let first = ranks.get(..1).unwrap_or_default();
         let put = one(self.put_unstriped(&[(key, &stored)], (&opts, first)).await);
         match put {
             // Ok(0): another put was first.
-            Err(_) | Ok(0) => self.give_up_stripes(&manifest).await,
+            Err(_) | Ok(0) => {
+                let made: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+                self.give_up_stripes(&made).await;
+            }
             Ok(_) => self.shared.writes.striped.one(),
         }
         put.map(|made| made.min(fewest))
@@ -107,15 +115,16 @@ impl Client {
         if !self.exists(&keys).await?.contains(&Existence::Absent) {
             return Ok(true);
         }
-        self.remove_manifest(key, &manifest).await?;
+        self.remove_manifest(key, &manifest).await.map_err(|e| {
+            let text = format!("what is left of a lost object of this key: {}", e.message());
+            e.with_message(text)
+        })?;
         Ok(false)
     }
 
     /// Removes the stripes of a put that failed. What cannot be removed now is evicted some day.
-    async fn give_up_stripes(&self, manifest: &Manifest) {
-        let keys = manifest.keys();
-        let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
-        let removed = self.remove_many(&keys).await;
+    async fn give_up_stripes(&self, keys: &[&[u8]]) {
+        let removed = self.remove_many(keys).await;
         let gone = |e: &Error| e.kind() == ErrorKind::NotFound;
         let left = removed.iter().filter(|r| r.as_ref().is_err_and(|e| !gone(e))).count();
         if left > 0 {
@@ -126,7 +135,7 @@ impl Client {
     /// The manifest of a key under which so many bytes are stored, if it has one.
     pub(super) async fn manifest_of(&self, key: &[u8], stored: u64) -> Result<Option<Manifest>> {
         match stored == MANIFEST_BYTES as u64 {
-            true => Ok(self.manifest_in(key, &self.get_stored(key).await?)),
+            true => Ok(Manifest::decode(&self.get_stored(key).await?, key)),
             false => Ok(None),
         }
     }
@@ -147,19 +156,9 @@ impl Client {
         })
     }
 
-    /// The manifest in what is stored under a key, if that is one.
-    #[inline]
-    pub(super) fn manifest_in(&self, key: &[u8], stored: &[u8]) -> Option<Manifest> {
-        if stored.len() != MANIFEST_BYTES {
-            return None;
-        }
-        let hasher = self.shared.keys.now();
-        Manifest::decode(stored, hasher.id(key), &hasher)
-    }
-
     /// The value of a key, given what is stored under it.
     pub(super) async fn whole(&self, key: &[u8], stored: Bytes) -> Result<Bytes> {
-        let Some(manifest) = self.manifest_in(key, &stored) else { return Ok(stored) };
+        let Some(manifest) = Manifest::decode(&stored, key) else { return Ok(stored) };
         // The tag was right: a handle of this job wrote it. It may be an old one all the same.
         let view = self.shared.view();
         let memory = view.ranks.iter().map(|(info, _)| info.layout.payloads().len);
@@ -180,7 +179,7 @@ impl Client {
     ) {
         for ((key, dst), read) in items.iter_mut().zip(read) {
             let stored = read.as_ref().map_or(0, |n| *n);
-            if let Some(manifest) = self.manifest_in(key, &dst[..stored]) {
+            if let Some(manifest) = Manifest::decode(&dst[..stored], key) {
                 *read = self.join(key, &manifest, dst).await.map_err(|e| e.about(key));
             } else if dst.len() < MANIFEST_BYTES
                 && read.as_ref().is_err_and(|e| e.kind() == ErrorKind::InvalidArgument)
@@ -212,6 +211,10 @@ impl Client {
                 }
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     self.shared.reads.lost.one();
+                    if self.shared.may_come_back() {
+                        let text = "is not there: the disk of a rank that is away may have it";
+                        return Err(Error::not_found(format!("{} {text}", of())));
+                    }
                     // If that fails, the next read tries again.
                     let removed = self.remove_manifest(key, manifest).await;
                     tracing::debug!(?removed, "an object has lost a stripe");
@@ -255,7 +258,7 @@ fn is_stored(opts: &PutOptions) -> Result<u32> {
 
 /// The error of a stripe, without the stripe's key, which the caller does not know.
 fn of_stripe(e: &Error, (stripe, key): (String, &[u8])) -> Error {
-    let why = e.message().replace(&format!("key {}", shown(key)), "it");
+    let why = e.message().replace(&format!("key {}", shown(key)), "this stripe");
     let error = Error::new(e.kind(), format!("{stripe}: {why}"));
     match e.rank() {
         Some(rank) => error.at_rank(rank),

@@ -119,7 +119,7 @@ impl Client {
 
     /// The view, unless it shows a manifest.
     pub(super) fn whole_view(&self, key: &[u8], view: ObjectView) -> Result<ObjectView> {
-        match self.manifest_in(key, &view) {
+        match Manifest::decode(&view, key) {
             Some(manifest) => Err(striped(&manifest).about(key)),
             None => Ok(view),
         }
@@ -132,7 +132,7 @@ impl Client {
         let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_device(peer, hit, via);
         let view = self.view_located(key, view).await.map_err(|e| e.about(key))?;
         if view.bytes == MANIFEST_BYTES as u64
-            && let Some(manifest) = self.manifest_in(key, &self.get_stored(key).await?)
+            && let Some(manifest) = Manifest::decode(&self.get_stored(key).await?, key)
         {
             return Err(striped(&manifest).about(key));
         }

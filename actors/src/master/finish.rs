@@ -110,12 +110,12 @@ impl Master {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => {
                     self.removing.entry(id).or_default().push((batch, item));
-                    self.remove_stripes(id, &mut retire);
+                    self.remove_stripes(key, &mut retire);
                 }
                 Err(e)
                     if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) =>
                 {
-                    self.remove_stripes(self.id_of(key), &mut retire);
+                    self.remove_stripes(key, &mut retire);
                     self.counters.removed += 1;
                     self.complete_remove(batch, item, Ok(()));
                 }

@@ -109,7 +109,7 @@ impl Master {
         let seen = entries.into_iter().map(|(id, e)| {
             let key = KeyBytes::shared(e.key.clone());
             let (rank, state) = (e.segment_id().rank, self.state_of(e));
-            let of_stripes = self.stripes_of(&id, e);
+            let of_stripes = self.stripes_of(e);
             let (bytes_total, mut others) = of_stripes.unwrap_or_else(|| {
                 let others = e.replicas().skip(1).map(|r| r.segment_id.rank);
                 (e.replica().object.bytes_total, others.collect())

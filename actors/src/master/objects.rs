@@ -138,7 +138,7 @@ impl Master {
             if e.state() == State::Removing {
                 self.counters.removed += 1;
             }
-            self.end_of_striped(&id, &e);
+            self.end_of_striped(&e);
             self.list_aside(id, &e.key);
         }
         for (batch, item) in self.removing.remove(&id).unwrap_or_default() {

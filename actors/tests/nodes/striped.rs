@@ -2,11 +2,13 @@
 //! what is left of them when a stripe is gone.
 
 use crate::embedding::{bytes, client_by, config, eventually, on, used_is_live};
+use nkv_actors::Secret;
 use nkv_actors::message::{Existence, Location};
 use nkv_actors::tier::{SsdConfig, SsdPolicy};
 use nkv_actors::{
     Client, ClientConfig, Cluster, ErrorKind, IfExists, NodeConfig, PutOptions, TransportChoice,
 };
+use nkv_store::KeyHasher;
 use std::time::Duration;
 
 const LEN: usize = 3 * (256 << 10) - 7;
@@ -236,7 +238,7 @@ async fn stripes_come_back_from_disks_and_what_lost_one_there_is_a_miss_and_can_
     let dir = tempfile::tempdir().unwrap();
     let ssd = SsdConfig { policy: SsdPolicy::EvictOnly, ..SsdConfig::new(dir.path(), 256 << 20) };
     let base = NodeConfig { heap_bytes: 64 << 20, ssd: Some(ssd), ..config("striped-disk") };
-    let cluster = Cluster::start(3, base).await.unwrap();
+    let cluster = Cluster::start(3, base.clone()).await.unwrap();
     let client = &cluster.client();
     all_known(client).await;
     let keys = ["a", "b", "c", "d"];
@@ -283,17 +285,23 @@ async fn stripes_come_back_from_disks_and_what_lost_one_there_is_a_miss_and_can_
     for key in ["b", "c"] {
         assert!(client.get(key.as_bytes()).await.unwrap() == bytes(LEN, 60), "not the old ones");
     }
+    all_leave().await;
+    cluster.stop().await;
+    // A later job hashes keys by a key of its own.
+    let secret = Secret::new(b"a secret of sixteen bytes", "this test").unwrap();
+    let cluster = Cluster::start(3, NodeConfig { secret: Some(secret), ..base }).await.unwrap();
+    for key in ["b", "c"] {
+        assert!(cluster.client().get(key.as_bytes()).await.unwrap() == bytes(LEN, 60), "{key}");
+    }
     cluster.stop().await;
 }
 
 /// The key of the last stripe of an object: it names the object, and the put that its manifest
 /// names.
 async fn last_stripe(client: &Client, key: &str) -> Vec<u8> {
-    let Location::Memory(meta) = client.get_location(key.as_bytes()).await.unwrap() else {
-        panic!("on disk")
-    };
     let manifest = stored(client, key).await;
-    let (hash, check) = (meta.key.hash.to_le_bytes(), meta.key.check.to_le_bytes());
+    let object = KeyHasher::new(*b"nkv: its stripes").id(key.as_bytes());
+    let (hash, check) = (object.hash.to_le_bytes(), object.check.to_le_bytes());
     let put = &manifest[b"nkv striped object 1\n".len()..][..16];
     [b"\0nkv/stripe/", &hash[..], &check, put, &2u32.to_le_bytes()].concat()
 }
@@ -316,6 +324,7 @@ async fn values_too_small_to_cut_are_stored_whole() {
     let (n, got) = ready.next().await.unwrap();
     assert!(n == 0 && got.unwrap() == bytes(4097, 1));
     assert_eq!(client.replicate(&[b"k3"], 2).await, [Ok(())]);
+    assert!(client.count_replicas(b"k3").await.unwrap() <= 2);
     eventually("two of each stripe", async || {
         let ranks = client.stats().await.unwrap().ranks;
         ranks.iter().map(|r| r.owner.objects).sum::<u64>() == 9
