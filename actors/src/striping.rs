@@ -15,7 +15,7 @@ const STRIPE_KEY_BYTES: usize = STRIPE.len() + 16 + 16 + 4;
 const MAGIC: &[u8] = b"nkv striped object 1\n";
 /// Bytes of a manifest: no usual size of a value, which would have to be compared with `MAGIC`.
 pub(crate) const MANIFEST_BYTES: usize = MAGIC.len() + 16 + 8 + 8 + 16;
-/// The same in every job: what a disk keeps is read by a later job, whose own hasher may be another.
+/// The same in every job: what a disk keeps is read by a later job, whose hasher may be another.
 /// Two keys of one identity share nothing, since each put has a random number.
 const IDENTITIES: KeyHasher = KeyHasher::new(*b"nkv: its stripes");
 /// Stripes of one object, at most.

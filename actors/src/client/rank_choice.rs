@@ -124,13 +124,6 @@ impl Shared {
         self.hashed(hash).or(self.home).unwrap_or_default()
     }
 
-    /// Whether a rank is away, and ranks of this job have disks: what it had may come back.
-    pub(crate) fn may_come_back(&self) -> bool {
-        let view = self.view();
-        let here = view.nodes().filter(|(_, state)| *state == RankState::Alive).count();
-        here < view.world_size as usize && view.ranks.iter().any(|(info, _)| info.disk)
-    }
-
     /// How many ranks can take stripes of one object.
     pub(crate) fn ranks_for_stripes(&self) -> u8 {
         self.rank_choice.load().all.len().try_into().unwrap_or(u8::MAX)

@@ -6,7 +6,7 @@
 use super::find::shown;
 use super::{Client, IfExists, PutOptions, key_bytes, one};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Existence, KeyBytes, Location, Request};
+use crate::message::{Existence, KeyBytes, Location, RankState, Request};
 use crate::striping::{MANIFEST_BYTES, MAX_STRIPES, Manifest, check_new, put_of, stripes_of};
 use bytes::Bytes;
 use nkv_store::Key;
@@ -211,7 +211,7 @@ impl Client {
                 }
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     self.shared.reads.lost.one();
-                    if self.shared.may_come_back() {
+                    if self.may_come_back().await {
                         let text = "is not there: the disk of a rank that is away may have it";
                         return Err(Error::not_found(format!("{} {text}", of())));
                     }
@@ -226,6 +226,13 @@ impl Client {
         }
         self.shared.reads.striped.one();
         Ok(bytes)
+    }
+
+    /// Whether a rank is away, and ranks have disks: what it had may come back.
+    async fn may_come_back(&self) -> bool {
+        let Ok(view) = self.membership().await else { return true };
+        let here = view.nodes().filter(|(_, state)| *state == RankState::Alive).count();
+        here < view.world_size as usize && view.ranks.iter().any(|(info, _)| info.disk)
     }
 
     /// Removes a manifest from disks, and from memory where no other object has its key by now.

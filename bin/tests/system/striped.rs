@@ -83,6 +83,32 @@ fn i6_a_master_that_was_killed_removes_stripes_that_it_learns_of_from_their_owne
 }
 
 #[test]
+fn a_read_while_a_rank_with_a_disk_is_away_costs_nothing_that_its_disk_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    let mut cluster = ProcessCluster::start(3, move |command| {
+        command.args(["--heap-bytes", "64MiB", "--ttl-ms", "2000", "--ssd-bytes", "256MiB"]);
+        command.args(["--ssd-policy", "write_through", "--ssd-durability", "persistent"]);
+        command.arg("--ssd-dir").arg(&path);
+    });
+    let handle = cluster.connect(0);
+    put(&handle, 1);
+    until(HANGS, "all is on disk", || {
+        handle.evict_ranks_until_below(&[0, 1, 2], 0.0);
+        handle.exists(&[&name(1)]).unwrap() == [Existence::OnDisk]
+    });
+    cluster.kill9(2);
+    let gone = |e: nkv::Error| e.kind() == ErrorKind::NotFound;
+    until(HANGS, "the master knows it", || handle.get(&name(1)).is_err_and(gone));
+    cluster.restart(2);
+    cluster.wait_ready(HANGS);
+    let handle = cluster.connect(0);
+    until(HANGS, "it is whole again", || {
+        handle.get(&name(1)).is_ok_and(|bytes| bytes == content(1))
+    });
+}
+
+#[test]
 fn nkv_put_cuts_a_value_and_get_joins_it() {
     let cluster = ProcessCluster::start(2, |_| {});
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -93,7 +119,10 @@ fn nkv_put_cuts_a_value_and_get_joins_it() {
         (done.code, done.stdout)
     };
     let (code, text) = run(&["put", "k", path, "--stripes", "3"]);
-    assert!(code == 0 && text.contains("stored in 2 stripes"), "{code} {text}");
+    assert!(code == 0 && text.contains("stored in 2 stripes, not 3: "), "{code} {text}");
+    let (code, text) = run(&["replicate", "k", "-n", "2"]);
+    assert!(code == 0 && text.contains("k: 2 of 2 replicas"), "{code} {text}");
+
     let back = tempfile::NamedTempFile::new().unwrap();
     let (code, text) = run(&["get", "k", "-o", back.path().to_str().unwrap()]);
     assert!(code == 0, "{text}");
