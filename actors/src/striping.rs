@@ -176,7 +176,7 @@ mod tests {
         assert_eq!((one.stripes(), one.stripe_bytes, keys.len()), (2, 8192, 4));
         for (i, key) in keys.iter().enumerate() {
             assert!(is_stripe(key) && !keys[..i].contains(key));
-            assert_eq!(stripe_of(key), Some((object_of(KEY), LARGE_PAGES | 5 + i as u32 / 2)));
+            assert_eq!(stripe_of(key), Some((object_of(KEY), LARGE_PAGES | (5 + i as u32 / 2))));
             assert!(check_new(key).is_err());
             assert_eq!(stripe_of(&key[1..]), None);
             assert_eq!(stripe_of(&[&key[..], b"x"].concat()), None);
