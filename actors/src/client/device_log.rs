@@ -221,7 +221,6 @@ impl DeviceLog {
     ) -> Result<DevicePuts> {
         self.client.check_usable()?;
         let objects: Vec<_> = puts.iter().map(|put| self.object(put)).collect::<Result<_>>()?;
-        puts.iter().try_for_each(|put| check_new(put.key))?;
         let keys = puts.iter().map(|put| Ok(Key::new(put.key)?)).collect::<Result<Vec<_>>>()?;
         let claims = self.claims()?;
         let (kernels, log) = (&self.kernels, &self.memory);

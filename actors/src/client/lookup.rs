@@ -181,9 +181,7 @@ impl Client {
         }
         let answer = self.call(Request::Replicate { keys: key_bytes(keys), wanted }).await;
         let mut done = self.done("Replicate", answer, keys.len());
-        let (asked, gone) = (key_bytes(keys), Vec::new());
-        let request = Request::GetLocation { keys: asked, gone, promote: Promote::No };
-        let Ok(Response::Locations(list)) = self.call(request).await else {
+        let Ok(list) = self.ask_places(keys).await else {
             return about_keys(done, keys.iter().copied());
         };
         for ((done, key), found) in done.iter_mut().zip(keys).zip(list) {
@@ -209,12 +207,16 @@ impl Client {
     pub async fn get_replicas(&self, key: &[u8]) -> Result<Vec<Location>> {
         self.check_usable()?;
         check_keys(&[key])?;
-        let (keys, gone) = (key_bytes(&[key]), Vec::new());
-        let request = Request::GetLocation { keys, gone, promote: Promote::No };
-        match self.call(request).await.map_err(|e| e.about(key))? {
-            Response::Locations(mut list) if list.len() == 1 => {
-                list.remove(0).map_err(|e| e.about(key))
-            }
+        let list = self.ask_places(&[key]).await.and_then(one);
+        list.map_err(|e| e.about(key))
+    }
+
+    /// Of each key the places that the master knows.
+    async fn ask_places(&self, keys: &[&[u8]]) -> Result<Vec<Result<Vec<Location>>>> {
+        let (asked, gone) = (key_bytes(keys), Vec::new());
+        let request = Request::GetLocation { keys: asked, gone, promote: Promote::No };
+        match self.call(request).await? {
+            Response::Locations(list) if list.len() == keys.len() => Ok(list),
             other => Err(self.pool.unexpected("GetLocation", &other)),
         }
     }
@@ -237,14 +239,9 @@ impl Client {
         let Some(manifest) = self.manifest_of(key, stored).await? else { return Ok(list.len()) };
         let stripes = manifest.keys();
         let stripes: Vec<&[u8]> = stripes.iter().map(|k| &k[..]).collect();
-        let (keys, gone) = (key_bytes(&stripes), Vec::new());
-        match self.call(Request::GetLocation { keys, gone, promote: Promote::No }).await? {
-            Response::Locations(of_stripes) if of_stripes.len() == stripes.len() => {
-                let each = of_stripes.iter().map(|found| found.as_ref().map_or(0, Vec::len));
-                Ok(each.min().unwrap_or_default().min(list.len()))
-            }
-            other => Err(self.pool.unexpected("GetLocation", &other)),
-        }
+        let of_stripes = self.ask_places(&stripes).await?;
+        let each = of_stripes.iter().map(|found| found.as_ref().map_or(0, Vec::len));
+        Ok(each.min().unwrap_or_default().min(list.len()))
     }
 
     async fn locate_one(&self, key: &[u8]) -> Result<Location> {

@@ -75,8 +75,7 @@ impl Client {
             if self.has_whole(key).await == Ok(true) {
                 return is_stored(opts);
             }
-            let of = format!("stripe {} of {}", n + 1, keys.len());
-            return Err(of_stripe(e, (of, &keys[n])));
+            return Err(of_stripe(e, (n, keys.len()), &keys[n]));
         }
         let fewest = made.into_iter().flatten().min().unwrap_or_default();
         let stored = manifest.encode();
@@ -151,15 +150,15 @@ impl Client {
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
         let answer = self.call(Request::Replicate { keys: key_bytes(&keys), wanted }).await;
         let done = self.done("Replicate", answer, keys.len()).into_iter().enumerate();
-        done.filter_map(|(n, done)| Some((n, done.err()?))).next().map_or(Ok(()), |(n, e)| {
-            Err(of_stripe(&e, (format!("stripe {} of {}", n + 1, keys.len()), keys[n])))
-        })
+        done.filter_map(|(n, done)| Some((n, done.err()?)))
+            .next()
+            .map_or(Ok(()), |(n, e)| Err(of_stripe(&e, (n, keys.len()), keys[n])))
     }
 
     /// The value of a key, given what is stored under it.
     pub(super) async fn whole(&self, key: &[u8], stored: Bytes) -> Result<Bytes> {
         let Some(manifest) = Manifest::decode(&stored, key) else { return Ok(stored) };
-        // The tag was right: a handle of this job wrote it. It may be an old one all the same.
+        // Checked before the buffer is allocated.
         let view = self.shared.view();
         let memory = view.ranks.iter().map(|(info, _)| info.layout.payloads().len);
         if manifest.bytes_total > memory.fold(0, u64::saturating_add) {
@@ -202,7 +201,7 @@ impl Client {
         let mut items: Vec<(&[u8], &mut [u8])> = keys.iter().map(|k| &k[..]).zip(chunks).collect();
         let read = self.read_stored(&mut items).await;
         for (n, (read, (_, chunk))) in read.into_iter().zip(&items).enumerate() {
-            let of = || format!("stripe {} of {}", n + 1, keys.len());
+            let of = || nth(n, keys.len());
             match read {
                 Ok(len) if len == chunk.len() => {}
                 Ok(len) => {
@@ -221,7 +220,7 @@ impl Client {
                     let text = format!("{} is gone, and with it the object", of());
                     return Err(Error::not_found(text));
                 }
-                Err(e) => return Err(of_stripe(&e, (of(), &keys[n]))),
+                Err(e) => return Err(of_stripe(&e, (n, keys.len()), &keys[n])),
             }
         }
         self.shared.reads.striped.one();
@@ -264,11 +263,16 @@ fn is_stored(opts: &PutOptions) -> Result<u32> {
 }
 
 /// The error of a stripe, without the stripe's key, which the caller does not know.
-fn of_stripe(e: &Error, (stripe, key): (String, &[u8])) -> Error {
+fn of_stripe(e: &Error, (n, of): (usize, usize), key: &[u8]) -> Error {
     let why = e.message().replace(&format!("key {}", shown(key)), "this stripe");
-    let error = Error::new(e.kind(), format!("{stripe}: {why}"));
+    let error = Error::new(e.kind(), format!("{}: {why}", nth(n, of)));
     match e.rank() {
         Some(rank) => error.at_rank(rank),
         None => error,
     }
+}
+
+/// As errors name a stripe; `n` counts from 0.
+fn nth(n: usize, of: usize) -> String {
+    format!("stripe {} of {of}", n + 1)
 }
