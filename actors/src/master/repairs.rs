@@ -102,9 +102,13 @@ impl Master {
         }
         let now = self.now_ms();
         let due = self.repairs.asked.extract_if(|_, (until_ms, _)| *until_ms <= now);
-        let due: Vec<_> = due.map(|(id, (_, tries))| Waiting { id, tries }).collect();
+        // The one that waited longest is the first, in an order that does not depend on the map's.
+        let mut due: Vec<_> = due.map(|(id, (until_ms, tries))| (until_ms, id, tries)).collect();
+        due.sort_unstable();
         // In front: what was begun is brought to its end first.
-        due.into_iter().for_each(|due| self.repairs.waiting.push_front(due));
+        for (_, id, tries) in due.into_iter().rev() {
+            self.repairs.waiting.push_front(Waiting { id, tries });
+        }
         while self.repairs.later.front().is_some_and(|(until_ms, _)| *until_ms <= now) {
             self.repairs.waiting.extend(self.repairs.later.pop_front().map(|(_, later)| later));
         }
