@@ -13,6 +13,7 @@ use memory::private_bytes;
 use nkv::Placement;
 use nkv::message::{OpenItem, OwnerGauges, OwnerToMaster, Promote, Request, Response};
 use nkv_actors::placement::Nearest;
+use nkv_store::Retention;
 use nkv_store::clock::{BootClock, Clock};
 use ranks::{Job, SLOT_BYTES};
 use tokio::runtime::Builder;
@@ -76,6 +77,7 @@ async fn opens(ranks: u32, placement: Placement) {
                 page_bytes: 4_096,
                 replicas: 1,
                 replica_of: None,
+                retention: Retention::Usual,
             };
             let items = (0..BATCH).map(item).collect();
             match job.ask(Request::OpenForWrite { request, wait_ms: 1_000, items }).await {

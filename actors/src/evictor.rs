@@ -9,8 +9,11 @@ use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::error::Result;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner};
-use nkv_store::evict::{Policy, PolicyKind, Watermarks};
+use nkv_store::Retention;
+use nkv_store::clock::Clock;
+use nkv_store::evict::{Candidate, PolicyKind, Retained, Watermarks};
 use nkv_store::heap::Heap;
+use nkv_store::object::live_slot;
 use reading::Reading;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -40,12 +43,14 @@ pub struct EvictorDurable {
     pub tables: Arc<OwnerTables>,
     /// The owner, which retires the victims.
     pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
+    /// The owner's clock.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// See the file's first paragraph.
 pub struct Evictor {
     durable: EvictorDurable,
-    policy: Box<dyn Policy>,
+    policy: Retained,
     capacity: u64,
     // Compare the list with the headers once more: a message that was sent before the last reading
     // may have arrived after it.
@@ -101,7 +106,7 @@ impl Role for Evictor {
         let layout = durable.heap.layout();
         let mut evictor = Self {
             durable: durable.clone(),
-            policy: durable.policy.build(layout.slots),
+            policy: Retained::new(durable.policy, layout.slots),
             capacity: layout.arena.len,
             recheck: false,
             reading: None,
@@ -124,8 +129,9 @@ impl Evictor {
     /// returns those that were sent.
     fn evict_down_to(&mut self, target: Target) -> Victims {
         let (mut victims, mut sent) = (Vec::new(), Victims::default());
+        let now_ms = self.durable.clock.now_ms();
         while self.policy.bytes() > target.bytes && self.policy.len() > target.spare {
-            let Some(victim) = self.policy.victim() else { break };
+            let Some(victim) = self.policy.victim(now_ms) else { break };
             victims.push(victim);
         }
         let Some(owner) = self.durable.owner.get() else { return sent };
@@ -147,8 +153,11 @@ impl Evictor {
     /// Puts victims that could not be sent back into the policy as the newest: otherwise they would
     /// never be evicted.
     fn take_back(&mut self, victims: &[(u32, u32, u64)]) {
-        for (slot, epoch, bytes) in victims {
-            self.policy.admit(*slot, *epoch, *bytes);
+        let now_ms = self.durable.clock.now_ms();
+        for &(slot, epoch, bytes) in victims {
+            let live = live_slot(&self.durable.heap, slot).filter(|o| o.epoch == epoch);
+            let retention = live.map_or(Retention::Usual, |o| o.retention);
+            self.policy.admit(Candidate { slot, epoch, bytes, retention }, now_ms);
         }
     }
 
@@ -238,14 +247,16 @@ impl On<HeapEvent> for Evictor {
     fn on(&mut self, event: HeapEvent, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         match event {
             HeapEvent::BecameLive(objects) => {
-                for (slot, epoch, bytes) in objects {
-                    self.policy.admit(slot, epoch, bytes);
-                }
+                let now_ms = self.durable.clock.now_ms();
+                objects.into_iter().for_each(|object| self.policy.admit(object, now_ms));
                 self.check_watermark();
             }
             // The reader ordered them tail to head already.
             HeapEvent::WereRead(objects) => {
-                objects.into_iter().for_each(|(slot, epoch)| self.policy.touch(slot, epoch));
+                let now_ms = self.durable.clock.now_ms();
+                for (slot, epoch) in objects {
+                    self.policy.touch(slot, epoch, now_ms);
+                }
             }
             HeapEvent::Ended(objects) => {
                 objects.into_iter().for_each(|(slot, epoch)| self.policy.forget(slot, epoch));

@@ -8,6 +8,7 @@ mod commit;
 mod disk;
 mod entry;
 mod finish;
+mod hard_pins;
 mod index;
 mod known;
 mod log;

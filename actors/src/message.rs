@@ -5,6 +5,7 @@
 use crate::error::{Error, Result};
 pub use crate::placement::Nearest;
 use nkv_store::KeyId;
+use nkv_store::Retention;
 pub use nkv_store::object::ObjectDesc;
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 31;
+pub const MESSAGES_VERSION: u32 = 32;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -165,6 +166,8 @@ pub struct OpenItem {
     pub replicas: u8,
     /// One of the key's replicas, which was read: plans for those that it lacks are asked for.
     pub replica_of: Option<SlotRef>,
+    /// What the evictor of its rank is to do with it.
+    pub retention: Retention,
 }
 
 /// One plan to commit or abort.

@@ -30,10 +30,11 @@ use crate::tier::Demotion;
 use crate::uplink::Uplink;
 use attachments::AttachId;
 pub use heap_observer::{HeapEvent, HeapObserver};
-use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
+use nkv_store::evict::cheapest_window;
 use nkv_store::heap::Heap;
-use nkv_store::object::{Holders, OpenSlot, Slots};
+use nkv_store::object::{Holders, LiveSlot, OpenSlot, Slots};
+use nkv_store::{KeyHasher, Retention, StoreError};
 use object_life::{Became, ObjectEnd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -284,8 +285,15 @@ impl Owner {
         }
     }
 
+    fn open_slot(&mut self, p: &PlanOpened) -> std::result::Result<(), StoreError> {
+        self.slots.open(p.at.slot, p.at.epoch, p.object.extent)?;
+        match p.retention {
+            Retention::Usual => Ok(()),
+            other => self.slots.retain(p.at.slot, p.at.epoch, other),
+        }
+    }
+
     fn plan_opened(&mut self, p: PlanOpened) {
-        let extent = p.object.extent;
         if p.at.incarnation != self.incarnation {
             return;
         }
@@ -308,7 +316,7 @@ impl Owner {
             // The master sent it again after a lost link, and it was committed meanwhile.
             return self.close_plan(p.plan);
         }
-        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
+        if let Err(error) = self.open_slot(&p) {
             tracing::warn!(%error, plan = ?p.plan, "this owner cannot open the slot of a plan");
             self.close_plan(p.plan);
             self.ended(&[p.at], ObjectEnd::Absent);
@@ -464,9 +472,20 @@ impl On<Evict> for Owner {
 impl On<EvictWindow> for Owner {
     fn on(&mut self, m: EvictWindow, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
         let arena = self.durable.heap.layout().arena;
-        let extents: Vec<_> = self.slots.extents().collect();
-        let window = nkv_store::evict::cheapest_window(&extents, arena, m.0);
-        let victims = window.unwrap_or_default();
+        let now_ms = self.durable.clock.now_ms();
+        let window = |and_pinned| {
+            let may = |o: &LiveSlot| match o.retention {
+                Retention::Usual | Retention::EvictFirst => true,
+                Retention::SoftPin(ttl) => {
+                    and_pinned || o.last_access_ms.saturating_add(ttl.as_millis() as u64) <= now_ms
+                }
+                Retention::HardPin => false,
+            };
+            let extents: Vec<_> = self.slots.extents(may).collect();
+            cheapest_window(&extents, arena, m.0)
+        };
+        // A soft pin holds as long as there is another window.
+        let victims = window(false).or_else(|| window(true)).unwrap_or_default();
         let (_, bytes) = self.retire(&victims, ObjectEnd::Evicted);
         self.reschedule(ctx);
         reply.send(bytes);

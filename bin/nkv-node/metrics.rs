@@ -44,6 +44,9 @@ const HEAP: &[Metric<OwnerGauges>] = &[
     gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |o| o.heap_total),
     gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |o| o.heap_used),
     gauge("nkv_heap_live_bytes", "Bytes of READY objects", |o| o.live_bytes),
+    gauge("nkv_heap_hard_pinned_bytes", "Of these, bytes of objects with a hard pin", |o| {
+        o.hard_pinned_bytes
+    }),
     gauge("nkv_heap_open_bytes", "Bytes of objects being written", |o| o.open_bytes),
     gauge("nkv_heap_held_bytes", "Bytes fencing or in quarantine", |o| o.held_bytes),
     gauge("nkv_objects_ready", "READY objects", |o| o.objects),

@@ -7,13 +7,14 @@ use crate::keys::shown;
 use crate::{output, transfer};
 use clap::Args;
 use nkv::message::{Existence, Location, MAX_REPLICAS};
-use nkv::{Blocking, Error, IfExists, MAX_STRIPES, PutOptions};
+use nkv::{Blocking, Error, IfExists, MAX_STRIPES, PutOptions, Retention};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Stores a value; a key that is there already keeps its value
 #[derive(Debug, Args)]
@@ -42,6 +43,35 @@ pub(crate) struct Put {
     /// master
     #[arg(long, value_name = "fail|keep", default_value = "fail", value_parser = if_exists)]
     if_exists: IfExists,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+/// What the evictor is to do with the value: one of these at most.
+#[derive(Debug, Clone, clap::Args)]
+#[group(multiple = false)]
+struct Kept {
+    /// Evict it before all others
+    #[arg(long)]
+    evict_first: bool,
+    /// For so many seconds after its last use, evict it only where nothing else is left
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u64).range(1..=Retention::LONGEST.as_secs()))]
+    soft_pin: Option<u64>,
+    /// Never evict it; such values have half of a heap at most
+    #[arg(long)]
+    hard_pin: bool,
+}
+
+impl Kept {
+    fn retention(&self) -> Retention {
+        match self.soft_pin {
+            Some(seconds) => Retention::SoftPin(Duration::from_secs(seconds)),
+            None if self.hard_pin => Retention::HardPin,
+            None if self.evict_first => Retention::EvictFirst,
+            None => Retention::Usual,
+        }
+    }
 }
 
 fn if_exists(text: &str) -> Result<IfExists, String> {
@@ -72,7 +102,8 @@ impl Put {
             .page_bytes(self.page_bytes.unwrap_or(0))
             .replicas(self.replicas)
             .stripes(self.stripes)
-            .if_exists(self.if_exists);
+            .if_exists(self.if_exists)
+            .retention(self.kept.retention());
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
         if self.replicas > 1 {
@@ -100,7 +131,8 @@ impl Put {
 impl Put {
     /// Whether a log may take the value.
     fn by_log(&self) -> bool {
-        self.if_exists == IfExists::Keep && self.stripes == 1 && self.replicas == 1
+        let usual = self.kept.retention() == Retention::Usual;
+        self.if_exists == IfExists::Keep && self.stripes == 1 && self.replicas == 1 && usual
     }
 
     fn in_stripes(&self, made: u8) -> String {

@@ -16,6 +16,7 @@ from .layouts import (
     given,
     or_none,
     replicas_of,
+    retention_of,
     stripes_of,
 )
 
@@ -62,10 +63,14 @@ class AsyncCalls:
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
         stripes: int = 1,
+        evict_first: bool = False,
+        soft_pin_ttl: float | None = None,
+        hard_pin: bool = False,
     ) -> None:
         """As ``put``. The value must not change until it is done."""
         source = arrays.source(value)
-        copies = replicas_of(replicas), stripes_of(stripes)
+        kept = retention_of(evict_first, soft_pin_ttl, hard_pin)
+        copies = replicas_of(replicas), stripes_of(stripes), kept
         wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         await _finished(
             lambda done: self._c.start_put(

@@ -29,6 +29,7 @@ from .layouts import (
     of_dst,
     or_none,
     replicas_of,
+    retention_of,
     stripes_of,
 )
 from .pool import ShmPool
@@ -173,6 +174,9 @@ class NanoKVCache(AsyncCalls):
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
         stripes: int = 1,
+        evict_first: bool = False,
+        soft_pin_ttl: float | None = None,
+        hard_pin: bool = False,
     ) -> None:
         """Stores a value under a key. Values are immutable.
 
@@ -191,9 +195,15 @@ class NanoKVCache(AsyncCalls):
             stripes: into how many parts the value is cut, each for another rank, 64 at most; no
                 more than there are ranks. If one is lost, the object is. A tensor of a GPU gets
                 one, but by tcp.
+            evict_first: it is evicted before all others.
+            soft_pin_ttl: seconds since its last use in which it is evicted only where nothing else
+                is left.
+            hard_pin: it is never evicted. These have half of a heap at most; beyond that a put
+                raises OutOfMemory. These three exclude each other.
         """
         source = arrays.source(value)
-        copies = replicas_of(replicas), stripes_of(stripes)
+        kept = retention_of(evict_first, soft_pin_ttl, hard_pin)
+        copies = replicas_of(replicas), stripes_of(stripes), kept
         wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
 
@@ -206,6 +216,9 @@ class NanoKVCache(AsyncCalls):
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
         stripes: int = 1,
+        evict_first: bool = False,
+        soft_pin_ttl: float | None = None,
+        hard_pin: bool = False,
         return_errors: bool = False,
     ) -> list[Error | None]:
         """Stores many values: one request for each owner at most.
@@ -214,7 +227,8 @@ class NanoKVCache(AsyncCalls):
             For each item None, or its error. Without ``return_errors`` the first is raised, after
             all have been tried.
         """
-        copies = replicas_of(replicas), stripes_of(stripes)
+        kept = retention_of(evict_first, soft_pin_ttl, hard_pin)
+        copies = replicas_of(replicas), stripes_of(stripes), kept
         wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done: list[Any] = self._c.put_many(*_parts(pairs), wanted)
@@ -237,7 +251,8 @@ class NanoKVCache(AsyncCalls):
             For each how many replicas were made, and can be read; 0 if the key was stored before.
             Fewer than asked for are no error, as long as there is one.
         """
-        wanted = (preferred_segment, page_bytes, fails(if_exists), replicas_of(replicas), 1)
+        copies = replicas_of(replicas), 1, retention_of()
+        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done = self._c.put_replicas(*_parts(pairs), wanted)
         _raise_first([error for error in done if isinstance(error, BaseException)])
@@ -412,7 +427,7 @@ class NanoKVCache(AsyncCalls):
         READY; the plan is committed then without a call. The object's memory is not reused while
         the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
-        wanted = (preferred_segment, page_bytes, True, 1, 1)
+        wanted = (preferred_segment, page_bytes, True, 1, 1, retention_of())
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
         return WritePlan(

@@ -172,6 +172,26 @@ def stripes_of(stripes: int) -> int:
     return stripes
 
 
+#: What a put asks of the evictor: its name, and the seconds of a soft pin.
+Retention = tuple[str, int]
+
+#: The longest soft pin, in seconds.
+MAX_SOFT_PIN_S = (1 << 24) - 1
+
+
+def retention_of(
+    evict_first: bool = False, soft_pin_ttl: float | None = None, hard_pin: bool = False
+) -> Retention:
+    """What a put asks of the evictor: one of these, or nothing."""
+    if evict_first + (soft_pin_ttl is not None) + hard_pin > 1:
+        raise InvalidArgument("evict_first, soft_pin_ttl and hard_pin exclude each other")
+    if soft_pin_ttl is not None:
+        if not 1 <= soft_pin_ttl <= MAX_SOFT_PIN_S:
+            raise InvalidArgument(f"soft_pin_ttl {soft_pin_ttl}: 1 to {MAX_SOFT_PIN_S} seconds")
+        return "soft_pin", int(soft_pin_ttl)
+    return ("evict_first" if evict_first else "hard_pin" if hard_pin else "usual"), 0
+
+
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, an address and a size, or memory of a GPU."""
     if source.tensor is not None:

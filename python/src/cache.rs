@@ -14,7 +14,7 @@ use crate::pool::Pool;
 use crate::reports::{Location, location, locations};
 use crate::tasks::{self, SIGNALS};
 use nkv::{
-    Client, ClientConfig, ErrorKind, IfExists, Node, PoolOptions, PutOptions, Secret,
+    Client, ClientConfig, ErrorKind, IfExists, Node, PoolOptions, PutOptions, Retention, Secret,
     TransportChoice,
 };
 use nkv_programs::endpoints;
@@ -75,13 +75,24 @@ impl Cache {
 }
 
 /// What a put asks for: preferred rank, bytes per page (0: the cluster's), whether it fails over a
-/// key that exists, replicas, and stripes.
-pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8);
+/// key that exists, replicas, stripes, and what the evictor does with it.
+pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8, Kept);
 
-pub(crate) fn options((preferred, page_bytes, fails, replicas, stripes): Wanted) -> PutOptions {
+/// Of a put: "evict_first", "hard_pin", "soft_pin" of so many seconds, or anything else.
+type Kept = (String, u64);
+
+pub(crate) fn options(
+    (preferred, page_bytes, fails, replicas, stripes, kept): Wanted,
+) -> PutOptions {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
+    let retention = match (&*kept.0, kept.1) {
+        ("evict_first", _) => Retention::EvictFirst,
+        ("hard_pin", _) => Retention::HardPin,
+        ("soft_pin", seconds) => Retention::SoftPin(Duration::from_secs(seconds)),
+        _ => Retention::Usual,
+    };
     let options = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
-    options.if_exists(what).replicas(replicas).stripes(stripes)
+    options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention)
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {

@@ -240,7 +240,7 @@ pub mod state {
     pub const DEAD: u32 = 3;
 }
 
-/// Bits of the owner word's low half.
+/// Bits of the owner word's low half. The others are those of a [`crate::Retention`].
 pub mod flag {
     /// The owner serves this slot at `owner_epoch`. Cleared to retire.
     pub const LIVE: u32 = 1;
@@ -249,6 +249,11 @@ pub mod flag {
 /// Packs a publish word (`state`, epoch) or an owner word (flags, owner epoch).
 pub const fn word(low: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | low as u64
+}
+
+/// Whether an owner word has LIVE at this epoch.
+pub const fn is_live(owner: u64, epoch: u32) -> bool {
+    low(owner) & flag::LIVE != 0 && epoch_of(owner) == epoch
 }
 
 /// Low half of a packed word: state or flags.

@@ -8,7 +8,7 @@
 //! - [`object`] is the one module that implements an object's life cycle.
 //! - [`index`] maps keys to headers for readers, [`reader`] is a reader on this host, [`pins`] keep
 //!   the bytes of views in place.
-//! - [`evict`] picks victims. [`log_lines`] limits how much others can make a process log.
+//! - [`evict`] picks victims, [`retention`] says which objects it spares. [`log_lines`] limits how much others can make a process log.
 //!   [`std_fds`] reports which standard streams were closed at the start.
 //!
 //! This crate contains no networking and no actors.
@@ -36,6 +36,7 @@ pub mod pins;
 mod quarantine;
 pub mod random;
 pub mod reader;
+pub mod retention;
 pub mod segment_layout;
 pub mod shm;
 pub mod std_fds;
@@ -56,6 +57,7 @@ pub use key::{Key, KeyHasher, KeyId, KeyPool};
 pub use memory::{AnonMemory, Export, Memory, OwnMemory};
 pub use object::{Expect, Slots, Unreadable};
 pub use random::{OsRandom, Random};
+pub use retention::Retention;
 pub use segment_layout::SegmentLayout;
 pub use shm::{SegmentName, ShmMemory};
 pub use stripes::Stripes;

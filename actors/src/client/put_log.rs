@@ -12,11 +12,11 @@ use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Touch};
-use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::layout::epoch_of;
+use nkv_store::{KeyId, Retention};
 use nkv_transport::verbs::{Kind, Op};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -98,7 +98,8 @@ pub(crate) enum TryPut {
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
         let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
-        allowed && opts.if_exists == IfExists::Keep && opts.replicas <= 1
+        let usual = opts.replicas <= 1 && opts.retention == Retention::Usual;
+        allowed && usual && opts.if_exists == IfExists::Keep
     }
 
     /// The rank whose log a key belongs to.

@@ -1,5 +1,7 @@
 //! What a put may ask for. Not a message: the master gets only what concerns it.
 
+use nkv_store::Retention;
+
 /// What a put over a key that has an object means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum IfExists {
@@ -37,6 +39,8 @@ pub struct PutOptions {
     pub(crate) stripes: Option<u8>,
     /// What is put was stored before and is brought back as it was: it may be nkv's own.
     pub(crate) restores: bool,
+    /// What the evictor is to do with the object.
+    pub(crate) retention: Retention,
 }
 
 impl PutOptions {
@@ -80,6 +84,16 @@ impl PutOptions {
     #[must_use]
     pub fn stripes(mut self, stripes: impl Into<Option<u8>>) -> Self {
         self.stripes = stripes.into();
+        self
+    }
+
+    /// What the evictors of the ranks that have the object do with it when they need room. Anything
+    /// but [`Retention::Usual`] takes a plan: a log keeps nothing by itself. A put of a key that is
+    /// stored changes nothing. Hard pins have half of a heap at most: beyond that a put fails
+    /// (`OutOfMemory`). What is put from a device by a plan has it, too.
+    #[must_use]
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
         self
     }
 

@@ -432,6 +432,7 @@ impl Client {
             page_bytes: opts.page_bytes,
             replicas: opts.replicas,
             replica_of,
+            retention: opts.retention,
         });
         let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut asked = Asked { client: self, request: Some(number) };

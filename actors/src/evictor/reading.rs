@@ -4,6 +4,7 @@
 
 use super::Evictor;
 use crate::actor::{Context, Message, On, Reply};
+use nkv_store::evict::Candidate;
 use nkv_store::heap::Heap;
 use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::BinaryHeap;
@@ -58,10 +59,11 @@ impl Evictor {
         ctx.work(async { ReadOn });
     }
 
-    /// Bytes of the object's extent. The producer wrote the length, so it is capped at the
-    /// capacity.
-    fn bytes_of(&self, object: &LiveSlot) -> u64 {
-        self.durable.heap.layout().placed_bytes(object.bytes_total.min(self.capacity))
+    /// The producer wrote the length, so it is capped at the capacity.
+    fn candidate(&self, object: &LiveSlot) -> Candidate {
+        let LiveSlot { slot, epoch, bytes_total, retention, .. } = *object;
+        let bytes = self.durable.heap.layout().placed_bytes(bytes_total.min(self.capacity));
+        Candidate { slot, epoch, bytes, retention }
     }
 
     /// Reads one piece; returns the rest of the reading, if any.
@@ -97,8 +99,8 @@ impl Evictor {
                     let (_, n) = latest.pop()?;
                     let Some(object) = pieces[n].pop() else { continue };
                     // Objects admitted since the reading began are newer than all of these.
-                    let bytes = self.bytes_of(&object);
-                    self.policy.admit_oldest(object.slot, object.epoch, bytes);
+                    let candidate = self.candidate(&object);
+                    self.policy.admit_oldest(candidate, object.last_access_ms);
                     latest.extend(pieces[n].last().map(|object| (object.last_access_ms, n)));
                 }
                 Some(Reading::Merging { pieces, latest })
@@ -114,8 +116,7 @@ impl Evictor {
             self.policy.forget(slot, epoch);
         }
         if let Some(object) = live.filter(|l| listed != Some(l.epoch)) {
-            let bytes = self.bytes_of(&object);
-            self.policy.admit(slot, object.epoch, bytes);
+            self.policy.admit(self.candidate(&object), self.durable.clock.now_ms());
         }
     }
 }

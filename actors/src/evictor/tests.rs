@@ -95,6 +95,7 @@ impl Bench {
             watermarks: Watermarks { hi: 95, lo: 85 },
             tables: tables.clone(),
             owner: owner_slot.clone(),
+            clock: Arc::new(BootClock),
         };
         let evictor =
             ActorAddr::start(executors[0].executor(), durable, Arc::new(|_| {})).await.unwrap();
@@ -141,6 +142,7 @@ impl Bench {
             item: 0,
             deadline_ms: 600_000,
             set: crate::message::ReplicaSet::NONE,
+            retention: Retention::Usual,
         };
         self.receives(MasterToOwner::PlanOpened(opened)).await;
         let (memory, off) = (self.heap.memory(), g.header_off(slot));

@@ -4,6 +4,7 @@
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, WORLD, info};
 use super::seeds;
 use crate::message::*;
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
 
@@ -346,6 +347,7 @@ fn requests(all: &mut Vec<Lie>) {
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
+        retention: Retention::Usual,
     };
     let items: [Change<OpenItem>; 6] = [
         |i| i.nearest = Some(Nearest { rank: WORLD, distance: 0 }),

@@ -12,6 +12,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{FromClient, FromMaster, NewTerm, Owner, OwnerDurable};
 use crate::placement::Placement;
 use crate::uplink::Uplink;
+use nkv_store::Retention;
 use nkv_store::SegmentLayout;
 use nkv_store::clock::{Clock, ManualClock};
 use nkv_store::heap::{Heap, HeapConfig};
@@ -383,6 +384,7 @@ impl TestCluster {
             page_bytes: 0,
             replicas: 1,
             replica_of: None,
+            retention: Retention::Usual,
         }];
         let request =
             Request::OpenForWrite { request: u64::MAX - self.requests, wait_ms: 0, items };

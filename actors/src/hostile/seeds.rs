@@ -11,6 +11,7 @@ use crate::message::{
     SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 
 pub(super) const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
@@ -45,6 +46,7 @@ pub(super) fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
         item: 0,
         deadline_ms: 1_000,
         set: ReplicaSet::NONE,
+        retention: Retention::HardPin,
     }
 }
 
@@ -125,6 +127,7 @@ fn requests() -> Vec<Request> {
         page_bytes: 4096,
         replicas: 2,
         replica_of: None,
+        retention: Retention::Usual,
     };
     let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
     let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };

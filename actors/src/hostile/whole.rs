@@ -6,6 +6,7 @@ use super::scene::{ARENA, LIAR, LIMIT, LOG_SLOTS, Member, OWNED, SLOTS, TestClus
 use super::seeds;
 use crate::master::{Ask, LinkDown, MasterTick};
 use crate::message::*;
+use nkv_store::Retention;
 use nkv_store::heap::FIRST_EPOCH;
 use nkv_store::layout::{HEADER_BYTES, PUBLISH_OFF};
 use nkv_store::object::{live_slots, producer_fields, ready};
@@ -38,6 +39,7 @@ fn item(key: &[u8], rank: u32) -> OpenItem {
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
+        retention: Retention::Usual,
     }
 }
 

@@ -2,9 +2,9 @@
 //! nearly all are, takes 64 bytes; what the others have besides is allocated for itself.
 
 use crate::message::{ObjectDesc, PlanId, ReplicaSet, SegmentId, SlotRef};
-use nkv_store::Key;
 use nkv_store::arena::Extent;
 use nkv_store::layout::PAYLOAD_ALIGN;
+use nkv_store::{Key, Retention};
 
 /// The state of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,8 @@ struct Rest {
     /// Further replicas that are being written, by plans of their own.
     copies: Vec<(PlanId, Replica)>,
     set: ReplicaSet,
+    /// What its put asked for, for an owner that has yet to hear of the plan.
+    retention: Retention,
     /// While Removing: when waiting removes fail, in ms.
     remove_until_ms: u64,
     /// The first replica, where its packed form is not exact.
@@ -83,6 +85,7 @@ static NOTHING: Rest = Rest {
     others: Vec::new(),
     copies: Vec::new(),
     set: ReplicaSet::NONE,
+    retention: Retention::Usual,
     remove_until_ms: 0,
     exact: None,
 };
@@ -94,6 +97,7 @@ impl Rest {
             && self.others.is_empty()
             && self.copies.is_empty()
             && self.set == ReplicaSet::NONE
+            && self.retention == Retention::Usual
             && self.exact.is_none()
     }
 
@@ -145,6 +149,16 @@ impl Entry {
         let mut entry = Self::live(key, replica);
         entry.change(|rest| (rest.state, rest.plan) = (State::Writing(plan), Some(plan)));
         entry
+    }
+
+    /// Whose put asked for this.
+    pub(super) fn retained(mut self, retention: Retention) -> Self {
+        self.change(|rest| rest.retention = retention);
+        self
+    }
+
+    pub(super) fn retention(&self) -> Retention {
+        self.rest().retention
     }
 
     /// As another replica of these is.

@@ -4,7 +4,7 @@ use super::Master;
 use super::entry::{Entry, Replica, State};
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef};
-use nkv_store::{Key, KeyId};
+use nkv_store::{Key, KeyId, Retention};
 use smallvec::SmallVec;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -18,6 +18,7 @@ pub(super) struct PlanInfo {
     pub at: SlotRef,
     pub asked: Asked,
     pub token: u64,
+    pub retention: Retention,
     // Its owner reported it, so the owner has recorded it.
     pub reported: bool,
     // The owner was asked to end it, for this cause.

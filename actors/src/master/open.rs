@@ -11,7 +11,7 @@ use crate::message::{
     PlanOpened, ReplicaSet, Response, SegmentId, SlotRef,
 };
 use nkv_store::layout::NOWHERE;
-use nkv_store::{Key, StoreError};
+use nkv_store::{Key, Retention, StoreError};
 
 /// Keys that may be put while a rank that holds objects has not reported; further puts fail until
 /// it reports.
@@ -127,8 +127,11 @@ impl Master {
             ))
             .at_rank(best.rank));
         }
+        if open.retention == Retention::HardPin {
+            self.check_hard_pins(&ranks, open.bytes_total)?;
+        }
         for rank in ranks {
-            if let Some(replica) = self.take(rank, open.bytes_total, page_bytes, &taken)? {
+            if let Some(replica) = self.take(rank, open, page_bytes, &taken)? {
                 return self.grant(o, replica).map(Placed::Granted);
             }
         }
@@ -139,12 +142,13 @@ impl Master {
     fn take(
         &mut self,
         rank: u32,
-        bytes_total: u64,
+        open: &OpenItem,
         page_bytes: u32,
         taken: impl Fn(&Self, SegmentId) -> bool,
     ) -> Result<Option<Replica>> {
+        let bytes_total = open.bytes_total;
         for segment_id in self.segments_of(rank, bytes_total) {
-            if taken(self, segment_id) {
+            if taken(self, segment_id) || !self.may_retain(segment_id, open) {
                 continue;
             }
             if self.durable.members.is_backlogged(segment_id) {
@@ -200,7 +204,8 @@ impl Master {
             _ => ReplicaSet { id: self.durable.random.u64().max(1), wanted },
         };
         let plan = self.grant_one(o, &first, set);
-        let mut entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
+        let entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
+        let mut entry = entry.retained(o.open.retention);
         if wanted > 1 {
             for (plan, copy) in self.grant_copies(o, &entry, set) {
                 entry.add_copy(plan, copy);
@@ -227,7 +232,7 @@ impl Master {
                 break;
             }
             // Puts that wait for room come first.
-            if self.waiting.is_waited_for(segment_id) {
+            if self.waiting.is_waited_for(segment_id) || !self.may_retain(segment_id, &o.open) {
                 continue;
             }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
@@ -284,9 +289,11 @@ impl Master {
         let plan = self.next_plan();
         let Replica { segment_id, at, .. } = *replica;
         let (asked, token) = (o.asked, self.durable.random.u64());
-        let opened = self.opened((plan, token, asked), &o.key, replica, set);
+        let retention = o.open.retention;
+        let opened = self.opened((plan, token, asked), &o.key, replica, (set, retention));
         self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
-        let info = PlanInfo { segment_id, at, asked, token, reported: false, ending: None };
+        let info =
+            PlanInfo { segment_id, at, asked, token, retention, reported: false, ending: None };
         self.plans.insert(plan, info);
         self.counters.opened += 1;
         plan
@@ -319,7 +326,7 @@ impl Master {
         (plan, token, (producer, request, item)): (PlanId, u64, Asked),
         key: &Key,
         replica: &Replica,
-        set: ReplicaSet,
+        (set, retention): (ReplicaSet, Retention),
     ) -> PlanOpened {
         PlanOpened {
             plan,
@@ -332,6 +339,7 @@ impl Master {
             item,
             deadline_ms: self.durable.settings.write_ttl_ms,
             set,
+            retention,
         }
     }
 

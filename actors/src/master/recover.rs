@@ -326,12 +326,13 @@ impl Master {
         let mine = all.filter(|(.., replica)| managed(replica) && unopened(replica.at));
         mine.filter_map(|(key, e, replica)| {
             let at = replica.at;
-            let opened =
-                |plan, token, asked| self.opened((plan, token, asked), &e.key, &replica, e.set());
+            let opened = |plan, token, asked, retention| {
+                self.opened((plan, token, asked), &e.key, &replica, (e.set(), retention))
+            };
             if let Some(plan) = e.plan_at(at) {
                 let info = self.plans.get(&plan)?;
                 let then = info.ending.map(|cause| MasterToOwner::EndPlan { plan, at, cause });
-                return Some((opened(plan, info.token, info.asked), then));
+                return Some((opened(plan, info.token, info.asked, info.retention), then));
             }
             // Committed: its plan is over here, so any new number will do.
             let (plan, token) = (self.next_plan(), self.durable.random.u64());
@@ -341,7 +342,7 @@ impl Master {
                 State::Removing => MasterToOwner::EndPlan { plan, at, cause: EndCause::Removed },
                 _ => MasterToOwner::Committed(vec![PlanRef { plan, at, key: *key }]),
             };
-            Some((opened(plan, token, (0, 0, 0)), Some(then)))
+            Some((opened(plan, token, (0, 0, 0), e.retention()), Some(then)))
         })
         .collect()
     }
@@ -367,8 +368,9 @@ impl Master {
             plan.reported = true;
         }
         let replica = Replica { segment_id, at: p.at, object: p.object };
-        let (asked, token) = ((p.producer, p.request, p.item), p.token);
-        let info = PlanInfo { segment_id, at: p.at, asked, token, reported: true, ending: None };
+        let (asked, token, retention) = ((p.producer, p.request, p.item), p.token, p.retention);
+        let (at, reported, ending) = (p.at, true, None);
+        let info = PlanInfo { segment_id, at, asked, token, retention, reported, ending };
         if let Some(e) = self.objects.get(&id) {
             let here = e.is_at(p.at);
             if !here && self.is_replica_of(e, &replica, p.set) {

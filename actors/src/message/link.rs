@@ -5,6 +5,7 @@ use super::{
     Abandoned, DiskAnswer, DiskQuestion, KeyBytes, KeyId, KeyReport, LogObjectEntry, LogQuestion,
     MovedObject, ObjectDesc, OwnerGauges, PlanId, PlanRef, ReplicaSet, SeenView, SlotRef, Term,
 };
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +109,8 @@ pub struct PlanOpened {
     pub deadline_ms: u64,
     /// The replicas to which the object will belong.
     pub set: ReplicaSet,
+    /// What the owner's evictor is to do with the object.
+    pub retention: Retention,
 }
 
 /// Why a plan ends.

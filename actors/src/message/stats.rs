@@ -113,6 +113,8 @@ gauges! {
     heap_used,
     /// Bytes of live objects.
     live_bytes,
+    /// Of these, bytes of objects with a hard pin.
+    hard_pinned_bytes,
     /// Bytes of objects being written.
     open_bytes,
     /// Bytes fencing or in quarantine.

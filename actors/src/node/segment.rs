@@ -309,6 +309,7 @@ async fn start_roles(
         watermarks: Watermarks { hi: config.water_hi, lo: config.water_lo },
         tables: tables.clone(),
         owner: owner_slot.clone(),
+        clock: common.env.clock.clone(),
     };
     let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted.clone()).await?;
     let _ = owner_slot.set(owner.clone());

@@ -61,7 +61,7 @@ impl Owner {
             return;
         }
         self.durable.tables.slow_path.ended_unopened.one();
-        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, p.object.extent) {
+        if let Err(error) = self.open_slot(p) {
             tracing::debug!(%error, plan = ?p.plan, "the slot of an ending plan has moved on");
         }
     }

@@ -1,12 +1,13 @@
 //! Who follows the objects of a heap: the evictor does. The owner knows this trait alone.
 
 use crate::error::Result;
+use nkv_store::evict::Candidate;
 
 /// What happened to the objects of a heap, or should happen.
 #[derive(Debug)]
 pub enum HeapEvent {
-    /// Objects became live: (slot, epoch, bytes of the extent), oldest first.
-    BecameLive(Vec<(u32, u32, u64)>),
+    /// Objects became live, oldest first.
+    BecameLive(Vec<Candidate>),
     /// Objects were read: (slot, epoch), in the order in which to count the reads.
     WereRead(Vec<(u32, u32)>),
     /// Objects are no longer live: (slot, epoch).

@@ -3,6 +3,7 @@
 
 use super::{HeapEvent, Owner};
 use crate::message::{Gauges, OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
+use nkv_store::evict::Candidate;
 use nkv_store::object::Committed;
 
 /// How the object of a plan became live.
@@ -54,10 +55,12 @@ impl Owner {
             if self.served_in_log(done.key).is_some() {
                 second.push((at.slot, at.epoch));
             } else {
-                admitted.push((at.slot, at.epoch, done.extent.len));
+                let (bytes, retention) = (done.extent.len, done.retention);
+                let SlotRef { slot, epoch, .. } = at;
+                admitted.push(Candidate { slot, epoch, bytes, retention });
             }
         }
-        let live: Vec<_> = admitted.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
+        let live: Vec<_> = admitted.iter().map(|c| (c.slot, c.epoch)).collect();
         self.write_through(&live);
         if !admitted.is_empty() {
             // Tail to head, like touches: the head of a prefix stays longest.

@@ -355,6 +355,7 @@ impl Gauges {
     pub fn levels(&self, u: &Usage) {
         let set = |g: &AtomicU64, v: u64| g.store(v, Ordering::Relaxed);
         set(&self.live_bytes, u.live_bytes);
+        set(&self.hard_pinned_bytes, u.hard_bytes);
         set(&self.open_bytes, u.open_bytes);
         set(&self.held_bytes, u.held_bytes);
         set(&self.heap_used, u.live_bytes + u.open_bytes + u.held_bytes);

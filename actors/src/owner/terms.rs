@@ -98,7 +98,7 @@ impl Owner {
     fn retire_unheard(&mut self) {
         let now = self.durable.clock.now_ns();
         let mut taken: BTreeMap<u64, u64> =
-            self.slots.extents().map(|(.., e, _)| (e.offset, e.offset + e.len)).collect();
+            self.slots.extents(|_| false).map(|(.., e, _)| (e.offset, e.offset + e.len)).collect();
         let mut gone = Vec::new();
         for (slot, epoch, claimed) in self.slots.written_but_free() {
             let free = |e: &Extent| {

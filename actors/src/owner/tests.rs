@@ -17,6 +17,7 @@ use crate::message::{
     Touch, TouchBatch,
 };
 use crate::uplink::Uplink;
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
@@ -138,6 +139,7 @@ impl Bench {
             item: 0,
             deadline_ms: 60_000,
             set: ReplicaSet::NONE,
+            retention: Retention::Usual,
         };
         self.tables.record(&p, BootClock.now_ns());
         p

@@ -22,6 +22,7 @@ mod placement;
 mod pool;
 mod prefetch;
 mod replicas;
+mod retention;
 mod round_trips;
 mod segment_faults;
 mod segments;

@@ -16,6 +16,7 @@ use nkv_actors::message::{
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
+use nkv_store::Retention;
 use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::layout::Region;
@@ -104,6 +105,7 @@ fn opened() -> PlanOpened {
         item: 0,
         deadline_ms: 30_000,
         set: ReplicaSet { id: 3, wanted: 2 },
+        retention: Retention::SoftPin(std::time::Duration::from_secs(60)),
     }
 }
 
@@ -280,6 +282,7 @@ fn requests() -> Vec<Request> {
         page_bytes: 256,
         replicas: 2,
         replica_of: None,
+        retention: Retention::Usual,
     };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },

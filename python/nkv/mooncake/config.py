@@ -6,7 +6,7 @@ import enum
 import logging
 from typing import Any, ClassVar
 
-from ..layouts import MAX_REPLICAS
+from ..layouts import MAX_REPLICAS, MAX_SOFT_PIN_S, Retention, retention_of
 
 log = logging.getLogger("nkv.mooncake")
 
@@ -152,6 +152,9 @@ class ReadTarget(_Fields):
         super().__setattr__(name, value)
 
 
+#: Of a soft pin whose put names no time: that of Mooncake.
+SOFT_PIN_TTL_MS = 30 * 60 * 1000
+
 _warned: set[str] = set()
 
 
@@ -163,12 +166,23 @@ def _warn_once(what: str) -> None:
 
 def wanted_of(
     config: ReplicateConfig | None, fails: bool = False
-) -> tuple[int | None, int, bool, int, int]:
-    """What a put asks for: a rank, pages, whether it fails over a key, replicas, stripes."""
+) -> tuple[int | None, int, bool, int, int, Retention]:
+    """What a put asks for, as the native part takes it."""
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
-    return preferred_rank(config), 0, fails, max(1, min(replicas, MAX_REPLICAS)), 1
+    copies = max(1, min(replicas, MAX_REPLICAS))
+    return preferred_rank(config), 0, fails, copies, 1, _retention(config)
+
+
+def _retention(config: ReplicateConfig | None) -> Retention:
+    """The pin that a put asks for. A soft one has whole seconds; Mooncake's default is 30 min."""
+    if config is None or not (config.with_hard_pin or config.with_soft_pin):
+        return retention_of()
+    if config.with_hard_pin:
+        return retention_of(hard_pin=True)
+    ttl_ms = config.soft_pin_ttl_ms or SOFT_PIN_TTL_MS
+    return retention_of(soft_pin_ttl=min(max(1, -(-ttl_ms // 1000)), MAX_SOFT_PIN_S))
 
 
 def preferred_rank(config: ReplicateConfig | None) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _nkv, errors
+from ..layouts import retention_of
 from .codes import INVALID_PARAMS, OK, code_of
 from .config import ReplicateConfig, log, preferred_rank
 from .core import Core
@@ -136,7 +137,7 @@ class Ranges(Core):
     def _open(self, key: str, size: int, config: ReplicateConfig | None) -> int:
         if size <= 0 or key in self._writing:
             return INVALID_PARAMS
-        wanted = (preferred_rank(config), 0, True, 1, 1)
+        wanted = (preferred_rank(config), 0, True, 1, 1, retention_of())
         plan = self._try(lambda c: c.open(key, size, wanted))
         if isinstance(plan, int):
             return plan

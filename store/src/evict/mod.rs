@@ -4,9 +4,11 @@
 mod list;
 mod lru;
 mod lru2;
+mod retained;
 mod watermarks;
 mod window;
 
+pub use retained::{Candidate, Retained};
 pub use watermarks::Watermarks;
 pub use window::cheapest_window;
 

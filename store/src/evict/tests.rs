@@ -273,3 +273,155 @@ proptest! {
         );
     }
 }
+
+mod retained {
+    use super::*;
+    use crate::retention::Retention;
+    use std::time::Duration;
+
+    const SLOTS: u32 = 8;
+    const SECOND: u64 = 1_000;
+
+    fn kinds(n: u8) -> Retention {
+        let soft = |s| Retention::SoftPin(Duration::from_secs(s));
+        let kinds = [Retention::EvictFirst, soft(2), soft(9), Retention::HardPin];
+        kinds.get(usize::from(n)).copied().unwrap_or_default()
+    }
+
+    fn candidate(slot: u32, retention: Retention) -> Candidate {
+        Candidate { slot, epoch: 1, bytes: 100, retention }
+    }
+
+    fn victims(held: &mut Retained, now_ms: u64) -> Vec<u32> {
+        std::iter::from_fn(|| held.victim(now_ms).map(|(slot, ..)| slot)).collect()
+    }
+
+    #[test]
+    fn the_first_go_before_all_and_soft_pins_last_and_hard_pins_never() {
+        for kind in KINDS {
+            let mut held = Retained::new(kind, SLOTS);
+            for (slot, n) in [(0, 2), (1, 9), (2, 3), (3, 1), (4, 0), (5, 9)] {
+                held.admit(candidate(slot, kinds(n)), 0);
+            }
+            assert_eq!((held.len(), held.bytes()), (5, 600), "{kind}");
+            // Of two soft pins first the one that ends first.
+            assert_eq!(victims(&mut held, 0), [4, 1, 5, 3, 0], "{kind}");
+            assert_eq!((held.len(), held.bytes(), held.epoch_of(2)), (0, 100, Some(1)));
+            held.forget(2, 1);
+            assert_eq!((held.bytes(), held.epoch_of(2)), (0, None));
+        }
+    }
+
+    #[test]
+    fn a_soft_pin_ends_some_time_after_the_last_use() {
+        let mut held = Retained::new(PolicyKind::Lru, SLOTS);
+        held.admit(candidate(0, kinds(1)), 0);
+        held.admit(candidate(1, kinds(9)), 0);
+        held.touch(0, 1, SECOND);
+        // Its pin ends three seconds after the start, and it is the most recently used.
+        assert_eq!(held.victim(2 * SECOND), Some((1, 1, 100)));
+        held.admit(candidate(2, kinds(9)), 2 * SECOND);
+        assert_eq!(held.victim(2 * SECOND), Some((2, 1, 100)), "set aside");
+        held.admit(candidate(3, kinds(9)), 2 * SECOND);
+        assert_eq!(held.victim(3 * SECOND), Some((0, 1, 100)), "ended, and the oldest");
+        held.admit(candidate(0, kinds(1)), 3 * SECOND);
+        held.admit(candidate(4, kinds(9)), 3 * SECOND);
+        assert_eq!(victims(&mut held, 3 * SECOND), [3, 4, 0]);
+    }
+
+    #[test]
+    fn one_that_was_set_aside_is_the_newest_once_it_is_used() {
+        let mut held = Retained::new(PolicyKind::Lru, SLOTS);
+        held.admit(candidate(0, kinds(2)), 0);
+        held.admit(candidate(1, kinds(9)), 0);
+        held.admit(candidate(2, kinds(9)), 0);
+        assert_eq!(held.victim(0), Some((1, 1, 100)));
+        held.touch(0, 1, 0);
+        // After its pin has ended it goes in its turn.
+        assert_eq!(victims(&mut held, 9 * SECOND), [2, 0]);
+    }
+
+    #[derive(Debug, Default)]
+    struct Model(Vec<(Candidate, u64, bool)>);
+
+    impl Model {
+        fn until(c: &Candidate, used_ms: u64) -> Option<u64> {
+            match c.retention {
+                Retention::SoftPin(ttl) => Some(used_ms + ttl.as_millis() as u64),
+                _ => None,
+            }
+        }
+
+        fn take(&mut self, at: Option<usize>) -> Option<(u32, u32, u64)> {
+            at.map(|at| self.0.remove(at).0).map(|c| (c.slot, c.epoch, c.bytes))
+        }
+
+        fn aside(&self, now_ms: u64) -> Option<usize> {
+            let aside = |(_, (c, used, aside)): &(usize, &(Candidate, u64, bool))| {
+                Self::until(c, *used).is_some_and(|until| *aside && until <= now_ms)
+            };
+            let listed = self.0.iter().enumerate().filter(aside);
+            listed.min_by_key(|(_, (c, used, _))| (Self::until(c, *used), c.slot)).map(|(i, _)| i)
+        }
+
+        fn victim(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
+            let first = self.0.iter().position(|(c, ..)| c.retention == Retention::EvictFirst);
+            if let Some(at) = first.or_else(|| self.aside(now_ms)) {
+                return self.take(Some(at));
+            }
+            for at in 0..self.0.len() {
+                let (c, used, aside) = self.0[at];
+                if aside || c.retention == Retention::HardPin {
+                    continue;
+                }
+                if Self::until(&c, used).is_none_or(|until| until <= now_ms) {
+                    return self.take(Some(at));
+                }
+                self.0[at].2 = true;
+            }
+            let last = self.aside(u64::MAX);
+            self.take(last)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_calls_is_the_models(
+            ops in prop::collection::vec((0u8..7, 0..SLOTS, 1u32..3, 0u64..3000, 0u8..8), 0..300)
+        ) {
+            let (mut held, mut model) = (Retained::new(PolicyKind::Lru, SLOTS), Model::default());
+            let mut now = 0;
+            for (op, slot, epoch, n, kind) in ops {
+                let at = model.0.iter().position(|(c, ..)| c.slot == slot);
+                let here = at.filter(|at| model.0[*at].0.epoch == epoch);
+                match op {
+                    0..=2 => {
+                        let c = Candidate { slot, epoch, bytes: n, retention: kinds(kind) };
+                        held.admit(c, now);
+                        if at.is_none_or(|at| model.0[at].0.epoch < epoch) {
+                            at.map(|at| model.0.remove(at));
+                            model.0.push((c, now, false));
+                        }
+                    }
+                    3 => {
+                        held.touch(slot, epoch, now);
+                        if let Some(at) = here {
+                            let (c, ..) = model.0.remove(at);
+                            model.0.push((c, now, false));
+                        }
+                    }
+                    4 => { held.forget(slot, epoch); here.map(|at| model.0.remove(at)); }
+                    5 => prop_assert_eq!(held.victim(now), model.victim(now)),
+                    _ => now += n,
+                }
+                let evictable = |(c, ..): &&(Candidate, u64, bool)| c.retention != Retention::HardPin;
+                prop_assert_eq!(held.len(), model.0.iter().filter(evictable).count());
+                prop_assert_eq!(held.bytes(), model.0.iter().map(|(c, ..)| c.bytes).sum::<u64>());
+                for slot in 0..SLOTS {
+                    let known = model.0.iter().find(|(c, ..)| c.slot == slot);
+                    prop_assert_eq!(held.epoch_of(slot), known.map(|(c, ..)| c.epoch));
+                }
+            }
+        }
+    }
+}

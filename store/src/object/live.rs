@@ -4,7 +4,8 @@ use super::slots::Slots;
 use super::transition::State;
 use super::{read_header, ready};
 use crate::heap::Heap;
-use crate::layout::{epoch_of, flag, word};
+use crate::layout::{epoch_of, is_live};
+use crate::retention::Retention;
 
 /// A live object, read from its header alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct LiveSlot {
     pub bytes_total: u64,
     /// Last recorded access, in milliseconds of CLOCK_BOOTTIME.
     pub last_access_ms: u64,
+    /// What its put asked for.
+    pub retention: Retention,
 }
 
 /// The object of a heap slot whose header is READY and LIVE at one epoch. An open plan that is
@@ -24,12 +27,13 @@ pub struct LiveSlot {
 pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
     let h = read_header(heap, slot).ok()?;
     let epoch = epoch_of(h.owner);
-    let live = h.owner == word(flag::LIVE, epoch) && h.publish == ready(epoch);
+    let live = is_live(h.owner, epoch) && h.publish == ready(epoch);
     live.then_some(LiveSlot {
         slot,
         epoch,
         bytes_total: h.bytes_total,
         last_access_ms: h.last_access,
+        retention: Retention::of_word(h.owner),
     })
 }
 

@@ -12,8 +12,9 @@ use crate::error::StoreError;
 use crate::heap::{FIRST_EPOCH, Heap};
 use crate::index::Index;
 use crate::key::KeyId;
-use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
+use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, is_live, low, word};
 use crate::quarantine::Quarantine;
+use crate::retention::Retention;
 use hashbrown::HashSet;
 use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct Committed {
     pub bytes_total: u64,
     /// Extent of the payload.
     pub extent: Extent,
+    /// What the put asked for.
+    pub retention: Retention,
 }
 
 /// A slot whose quarantine is over. Its extent may be allocated again.
@@ -81,8 +84,10 @@ impl Slots {
         let live: Vec<_> =
             table.all().filter(|(_, at)| matches!(at.state, State::Live(_))).collect();
         for (slot, at) in live {
-            let key = key_of(&table.header(slot));
-            table.index.insert(key, slot, at.epoch);
+            let header = table.header(slot);
+            table.index.insert(key_of(&header), slot, at.epoch);
+            let packed = at.state.extent().unwrap_or(PackedExtent::UNKNOWN);
+            table.usage.hard_bytes += hard_bytes(Retention::of_word(header.owner), packed);
         }
         table
     }
@@ -102,6 +107,23 @@ impl Slots {
         self.step(slot, epoch, Event::Open(packed), "open").map(drop)
     }
 
+    /// Notes in the header of an open plan how long an evictor is to keep its object. Refused
+    /// (`WrongState`) at any other epoch or state.
+    pub fn retain(
+        &mut self,
+        slot: u32,
+        epoch: u32,
+        retention: Retention,
+    ) -> Result<(), StoreError> {
+        if !self.is_open(slot, epoch) {
+            return Err(refusal(slot, self.at(slot), epoch, "retention"));
+        }
+        let at = self.heap.layout().header_off(slot) + OWNER_OFF;
+        // Its plan may have lost LIVE already.
+        let live = low(self.heap.memory().load(at)?) & flag::LIVE;
+        self.heap.memory().store(at, word(live | retention.bits(), epoch))
+    }
+
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
     /// retired (the caller answers `Reclaimed` [I11]), if it is not READY, or if the header's
     /// payload is not the plan's.
@@ -114,15 +136,20 @@ impl Slots {
         };
         let extent = packed.extent(&arena);
         let header = read_header(&self.heap, slot)?;
-        if header.publish != ready(epoch) || header.owner != word(flag::LIVE, epoch) {
+        if header.publish != ready(epoch) || !is_live(header.owner, epoch) {
             return refuse("commit of a plan that is not READY");
         }
         if header.payload_base != extent.offset || header.bytes_total > extent.len {
             return refuse("commit of a payload that is not the plan's");
         }
+        let retention = Retention::of_word(header.owner);
         let newly = self.step(slot, epoch, Event::Commit, "commit")?;
+        if newly {
+            self.usage.hard_bytes += hard_bytes(retention, packed);
+        }
         self.index.insert(key_of(&header), slot, epoch);
-        Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
+        let (key, bytes_total) = (key_of(&header), header.bytes_total);
+        Ok(Committed { newly, key, bytes_total, extent, retention })
     }
 
     /// Ends a committed object or an open plan, and returns its extent: its owner word loses LIVE
@@ -142,7 +169,10 @@ impl Slots {
         };
         self.clear_live(slot, epoch)?;
         if self.is_live(slot, epoch) {
-            self.index.remove(key_of(&self.header(slot)), slot, epoch);
+            let header = self.header(slot);
+            self.index.remove(key_of(&header), slot, epoch);
+            let hard = hard_bytes(Retention::of_word(header.owner), packed);
+            self.usage.hard_bytes = self.usage.hard_bytes.saturating_sub(hard);
         }
         // Everything read after this fence, such as a scan of the pins, sees the retires before it
         // [I9].
@@ -341,5 +371,13 @@ impl Slots {
             count(&mut self.usage, next.state, u64::add_assign);
             *at = next;
         }
+    }
+}
+
+/// What an object counts in the bytes of hard pins.
+fn hard_bytes(retention: Retention, extent: PackedExtent) -> u64 {
+    match retention {
+        Retention::HardPin => extent.bytes(),
+        _ => 0,
     }
 }

@@ -12,8 +12,10 @@ use crate::arena::Extent;
 use crate::heap::HeapConfig;
 use crate::key::KEYS;
 use crate::memory::AnonMemory;
+use crate::retention::Retention;
 use hashbrown::HashSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Quarantine of the test segments in nanoseconds.
 const Q: u64 = 5_000_000;
@@ -218,7 +220,8 @@ fn every_call_may_come_twice() {
     begin(&heap, 0, 1, KEYS.id(b"k"), at, 100);
     assert!(publish(&heap, 0, 1));
     let first = slots.commit(0, 1).unwrap();
-    let wanted = Committed { newly: true, key: KEYS.id(b"k"), bytes_total: 100, extent: at };
+    let (key, retention) = (KEYS.id(b"k"), Retention::Usual);
+    let wanted = Committed { newly: true, key, bytes_total: 100, extent: at, retention };
     assert_eq!(first, wanted);
     assert_eq!(slots.commit(0, 1).unwrap(), Committed { newly: false, ..wanted });
     slots.retire(0, 1, true, 0).unwrap();

@@ -8,6 +8,8 @@ use super::transition::State;
 pub struct Usage {
     /// Bytes of committed objects.
     pub live_bytes: u64,
+    /// Of these, bytes of hard pins.
+    pub hard_bytes: u64,
     /// Bytes of open plans.
     pub open_bytes: u64,
     /// Bytes retired but not free yet: fencing and in quarantine.

@@ -3,11 +3,12 @@
 
 use super::slots::Slots;
 use super::transition::State;
-use super::{ObjectDesc, key_of, read_header, ready};
+use super::{LiveSlot, ObjectDesc, key_of, live_slot, read_header, ready};
 use crate::arena::Extent;
 use crate::heap::FIRST_EPOCH;
 use crate::key::KeyId;
 use crate::layout::ObjHeader;
+use crate::retention::Retention;
 
 /// One slot as reported to the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,14 +82,20 @@ impl Slots {
         })
     }
 
-    /// Every allocated extent: slot, epoch, extent, and whether it is a live object (a candidate
-    /// for eviction). Extents that a scan could not determine are left out. Walks all slots.
-    pub fn extents(&self) -> impl Iterator<Item = (u32, u32, Extent, bool)> + '_ {
+    /// Every allocated extent: slot, epoch, extent, and whether it is a live object that may be
+    /// evicted: `may` is asked about each that is not usual. Extents that a scan could not
+    /// determine are left out. Walks all slots.
+    pub fn extents<'a>(
+        &'a self,
+        may: impl Fn(&LiveSlot) -> bool + 'a,
+    ) -> impl Iterator<Item = (u32, u32, Extent, bool)> + 'a {
         let arena = self.heap().layout().arena;
         self.all().filter_map(move |(slot, at)| {
             let extent = at.state.extent()?.extent(&arena);
+            let usual = |o: &LiveSlot| o.retention == Retention::Usual || may(o);
             let live = matches!(at.state, State::Live(_));
-            (extent.len > 0).then_some((slot, at.epoch, extent, live))
+            let evictable = live && live_slot(self.heap(), slot).is_none_or(|o| usual(&o));
+            (extent.len > 0).then_some((slot, at.epoch, extent, evictable))
         })
     }
 

@@ -53,7 +53,7 @@ impl Client {
     /// this process maps. Returns how many were made.
     pub(crate) async fn add_replicas(&self, key: &[u8]) -> Result<u32> {
         let view = self.view_stored(key).await?;
-        let opts = PutOptions::default().replicas(MAX_REPLICAS);
+        let opts = PutOptions::default().replicas(MAX_REPLICAS).retention(view.retention());
         let asked = Asking { replica_of: Some(view.at()), ..Asking::of(&opts) };
         one(self.put_whole(&[(key, &view)], &[0], asked).await)
     }

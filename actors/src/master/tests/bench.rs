@@ -12,6 +12,7 @@ use crate::message::{
 use crate::placement::Placement;
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
+use nkv_store::Retention;
 use nkv_store::SegmentLayout;
 use nkv_store::arena::Extent;
 use nkv_store::clock::{BootClock, Clock, ManualClock};
@@ -371,6 +372,7 @@ pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
+        retention: Retention::Usual,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

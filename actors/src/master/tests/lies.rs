@@ -11,6 +11,7 @@ use crate::message::{
     SeenView, SlotContent, SlotEntry, SlotRef, Term,
 };
 use nkv_store::KeyId;
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::layout::Region;
@@ -34,6 +35,7 @@ pub(super) fn opened(plan: PlanId, slot: u32) -> PlanOpened {
         item: 0,
         deadline_ms: 100,
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     }
 }
 

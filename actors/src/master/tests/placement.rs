@@ -5,6 +5,7 @@ use super::bench::*;
 use crate::error::ErrorKind;
 use crate::message::{OpenItem, OwnerToMaster, PlanDesc, RankInfo, Request, SeenView, SlotRef};
 use crate::placement::{Nearest, Placement};
+use nkv_store::Retention;
 
 /// By a writer on the NUMA node of this rank.
 fn opening_near(request: u64, k: &str, rank: u32, units: u64) -> Request {
@@ -16,6 +17,7 @@ fn opening_near(request: u64, k: &str, rank: u32, units: u64) -> Request {
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
+        retention: Retention::Usual,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

@@ -6,6 +6,7 @@ use crate::message::{
     CopyPlan, EndCause, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanOpened, PlanRef,
     ReplicaSet, Request, Response, SlotContent, SlotEntry, SlotRef,
 };
+use nkv_store::Retention;
 
 fn twice(request: u64, k: &str) -> Request {
     let item = OpenItem {
@@ -16,6 +17,7 @@ fn twice(request: u64, k: &str) -> Request {
         page_bytes: 4096,
         replicas: 2,
         replica_of: None,
+        retention: Retention::Usual,
     };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }
@@ -195,6 +197,7 @@ fn open_entry(bench: &Bench, rank: &Rank, slot: u32, set: ReplicaSet) -> SlotEnt
         item: 0,
         deadline_ms: 1_000,
         set,
+        retention: Retention::Usual,
     };
     SlotEntry { slot, epoch: 1, what: SlotContent::Open(Box::new(opened)) }
 }

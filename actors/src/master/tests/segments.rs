@@ -10,6 +10,7 @@ use crate::message::{
     MAX_SEGMENTS, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, RankInfo, RankState, Refusal,
     Request, Response, SeenView, SegmentId,
 };
+use nkv_store::Retention;
 use std::collections::BTreeMap;
 
 const SECOND: SegmentId = SegmentId { rank: 0, segment: 1 };
@@ -30,6 +31,7 @@ fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
         page_bytes: 4096,
         replicas: 1,
         replica_of: None,
+        retention: Retention::Usual,
     }];
     Request::OpenForWrite { request, wait_ms: 100, items }
 }
@@ -125,6 +127,7 @@ async fn an_object_goes_to_the_segment_of_its_rank_with_most_room() {
             page_bytes: 0,
             replicas: 1,
             replica_of: None,
+            retention: Retention::Usual,
         }];
         request += 1;
         let open = Request::OpenForWrite { request, wait_ms: 0, items };

@@ -1,6 +1,7 @@
 //! Impossible values, one at a time.
 
 use crate::message::*;
+use nkv_store::Retention;
 use nkv_store::arena::Extent;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::key::MAX_KEY_BYTES;
@@ -63,6 +64,7 @@ fn opened() -> PlanOpened {
         item: 0,
         deadline_ms: 1_000,
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     }
 }
 

@@ -107,6 +107,12 @@ impl World {
         KEYS.id(format!("{slot}@{epoch}").as_bytes())
     }
 
+    fn retention(slot: u32, epoch: u32) -> Retention {
+        let soft = Retention::SoftPin(Duration::from_secs(epoch.into()));
+        let all = [Retention::Usual, Retention::EvictFirst, soft, Retention::HardPin];
+        all[((slot + epoch) % 4) as usize]
+    }
+
     fn open(&mut self, slot: u32, bytes: u64, epoch: u32) -> Result<(), TestCaseError> {
         let cell = *self.cell(slot);
         let extent = self.arena.alloc(bytes).unwrap();
@@ -117,6 +123,7 @@ impl World {
             return Ok(());
         }
         prop_assert!(opened.is_ok() && self.slots.open(slot, epoch, extent).is_ok());
+        prop_assert!(self.slots.retain(slot, epoch, Self::retention(slot, epoch)).is_ok());
         prop_assert!(self.used_epochs.insert((slot, epoch)), "[I3] epoch {epoch} again");
         *self.cell(slot) =
             Cell { life: Life::Open, written: Written::Nothing, extent, bytes, ..cell };
@@ -172,6 +179,7 @@ impl World {
                     key: Self::key(slot, epoch),
                     bytes_total: cell.bytes,
                     extent: cell.extent,
+                    retention: Self::retention(slot, epoch),
                 };
                 prop_assert_eq!(committed.unwrap(), wanted);
                 self.cell(slot).life = Life::Live;
@@ -280,7 +288,7 @@ impl World {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), TestCaseError> {
+    fn check(&mut self) -> Result<(), TestCaseError> {
         let total = |of: fn(&Life) -> bool| {
             let hits = self.cells.iter().filter(|c| of(&c.life));
             hits.fold((0, 0), |(n, bytes), c| (n + 1, bytes + c.extent.len))
@@ -299,16 +307,30 @@ impl World {
             _ => None,
         });
         prop_assert_eq!(self.slots.next_due_ns(), ends.min());
-        for (slot, cell) in (0u32..).zip(&self.cells) {
-            self.check_slot(slot, cell)?;
+        let cells = (0u32..).zip(self.cells.clone());
+        let hard = |(slot, c): &(u32, Cell)| {
+            c.life == Life::Live && Self::retention(*slot, c.epoch) == Retention::HardPin
+        };
+        let hard_bytes = cells.clone().filter(hard).map(|(_, c)| c.extent.len).sum::<u64>();
+        prop_assert_eq!(u.hard_bytes, hard_bytes);
+        for (slot, cell) in cells {
+            self.check_slot(slot, &cell)?;
         }
         Ok(())
     }
 
-    fn check_slot(&self, slot: u32, cell: &Cell) -> Result<(), TestCaseError> {
+    fn check_slot(&mut self, slot: u32, cell: &Cell) -> Result<(), TestCaseError> {
         let header = self.slots.header(slot);
         let served = matches!(cell.life, Life::Free | Life::Open | Life::Live);
-        prop_assert_eq!(header.owner, word(u32::from(served), cell.epoch), "slot {}", slot);
+        let retention = match cell.life {
+            Life::Free => Retention::Usual,
+            _ => Self::retention(slot, cell.epoch),
+        };
+        let owner = word(u32::from(served) | retention.bits(), cell.epoch);
+        prop_assert_eq!(header.owner, owner, "slot {}", slot);
+        let open = cell.life == Life::Open;
+        let again = self.slots.retain(slot, cell.epoch, retention).is_ok();
+        prop_assert!(again == open && self.slots.retain(slot, cell.epoch + 1, retention).is_err());
         let wanted = Expect {
             key: Some(Self::key(slot, cell.epoch)),
             epoch: Some(cell.epoch),

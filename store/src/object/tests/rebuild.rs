@@ -75,7 +75,7 @@ fn reports_name_what_is_held_and_skip_what_was_never_used() {
     let wanted =
         [(3, live, Some(at)), (4, SlotKind::Open, Some(open)), (6, SlotKind::Held, Some(gone))];
     assert_eq!(kinds, wanted);
-    let evictable: Vec<_> = slots.extents().map(|(s, _, _, live)| (s, live)).collect();
+    let evictable: Vec<_> = slots.extents(|_| false).map(|(s, _, _, live)| (s, live)).collect();
     assert_eq!(evictable, [(3, true), (4, false), (6, false)]);
     slots.due(Q);
     assert!(slots.report().any(|r| (r.slot, r.epoch, r.kind) == (6, 2, SlotKind::Free)));
@@ -91,7 +91,8 @@ fn those_who_start_cold_find_what_is_published_and_not_retired() {
     slots.touch(2, 1, 9);
     slots.open(3, 1, extent(&heap, 3, 1)).unwrap();
     let found: Vec<_> = live_slots(&heap).collect();
-    let live = LiveSlot { slot: 2, epoch: 1, bytes_total: 100, last_access_ms: 9 };
+    let retention = Retention::Usual;
+    let live = LiveSlot { slot: 2, epoch: 1, bytes_total: 100, last_access_ms: 9, retention };
     assert_eq!(found, [live]);
     assert!(slots.is_live(2, 1) && !slots.is_live(2, 2) && !slots.is_live(0, 1));
     assert!(slots.is_open(3, 1) && !slots.is_open(3, 2) && !slots.is_open(2, 1));
@@ -110,7 +111,7 @@ fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
     assert!(slots.commit(0, 1).unwrap().newly);
     drop(slots);
     let mut slots = Slots::scan(heap.clone(), &[], |slot, _| slot == 0, 0);
-    assert_eq!(slots.extents().collect::<Vec<_>>(), [(0, 1, at, true)]);
+    assert_eq!(slots.extents(|_| false).collect::<Vec<_>>(), [(0, 1, at, true)]);
     // Another owner that loses its memory in quarantine frees the same extent again, whole.
     slots.retire(0, 1, true, 0).unwrap();
     let mut slots = Slots::scan(heap, &[], |_, _| false, 0);

@@ -1,0 +1,47 @@
+//! How much of a heap hard pins may have. Owners count them, and a master judges by what each said
+//! last, up to a heartbeat ago: what is put meanwhile may exceed the bound by as much.
+
+use super::Master;
+use crate::error::{Error, Result};
+use crate::message::{OpenItem, SegmentId};
+use nkv_store::Retention;
+
+/// Of a heap, in percent: the rest is for objects that can be evicted.
+const MOST_PERCENT: u64 = 50;
+
+impl Master {
+    /// Whether an object may be kept in a segment as its put asks.
+    pub(super) fn may_retain(&self, segment_id: SegmentId, open: &OpenItem) -> bool {
+        if open.retention != Retention::HardPin {
+            return true;
+        }
+        let (has, most) = self.hard_pins(segment_id);
+        has.saturating_add(open.bytes_total) <= most
+    }
+
+    /// # Errors
+    /// `OutOfMemory` if no segment of these ranks can take a hard pin of so many bytes.
+    pub(super) fn check_hard_pins(&self, ranks: &[u32], bytes: u64) -> Result<()> {
+        let segments = || ranks.iter().flat_map(|rank| self.segments_of(*rank, bytes));
+        let free = |id: SegmentId| {
+            let (has, most) = self.hard_pins(id);
+            most.saturating_sub(has)
+        };
+        let Some(best) = segments().max_by_key(|id| free(*id)) else { return Ok(()) };
+        if free(best) >= bytes {
+            return Ok(());
+        }
+        let (has, most) = self.hard_pins(best);
+        Err(Error::out_of_memory(format!(
+            "hard pins have {has} of the {most} bytes that they may have on {best}, and this one \
+             is of {bytes}: remove some, use a soft pin, or raise --heap-bytes"
+        ))
+        .at_rank(best.rank))
+    }
+
+    /// Bytes of hard pins in a segment, and how many they may be.
+    fn hard_pins(&self, segment_id: SegmentId) -> (u64, u64) {
+        let arena = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.arena.len);
+        (self.durable.members.hard_pinned(segment_id), arena / 100 * MOST_PERCENT)
+    }
+}

@@ -1,0 +1,122 @@
+//! What evictors do with objects that are pinned, or go first: in a heap that is filled many times
+//! over, after a panic of its actors, and with more hard pins than there may be.
+
+use crate::embedding::{bytes, config, eventually};
+use nkv_actors::actor::Crash;
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
+use nkv_pace::HANGS;
+use nkv_store::Retention;
+use std::time::Duration;
+
+const LEN: usize = 60_000;
+const LARGE: usize = 5 * LEN;
+/// More than any test takes.
+const LONG: Retention = Retention::SoftPin(Duration::from_secs(3_600));
+
+async fn one_rank(job: &str) -> Cluster {
+    let base = NodeConfig { heap_bytes: 4 << 20, quarantine_ms: 1, ..config(job) };
+    Cluster::start(1, base).await.unwrap()
+}
+
+async fn put(client: &Client, prefix: &str, n: usize, retention: Retention) {
+    let opts = PutOptions::default().retention(retention);
+    for i in 0..n {
+        let (key, value) = (format!("{prefix}{i}"), bytes(LEN, i as u8));
+        client.put(key.as_bytes(), &value, &opts).await.unwrap();
+    }
+}
+
+/// How many of the first `n` keys are there; each has its bytes.
+async fn left(client: &Client, prefix: &str, n: usize) -> usize {
+    let mut left = 0;
+    for i in 0..n {
+        match client.get(format!("{prefix}{i}").as_bytes()).await {
+            Ok(value) => assert!(value == bytes(LEN, i as u8), "{prefix}{i}"),
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            Err(e) => panic!("{prefix}{i}: {e}"),
+        }
+        left += 1;
+    }
+    left
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pinned_objects_stay_while_a_heap_is_filled_three_times_and_the_first_go_first() {
+    let cluster = one_rank("retention").await;
+    let client = &cluster.client();
+    put(client, "hard/", 8, Retention::HardPin).await;
+    put(client, "soft/", 8, LONG).await;
+    put(client, "usual/", 8, Retention::Usual).await;
+    // The newest, and some of them are gone before any of the others is.
+    put(client, "first/", 20, Retention::EvictFirst).await;
+    let mut more = 0;
+    while cluster.node(0).status().owner.evictions == 0 {
+        let key = format!("more/{more}");
+        client.put(key.as_bytes(), &bytes(LEN, 0), &PutOptions::default()).await.unwrap();
+        more += 1;
+        assert!(more < 70, "the heap is to be full");
+    }
+    assert!(left(client, "first/", 20).await < 20);
+    assert_eq!(left(client, "usual/", 8).await, 8);
+    put(client, "flood/", 180, Retention::Usual).await;
+    assert_eq!(left(client, "usual/", 8).await + left(client, "first/", 20).await, 0);
+    assert_eq!((left(client, "hard/", 8).await, left(client, "soft/", 8).await), (8, 8));
+    // After a panic of both actors their new incarnations find the pins in the headers.
+    cluster.node(0).owner().call(Crash, HANGS).await.unwrap_err();
+    cluster.node(0).evictor().call(Crash, HANGS).await.unwrap_err();
+    put(client, "again/", 180, Retention::Usual).await;
+    assert_eq!((left(client, "hard/", 8).await, left(client, "soft/", 8).await), (8, 8));
+    for i in 0..8 {
+        client.remove(format!("hard/{i}").as_bytes()).await.unwrap();
+    }
+    assert_eq!(left(client, "hard/", 8).await, 0);
+    eventually("no hard pin is counted", async || {
+        cluster.node(0).status().owner.hard_pinned_bytes == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heap_full_of_soft_pins_still_takes_what_is_put() {
+    let cluster = one_rank("soft-full").await;
+    let client = &cluster.client();
+    put(client, "soft/", 150, LONG).await;
+    let kept = left(client, "soft/", 150).await;
+    assert!((1..150).contains(&kept), "{kept}");
+    // One that needs the room of many neighbours.
+    client.put(b"large", &bytes(2 << 20, 1), &PutOptions::default()).await.unwrap();
+    assert!(left(client, "soft/", 150).await < kept);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hard_pins_have_half_of_a_heap_and_the_error_says_so() {
+    let cluster = one_rank("hard-full").await;
+    let client = &cluster.client();
+    let opts = PutOptions::default().retention(Retention::HardPin);
+    let mut put = 0;
+    let refused = loop {
+        let key = format!("hard/{put}");
+        match client.put(key.as_bytes(), &bytes(LARGE, put as u8), &opts).await {
+            Ok(()) => put += 1,
+            Err(e) => break e,
+        }
+        assert!(put < 14, "more than the heap has");
+        // So that the master has heard of it.
+        eventually("the owner counts it", async || {
+            let stats = client.stats().await.unwrap();
+            stats.ranks[0].owner.hard_pinned_bytes >= (put * LARGE) as u64
+        })
+        .await;
+    };
+    let half = 4 << 20 >> 1;
+    assert!(put * LARGE < half && (put + 2) * LARGE > half, "{put}");
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+    let text = refused.to_string();
+    assert!(text.contains("hard pins have") && text.contains("--heap-bytes"), "{text}");
+    for i in 0..put {
+        let value = client.get(format!("hard/{i}").as_bytes()).await.unwrap();
+        assert!(value == bytes(LARGE, i as u8), "{i}");
+    }
+    // Others have the rest.
+    client.put(b"usual", &bytes(LEN, 1), &PutOptions::default()).await.unwrap();
+}

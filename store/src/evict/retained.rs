@@ -1,0 +1,207 @@
+//! A policy, and the objects that it must not choose in its order: those that go before all others,
+//! those that go last, and those that stay.
+
+use super::list::SlotList;
+use super::{Policy, PolicyKind};
+use crate::retention::Retention;
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// An object that may be evicted some day, unless it is pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Header slot.
+    pub slot: u32,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Bytes of its extent.
+    pub bytes: u64,
+    /// What was asked for when it was put.
+    pub retention: Retention,
+}
+
+/// A soft pin.
+#[derive(Debug, Clone, Copy)]
+struct Soft {
+    epoch: u32,
+    ttl_ms: u64,
+    /// When it ends, unless the object is used before.
+    until_ms: u64,
+    /// It was the policy's choice, and was set aside: its bytes.
+    aside: Option<u64>,
+}
+
+/// Chooses what is evicted next. What is used without a pin costs no more than the policy alone.
+pub struct Retained {
+    usual: Box<dyn Policy>,
+    /// Least recently used first.
+    first: SlotList,
+    /// The policy has them, too, until it chooses them.
+    soft: HashMap<u32, Soft>,
+    /// Those that were set aside, by when their pins end; no two have one slot.
+    aside: BTreeMap<(u64, u32), u64>,
+    aside_bytes: u64,
+    /// Epoch and bytes.
+    hard: HashMap<u32, (u32, u64)>,
+    hard_bytes: u64,
+}
+
+impl Retained {
+    /// For slots below `slots`.
+    pub fn new(policy: PolicyKind, slots: u32) -> Self {
+        Self {
+            usual: policy.build(slots),
+            first: SlotList::new(slots),
+            soft: HashMap::new(),
+            aside: BTreeMap::new(),
+            aside_bytes: 0,
+            hard: HashMap::new(),
+            hard_bytes: 0,
+        }
+    }
+
+    /// A new object. One of an older epoch in the same slot is replaced.
+    pub fn admit(&mut self, c: Candidate, now_ms: u64) {
+        if c.retention != Retention::Usual || self.has_special() {
+            match self.epoch_of(c.slot) {
+                Some(held) if held >= c.epoch => return,
+                Some(held) => self.forget(c.slot, held),
+                None => {}
+            }
+        }
+        match c.retention {
+            Retention::Usual => {}
+            Retention::EvictFirst => return self.first.push(c.slot, c.epoch, c.bytes),
+            Retention::SoftPin(ttl) => self.pin_softly(&c, ttl, now_ms),
+            Retention::HardPin => return self.pin_hard(&c),
+        }
+        self.usual.admit(c.slot, c.epoch, c.bytes);
+    }
+
+    /// An object that was used before all objects held now, at `used_ms`. One that is already held
+    /// keeps its place.
+    pub fn admit_oldest(&mut self, c: Candidate, used_ms: u64) {
+        if self.epoch_of(c.slot).is_some() {
+            return;
+        }
+        match c.retention {
+            Retention::Usual => {}
+            Retention::EvictFirst => return self.first.push_oldest(c.slot, c.epoch, c.bytes),
+            Retention::SoftPin(ttl) => self.pin_softly(&c, ttl, used_ms),
+            Retention::HardPin => return self.pin_hard(&c),
+        }
+        self.usual.admit_oldest(c.slot, c.epoch, c.bytes);
+    }
+
+    /// The epoch held of a slot.
+    pub fn epoch_of(&self, slot: u32) -> Option<u32> {
+        let aside = || self.soft.get(&slot).filter(|s| s.aside.is_some()).map(|s| s.epoch);
+        let hard = || self.hard.get(&slot).map(|(epoch, _)| *epoch);
+        let usual = self.usual.epoch_of(slot).or_else(|| self.first.epoch_of(slot));
+        usual.or_else(aside).or_else(hard)
+    }
+
+    /// It was used.
+    pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) {
+        if !self.soft.is_empty()
+            && let Some(s) = self.soft.get_mut(&slot).filter(|s| s.epoch == epoch)
+        {
+            let ended = std::mem::replace(&mut s.until_ms, now_ms.saturating_add(s.ttl_ms));
+            // The policy has it again, as the newest.
+            if let Some(bytes) = s.aside.take() {
+                self.aside.remove(&(ended, slot));
+                self.aside_bytes -= bytes;
+                return self.usual.admit(slot, epoch, bytes);
+            }
+        }
+        if self.first.len() == 0 || !self.first.renew(slot, epoch) {
+            self.usual.touch(slot, epoch);
+        }
+    }
+
+    /// It is removed.
+    pub fn forget(&mut self, slot: u32, epoch: u32) {
+        self.usual.forget(slot, epoch);
+        if !self.has_special() {
+            return;
+        }
+        self.first.remove(slot, epoch);
+        if let Some(s) = self.soft.get(&slot).copied().filter(|s| s.epoch == epoch) {
+            self.soft.remove(&slot);
+            if let Some(bytes) = s.aside {
+                self.aside.remove(&(s.until_ms, slot));
+                self.aside_bytes -= bytes;
+            }
+        }
+        if let Some((_, bytes)) = self.hard.get(&slot).copied().filter(|(held, _)| *held == epoch) {
+            self.hard.remove(&slot);
+            self.hard_bytes -= bytes;
+        }
+    }
+
+    /// Removes and returns the next victim: slot, epoch, bytes. A soft pin that has not ended is
+    /// one where nothing else is left.
+    pub fn victim(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
+        if let Some(first) = self.first.pop() {
+            return Some(first);
+        }
+        if let Some(ended) = self.pop_aside(now_ms) {
+            return Some(ended);
+        }
+        while let Some((slot, epoch, bytes)) = self.usual.victim() {
+            let soft = self.soft.get_mut(&slot).filter(|s| s.epoch == epoch);
+            let Some(s) = soft else { return Some((slot, epoch, bytes)) };
+            if s.until_ms <= now_ms {
+                self.soft.remove(&slot);
+                return Some((slot, epoch, bytes));
+            }
+            s.aside = Some(bytes);
+            self.aside.insert((s.until_ms, slot), bytes);
+            self.aside_bytes += bytes;
+        }
+        self.pop_aside(u64::MAX)
+    }
+
+    /// Objects that may be evicted.
+    pub fn len(&self) -> usize {
+        self.usual.len() + self.first.len() + self.aside.len()
+    }
+
+    /// True if there is no victim.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes held, those of hard pins included.
+    pub fn bytes(&self) -> u64 {
+        self.usual.bytes() + self.first.bytes() + self.aside_bytes + self.hard_bytes
+    }
+
+    /// Whether anything is not usual.
+    fn has_special(&self) -> bool {
+        self.first.len() > 0 || !self.soft.is_empty() || !self.hard.is_empty()
+    }
+
+    fn pin_softly(&mut self, c: &Candidate, ttl: Duration, used_ms: u64) {
+        let ttl_ms = ttl.as_millis() as u64;
+        let until_ms = used_ms.saturating_add(ttl_ms);
+        self.soft.insert(c.slot, Soft { epoch: c.epoch, ttl_ms, until_ms, aside: None });
+    }
+
+    fn pin_hard(&mut self, c: &Candidate) {
+        self.hard.insert(c.slot, (c.epoch, c.bytes));
+        self.hard_bytes += c.bytes;
+    }
+
+    /// The one set aside whose pin ends first, if it has ended at that time.
+    fn pop_aside(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
+        let (&(until_ms, slot), _) = self.aside.first_key_value()?;
+        if until_ms > now_ms {
+            return None;
+        }
+        let bytes = self.aside.remove(&(until_ms, slot))?;
+        self.aside_bytes -= bytes;
+        Some((slot, self.soft.remove(&slot)?.epoch, bytes))
+    }
+}

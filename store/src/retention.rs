@@ -1,0 +1,129 @@
+//! How long an evictor keeps an object. The owner's word of the object's header has it, above LIVE:
+//! so it outlives the actors, and who reads a header knows it.
+
+use crate::error::StoreError;
+use crate::layout::{flag, low};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const KIND_SHIFT: u32 = 1;
+const KIND_MASK: u32 = 0b11;
+const SECONDS_SHIFT: u32 = 8;
+const SECONDS_MASK: u32 = 0xff_ffff;
+/// Bits that no retention has.
+const UNUSED: u32 = flag::LIVE | !(KIND_MASK << KIND_SHIFT | SECONDS_MASK << SECONDS_SHIFT);
+
+const USUAL: u32 = 0;
+const EVICT_FIRST: u32 = 1;
+const SOFT_PIN: u32 = 2;
+const HARD_PIN: u32 = 3;
+
+/// What the evictor of a rank does with an object when it needs room. None of these outlives a
+/// removal, or the loss of the rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub enum Retention {
+    /// Evicted in its turn.
+    #[default]
+    Usual,
+    /// Evicted before all others.
+    EvictFirst,
+    /// Evicted only where nothing else is left, until so much time has passed since its last use,
+    /// in whole seconds.
+    SoftPin(Duration),
+    /// Never evicted.
+    HardPin,
+}
+
+impl Retention {
+    /// The longest time of a soft pin: 194 days.
+    pub const LONGEST: Duration = Duration::from_secs(SECONDS_MASK as u64);
+
+    /// As it travels and lies in a header. A soft pin of less than a second has one.
+    pub fn bits(self) -> u32 {
+        let (kind, seconds) = match self {
+            Self::Usual => (USUAL, 0),
+            Self::EvictFirst => (EVICT_FIRST, 0),
+            Self::SoftPin(ttl) => (SOFT_PIN, ttl.min(Self::LONGEST).as_secs().max(1) as u32),
+            Self::HardPin => (HARD_PIN, 0),
+        };
+        kind << KIND_SHIFT | seconds << SECONDS_SHIFT
+    }
+
+    /// What came in a message.
+    ///
+    /// # Errors
+    /// `InvalidConfig` if no retention has these bits.
+    pub fn from_bits(bits: u32) -> Result<Self, StoreError> {
+        let (kind, seconds) = (bits >> KIND_SHIFT & KIND_MASK, bits >> SECONDS_SHIFT);
+        if bits & UNUSED != 0 || (kind == SOFT_PIN) != (seconds > 0) {
+            return Err(StoreError::InvalidConfig(format!("no retention is {bits:#x}")));
+        }
+        Ok(match kind {
+            EVICT_FIRST => Self::EvictFirst,
+            SOFT_PIN => Self::SoftPin(Duration::from_secs(seconds.into())),
+            HARD_PIN => Self::HardPin,
+            _ => Self::Usual,
+        })
+    }
+
+    /// That of an object whose owner's word this is.
+    pub fn of_word(owner: u64) -> Self {
+        Self::from_bits(low(owner) & !flag::LIVE).unwrap_or_default()
+    }
+}
+
+impl TryFrom<u32> for Retention {
+    type Error = StoreError;
+
+    fn try_from(bits: u32) -> Result<Self, StoreError> {
+        Self::from_bits(bits)
+    }
+}
+
+impl From<Retention> for u32 {
+    fn from(retention: Retention) -> u32 {
+        retention.bits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::word;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bits_are_refused_or_come_back_as_they_were(bits: u32, epoch: u32) {
+            let Ok(retention) = Retention::from_bits(bits) else { return Ok(()) };
+            prop_assert_eq!(retention.bits(), bits);
+            prop_assert_eq!(Retention::of_word(word(bits | flag::LIVE, epoch)), retention);
+        }
+
+        #[test]
+        fn a_soft_pin_comes_back_in_whole_seconds(seconds in 1..SECONDS_MASK, ms in 0..1000u64) {
+            let ttl = Duration::from_millis(u64::from(seconds) * 1000 + ms);
+            let bits = Retention::SoftPin(ttl).bits();
+            let whole = Duration::from_secs(seconds.into());
+            prop_assert_eq!(Retention::from_bits(bits).ok(), Some(Retention::SoftPin(whole)));
+        }
+    }
+
+    #[test]
+    fn each_retention_has_bits_of_its_own_and_none_has_live() {
+        let soft = |seconds| Retention::SoftPin(Duration::from_secs(seconds));
+        let all =
+            [Retention::Usual, Retention::EvictFirst, soft(1), soft(1 << 23), Retention::HardPin];
+        for retention in all {
+            assert_eq!(Retention::from_bits(retention.bits()).ok(), Some(retention));
+            assert_eq!(retention.bits() & flag::LIVE, 0);
+        }
+        assert_eq!(Retention::default().bits(), 0);
+        assert_eq!(soft(1 << 40).bits(), Retention::SoftPin(Retention::LONGEST).bits());
+        assert_eq!(Retention::SoftPin(Duration::ZERO).bits(), soft(1).bits());
+        for wrong in [flag::LIVE, 0b1000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8] {
+            assert!(Retention::from_bits(wrong).is_err(), "{wrong:#b}");
+        }
+    }
+}
