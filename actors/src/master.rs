@@ -9,6 +9,7 @@ mod disk;
 mod entry;
 mod finish;
 mod hard_pins;
+mod hot;
 mod index;
 mod known;
 mod log;
@@ -90,6 +91,8 @@ pub struct MasterDurable {
     pub clock: Arc<dyn Clock>,
     /// Source of the tokens.
     pub random: Arc<dyn Random>,
+    /// Replicas of an object that is read often, at most.
+    pub hot_replicas: u8,
 }
 
 /// See the file's first paragraph.
@@ -97,6 +100,7 @@ pub struct Master {
     durable: MasterDurable,
     objects: Index<Entry>,
     stripes: Stripes,
+    hot: hot::HotObjects,
     placement: Box<dyn Strategy>,
     plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
@@ -221,6 +225,7 @@ impl Role for Master {
             durable: durable.clone(),
             objects: Index::default(),
             stripes: Stripes::default(),
+            hot: hot::HotObjects::default(),
             placement: durable.members.placement().strategy(durable.world_size),
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
@@ -483,6 +488,7 @@ impl On<MasterTick> for Master {
         self.expire_log_questions();
         self.expire_disk_questions();
         self.resend_missed();
+        self.cool();
         self.repair();
         self.answer_awaiting();
         self.expire_awaiting();

@@ -29,8 +29,8 @@ pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Prom
 pub use election::{Ballot, MAX_OTHERS, Standing};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
-    ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
-    SlotContent, SlotEntry, Touch, TouchBatch, Via,
+    ClientToOwner, EndCause, MasterToOwner, OftenRead, OwnerToClient, OwnerToMaster, PlanOpened,
+    ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};

@@ -9,6 +9,7 @@ mod clearing;
 mod disk;
 mod ending;
 mod heap_observer;
+mod hot;
 pub mod log;
 pub mod log_producers;
 mod moving;
@@ -70,6 +71,8 @@ pub struct OwnerDurable {
     /// After this time, in milliseconds, the owner asks the producers about a claim in the device
     /// log that is still open.
     pub log_claim_ttl_ms: u64,
+    /// The master hears of objects that are read so often a second; 0: of none.
+    pub hot_reads: u64,
     /// Who is asked, besides the pins, before the extent of a retired object is used again [I9].
     pub holders: Vec<Arc<dyn Holders>>,
     /// The thread that makes replicas of what this node has.
@@ -93,6 +96,7 @@ pub struct Owner {
     // Number of a requested report that waits until the term is fenced.
     report_wanted: Option<u64>,
     name_questions: names::NameQuestions,
+    read_counts: hot::ReadCounts,
 }
 
 /// The owner obeys a higher term (`OwnerTables::term`): fence the plans of lower terms.
@@ -196,6 +200,7 @@ impl Role for Owner {
             idle_ticks: 0,
             report_wanted: None,
             name_questions: Default::default(),
+            read_counts: Default::default(),
         };
         owner.fence_again();
         owner.begin_term();
@@ -438,6 +443,7 @@ impl Owner {
                 fresh.push((t.slot, t.epoch));
             }
         }
+        self.count_reads(&list, now_ms);
         let g = &self.durable.tables.gauges;
         let all = served.by_index.saturating_add(served.by_cache).saturating_add(served.by_master);
         Gauges::add(&g.gets_served, all);
@@ -509,6 +515,7 @@ impl On<OwnerTick> for Owner {
             self.quarantine_over();
             self.process_log();
             self.answer_names(ctx);
+            self.report_often_read(self.durable.clock.now_ms());
             let late = self.late_spills();
             if !late.is_empty() {
                 ctx.after(Duration::ZERO, Evict { victims: late, spill: false });

@@ -65,6 +65,7 @@ impl Job {
             world_size: world,
             ttl_ms: TTL_MS,
             full_wait_ms: 0,
+            hot_replicas: 3,
             settings: Settings {
                 page_bytes: SLOT_BYTES as u32,
                 write_ttl_ms: TTL_MS,

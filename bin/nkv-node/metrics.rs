@@ -254,6 +254,11 @@ const MASTER: &[Metric<ClusterStats>] = &[
         |c| c.master.replicas_repaired,
     ),
     counter(
+        "nkv_master_hot_objects_total",
+        "Times that an object was given a replica because it is read often",
+        |c| c.master.hot_objects,
+    ),
+    counter(
         "nkv_master_repairs_given_up_total",
         "Objects that keep fewer replicas than they should: nobody could make them",
         |c| c.master.repairs_given_up,

@@ -142,6 +142,14 @@ pub struct SettingFlags {
     /// 86400000] [default: 5000]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub log_claim_ttl_ms: Option<String>,
+    /// An object that is read so often a second at one rank gets further replicas, which are
+    /// evicted first and go when it is read less; 0: none does [default: 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub hot_reads: Option<String>,
+    /// Replicas of such an object at most, by the setting of the master's rank [range: 1 to 8]
+    /// [default: 3]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub hot_replicas: Option<String>,
     /// A rank not heard of for so long is gone [range: 400 to 86400000] [default: 10000]
     #[arg(long, value_name = "MS", allow_hyphen_values = true)]
     pub ttl_ms: Option<String>,

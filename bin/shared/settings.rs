@@ -342,6 +342,8 @@ fn ssd(r: &mut Resolver) -> Result<Option<SsdConfig>, String> {
 fn limits(r: &mut Resolver, node: &mut NodeConfig) -> Result<(), String> {
     node.write_ttl_ms = r.take("write_ttl_ms", number, node.write_ttl_ms)?;
     node.log_claim_ttl_ms = r.take("log_claim_ttl_ms", number, node.log_claim_ttl_ms)?;
+    node.hot_reads = r.take("hot_reads", number, node.hot_reads)?;
+    node.hot_replicas = r.take("hot_replicas", number, node.hot_replicas)?;
     node.ttl_ms = r.take("ttl_ms", number, node.ttl_ms)?;
     node.heartbeat_ms = r.take("heartbeat_ms", number, node.heartbeat_ms)?;
     node.control_port = r.take("control_port", number, node.control_port)?;

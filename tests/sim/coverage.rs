@@ -6,7 +6,7 @@ use nkv_actors::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// Counters that exist only once the event has happened, and that must have happened.
-const MUST_HAPPEN: [&str; 48] = [
+const MUST_HAPPEN: [&str; 49] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -30,6 +30,7 @@ const MUST_HAPPEN: [&str; 48] = [
     "get: done",
     "get-striped: done",
     "list: done",
+    "master: hot objects",
     "master: replicas repaired",
     "match-prefix: done",
     "mount: done",

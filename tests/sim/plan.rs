@@ -186,6 +186,11 @@ fn config(dice: &mut Dice) -> NodeConfig {
         // Longer than any claim waits in line: 20 ms in steps that are 1 ms long here.
         log_claim_ttl_ms: dice.between(150, 900),
         data_connections: 64,
+        hot_reads: match dice.permille(400) {
+            true => dice.between(1, 4),
+            false => 0,
+        },
+        hot_replicas: dice.between(2, 4) as u8,
         secret: Some(secret()),
         placement: placement(dice),
         ..NodeConfig::default()

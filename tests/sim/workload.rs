@@ -13,7 +13,7 @@ use crate::ledger::Outcome;
 use crate::process::Pid;
 use crate::stack::StackfulFuture;
 use nkv::message::{MasterCounters, ObjMeta};
-use nkv::{Client, ErrorKind, IfExists, PutOptions};
+use nkv::{Client, ErrorKind, IfExists, PutOptions, Retention};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -127,7 +127,14 @@ impl Worker {
             true => self.dice.between(2, most.into()) as u8,
             false => 1,
         };
+        let retention = match self.dice.weighted(&[70, 10, 10, 10]) {
+            0 => Retention::Usual,
+            1 => Retention::EvictFirst,
+            2 => Retention::SoftPin(Duration::from_secs(self.dice.between(1, 5))),
+            _ => Retention::HardPin,
+        };
         PutOptions::default()
+            .retention(retention)
             .preferred_rank(preferred_rank)
             .replicas(replicas)
             .page_bytes(page_bytes)
@@ -191,7 +198,7 @@ impl Worker {
 }
 
 /// The master's counters that a run adds up.
-pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 11] {
+pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 12] {
     [
         ("master: opened", m.opened),
         ("master: committed", m.committed),
@@ -204,6 +211,7 @@ pub fn counters_of(m: &MasterCounters) -> [(&'static str, u64); 11] {
         ("master: removed", m.removed),
         ("master: replicas short", m.replicas_short),
         ("master: replicas repaired", m.replicas_repaired),
+        ("master: hot objects", m.hot_objects),
     ]
 }
 

@@ -2,7 +2,7 @@
 //! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
 //! hint: the header there decides [I2].
 
-use super::locations;
+use super::locations::{self, Hint};
 use super::peer::Peer;
 use super::{Client, check_keys, filled, key_bytes, spread};
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
 use nkv_transport::verbs::{Find, Op};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -162,17 +162,26 @@ impl Client {
         let mapped = mapped.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
         let by_index = |meta: Option<ObjMeta>| meta.map(|meta| Located::by(Via::Index, meta));
         let mut found: Vec<_> = mapped.map(by_index).collect();
-        for ((known, tried), key) in found.iter_mut().zip(tried).zip(keys) {
+        let mut ask = BTreeSet::new();
+        for (i, ((known, tried), key)) in found.iter_mut().zip(tried).zip(keys).enumerate() {
             if !tried.next.is_empty() {
                 *known = Located::first(tried.next.clone());
             } else if known.is_none() {
-                let cached = self.shared.locations.known(key).filter(|m| tried.allows(m));
+                let cached = match self.shared.locations.read_by(key) {
+                    Hint::At(meta) => Some(meta).filter(|m| tried.allows(m)),
+                    Hint::Ask => {
+                        ask.insert(i);
+                        None
+                    }
+                    Hint::Unknown => None,
+                };
                 // Only while this handle is attached to its owner, and the owner is alive.
                 let cached = cached.filter(|m| self.shared.peers.get(m.at.incarnation).is_some());
                 *known = cached.map(|meta| Located::by(Via::Cache, meta));
             }
         }
-        let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached && !tried[*i].searched;
+        let asks = |i: &usize| tried[*i].unreached || tried[*i].searched || ask.contains(i);
+        let open = |i: &usize| found[*i].is_none() && !asks(i);
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
         for (i, meta) in self.find_remote(keys, &ids, &wanted) {
             found[i] = tried[i].allows(&meta).then_some(Located::by(Via::Index, meta));
@@ -242,18 +251,21 @@ impl Client {
         }
     }
 
-    /// Replicas in the order in which to read them: of memory that this process maps, of its host's
-    /// rank, of ranks that answer, of the others. Among equal ones handles begin at different ones.
+    /// Replicas in the order in which to read them: of memory that this process maps, of ranks of
+    /// this host, of others, of ranks that did not answer. Among equal ones handles begin at different ones.
     fn nearest_first(&self, known: Known) -> Known {
         let Known::At(mut list) = known else { return known };
         if list.len() > 1 {
             let (now, own) = (self.shared.env.clock.now_ns(), self.shared.producer_id);
+            let (view, here) = (self.shared.view(), self.shared.env.machine.boot_id());
+            let ranks = view.ranks.iter().map(|(info, _)| info);
+            let is_here =
+                |rank| ranks.clone().any(|info| info.rank == rank && info.boot_id == here);
             let distance = |meta: &ObjMeta| match self.shared.peers.get(meta.at.incarnation) {
-                Some(peer) if peer.is_unresponsive(now) => 4,
+                Some(peer) if peer.is_unresponsive(now) => 3,
                 Some(peer) if peer.reader.is_some() => 0,
-                _ if self.home() == Some(meta.rank) => 1,
-                Some(_) => 2,
-                None => 3,
+                _ if is_here(meta.rank) => 1,
+                _ => 2,
             };
             let order = |meta: &ObjMeta| (meta.at.incarnation ^ own).wrapping_mul(MIX);
             list.sort_by_cached_key(|meta| (distance(meta), order(meta)));

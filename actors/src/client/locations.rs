@@ -7,6 +7,9 @@ use hashbrown::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+/// Reads by one location until the master is asked once more: by then there may be a replica that
+/// is nearer, or is read less.
+const READS_PER_ANSWER: u32 = 4096;
 /// Locations per generation; two generations are kept.
 const MAX_PER_GENERATION: usize = 65_536;
 /// After the master did not answer, it is not asked about known keys for this long.
@@ -15,8 +18,23 @@ const RETRY_MASTER_AFTER_NS: u64 = 500_000_000;
 /// Indexed by key string, not by its hashes: two keys never share an object [I16].
 #[derive(Debug, Default)]
 struct Generations {
-    young: HashMap<Box<[u8]>, ObjMeta>,
-    old: HashMap<Box<[u8]>, ObjMeta>,
+    young: HashMap<Box<[u8]>, Kept>,
+    old: HashMap<Box<[u8]>, Kept>,
+}
+
+/// A location, and how often it was read by.
+#[derive(Debug)]
+struct Kept {
+    meta: ObjMeta,
+    reads: u32,
+}
+
+/// What is known about where a key is read.
+pub(crate) enum Hint {
+    At(ObjMeta),
+    /// It is known, but the master should be asked.
+    Ask,
+    Unknown,
 }
 
 /// See the file's first paragraph.
@@ -30,19 +48,36 @@ impl Locations {
     /// Keeps a location that the master or an index returned.
     pub(crate) fn keep(&self, key: &[u8], meta: &ObjMeta) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.young.get(key).is_some_and(|m| m == meta) {
+        if kept.young.get(key).is_some_and(|kept| kept.meta == *meta) {
             return;
         }
         if kept.young.len() >= MAX_PER_GENERATION {
             kept.old = std::mem::take(&mut kept.young);
         }
-        kept.young.insert(key.into(), meta.clone());
+        kept.young.insert(key.into(), Kept { meta: meta.clone(), reads: 0 });
     }
 
     /// The last known location of a key.
     pub(crate) fn known(&self, key: &[u8]) -> Option<ObjMeta> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.young.get(key).or_else(|| kept.old.get(key)).cloned()
+        kept.young.get(key).or_else(|| kept.old.get(key)).map(|kept| kept.meta.clone())
+    }
+
+    /// The same for a read, which is counted.
+    pub(crate) fn read_by(&self, key: &[u8]) -> Hint {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Generations { young, old } = &mut *kept;
+        match young.get_mut(key).or_else(|| old.get_mut(key)) {
+            Some(kept) if kept.reads >= READS_PER_ANSWER => {
+                kept.reads = 0;
+                Hint::Ask
+            }
+            Some(kept) => {
+                kept.reads += 1;
+                Hint::At(kept.meta.clone())
+            }
+            None => Hint::Unknown,
+        }
     }
 
     /// Removes the location of a key, which is not there any more.
@@ -66,4 +101,32 @@ impl Locations {
 /// Whether an error means only that the location is unknown, not that the object is absent.
 pub(crate) fn unknown(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Disconnected | ErrorKind::Timeout | ErrorKind::NotReady)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{ObjectDesc, SlotRef};
+    use nkv_store::KeyHasher;
+
+    #[test]
+    fn the_master_is_asked_again_after_so_many_reads_and_the_location_stays_known() {
+        let meta = ObjMeta {
+            key: KeyHasher::new([1; 16]).id(b"k"),
+            rank: 1,
+            at: SlotRef { incarnation: 1, slot: 1, epoch: 1 },
+            header_off: 64,
+            object: ObjectDesc::at(4096, 1, 1),
+        };
+        let locations = Locations::default();
+        assert!(matches!(locations.read_by(b"k"), Hint::Unknown));
+        locations.keep(b"k", &meta);
+        for _ in 0..2 {
+            for _ in 0..READS_PER_ANSWER {
+                assert!(matches!(locations.read_by(b"k"), Hint::At(found) if found == meta));
+            }
+            assert!(matches!(locations.read_by(b"k"), Hint::Ask));
+            assert_eq!(locations.known(b"k"), Some(meta.clone()));
+        }
+    }
 }

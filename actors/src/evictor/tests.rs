@@ -109,6 +109,7 @@ impl Bench {
             evictor: slot,
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
+            hot_reads: 0,
             holders: Vec::new(),
             demotion: None,
         };

@@ -173,6 +173,12 @@ fn ups(all: &mut Vec<Lie>) {
     };
     each(all, "a moved object", &logged, &LOGGED, |to| moved(1, 1, to));
     all.push(("moved from a slot that is not there".into(), moved(u32::MAX, 1, logged.clone())));
+    let often = |slot, n| {
+        let list = vec![OftenRead { slot, epoch: 1, hot: true }; n];
+        HostileInput::OwnerToMaster(OwnerToMaster::OftenRead(list))
+    };
+    all.push(("often read in a slot that is not there".into(), often(u32::MAX, 1)));
+    all.push(("too many often read".into(), often(1, MAX_BATCH + 1)));
     let answer = |served, removed, taken| {
         HostileInput::OwnerToMaster(OwnerToMaster::LogAnswer { number: 1, served, removed, taken })
     };

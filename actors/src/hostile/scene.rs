@@ -146,6 +146,7 @@ impl TestCluster {
             evictor: Arc::new(OnceLock::new()),
             clock: Arc::new(clock.clone()),
             log_claim_ttl_ms: 5_000,
+            hot_reads: 0,
             holders: Vec::new(),
             demotion: None,
         };
@@ -415,6 +416,7 @@ async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAdd
         world_size: WORLD,
         ttl_ms: TTL_MS,
         full_wait_ms: 50,
+        hot_replicas: 3,
         settings: Settings {
             page_bytes: 4096,
             write_ttl_ms: 100,

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::message::{
     Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
     KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta,
-    ObjectDesc, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
-    Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
+    ObjectDesc, OftenRead, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
+    PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
     SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
@@ -95,6 +95,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::PlansRecorded { up_to: PLAN },
         OwnerToMaster::Announced(vec![logged()]),
         OwnerToMaster::Accepted(vec![logged()]),
+        OwnerToMaster::OftenRead(vec![OftenRead { slot: 1, epoch: 1, hot: true }]),
         OwnerToMaster::Moved(vec![MovedObject { slot: 1, epoch: 1, to: logged() }]),
         OwnerToMaster::LogAnswer {
             number: 1,

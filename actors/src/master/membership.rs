@@ -240,6 +240,7 @@ impl Master {
             OwnerToMaster::Announced(list) => self.announced(segment_id, list),
             OwnerToMaster::Accepted(list) => self.accepted(segment_id, list),
             OwnerToMaster::Moved(list) => self.moved(segment_id, list),
+            OwnerToMaster::OftenRead(list) => self.often_read(segment_id, list),
             OwnerToMaster::LogAnswer { number, served, removed, taken } => {
                 self.log_answer(segment_id, number, served, (removed, taken));
             }

@@ -203,11 +203,11 @@ impl Master {
             1 => ReplicaSet::NONE,
             _ => ReplicaSet { id: self.durable.random.u64().max(1), wanted },
         };
-        let plan = self.grant_one(o, &first, set);
+        let plan = self.grant_one(o, &first, (set, o.open.retention));
         let entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
         let mut entry = entry.retained(o.open.retention);
         if wanted > 1 {
-            for (plan, copy) in self.grant_copies(o, &entry, set) {
+            for (plan, copy) in self.grant_copies(o, &entry, (set, wanted.into())) {
                 entry.add_copy(plan, copy);
             }
         }
@@ -222,13 +222,14 @@ impl Master {
         &mut self,
         o: &Opening,
         entry: &Entry,
-        set: ReplicaSet,
+        (set, wanted): (ReplicaSet, usize),
     ) -> Vec<(PlanId, Replica)> {
         let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
         let (object, mut granted) = (entry.replica().object, Vec::new());
         let key = (self.id_of(o.key.as_bytes()).hash, o.open.nearest);
         for segment_id in self.route_copies(key, &taken, object.bytes_total) {
-            if taken.len() + granted.len() >= usize::from(set.wanted) {
+            let places = taken.len() + granted.len();
+            if places >= wanted {
                 break;
             }
             // Puts that wait for room come first.
@@ -245,7 +246,11 @@ impl Master {
             };
             allocator.room_attempt = 0;
             let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..object } };
-            granted.push((self.grant_one(o, &copy, set), copy));
+            let retention = match Self::is_extra(set, places) {
+                true => Retention::EvictFirst,
+                false => o.open.retention,
+            };
+            granted.push((self.grant_one(o, &copy, (set, retention)), copy));
         }
         granted
     }
@@ -268,8 +273,8 @@ impl Master {
         if e.replica().object.bytes_total != o.open.bytes_total {
             return Err(Error::invalid(format!("key {} has another length", o.key)));
         }
-        let (e, set) = (e.clone(), e.set());
-        let granted = self.grant_copies(o, &e, set);
+        let (e, set, wanted) = (e.clone(), e.set(), self.wanted(&id, e));
+        let granted = self.grant_copies(o, &e, (set, wanted));
         for (plan, copy) in &granted {
             if let Some(e) = self.objects.get_mut(&id) {
                 e.add_copy(*plan, *copy);
@@ -279,17 +284,21 @@ impl Master {
         match granted.is_empty() {
             true => Err(Error::out_of_memory(format!(
                 "no other rank has room for a replica of key {}, or it has all {}",
-                o.key, set.wanted
+                o.key, wanted
             ))),
             false => self.described_of(&e.key, granted.into_iter()),
         }
     }
 
-    fn grant_one(&mut self, o: &Opening, replica: &Replica, set: ReplicaSet) -> PlanId {
+    fn grant_one(
+        &mut self,
+        o: &Opening,
+        replica: &Replica,
+        (set, retention): (ReplicaSet, Retention),
+    ) -> PlanId {
         let plan = self.next_plan();
         let Replica { segment_id, at, .. } = *replica;
         let (asked, token) = (o.asked, self.durable.random.u64());
-        let retention = o.open.retention;
         let opened = self.opened((plan, token, asked), &o.key, replica, (set, retention));
         self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
         let info =

@@ -81,7 +81,7 @@ enum Next {
 impl Master {
     /// An object may have fewer replicas than it should.
     pub(super) fn note_short(&mut self, id: KeyId) {
-        let short = |e: &Entry| e.replicas().count() < usize::from(e.set().wanted);
+        let short = |e: &Entry| e.replicas().count() < self.wanted(&id, e);
         if self.objects.get(&id).is_some_and(short) {
             self.repairs.add(id);
         }
@@ -123,7 +123,11 @@ impl Master {
             match next {
                 Next::Gone => self.repairs.forget(&id),
                 Next::Whole => {
-                    self.counters.replicas_repaired += u64::from(tries > 0);
+                    let made = match self.is_hot(&id) {
+                        true => &mut self.counters.hot_objects,
+                        false => &mut self.counters.replicas_repaired,
+                    };
+                    *made += u64::from(tries > 0);
                     self.repairs.forget(&id);
                 }
                 Next::Ask(..) if tries >= MOST_TRIES => {
@@ -150,7 +154,7 @@ impl Master {
 
     fn next_of(&self, id: &KeyId, tries: u32) -> Next {
         let Some(e) = self.objects.get(id) else { return Next::Gone };
-        let wanted = usize::from(e.set().wanted);
+        let wanted = self.wanted(id, e);
         if e.state() == State::Removing {
             return Next::Gone;
         }

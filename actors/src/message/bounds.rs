@@ -207,6 +207,10 @@ impl RankInfo {
                     self.check_logged(&m.to)
                 })
             }
+            OwnerToMaster::OftenRead(objects) => {
+                list("objects", objects.len(), MAX_BATCH)?;
+                objects.iter().try_for_each(|o| self.check_slot(o.slot, o.epoch))
+            }
             OwnerToMaster::LogAnswer { served, removed, taken, .. } => {
                 let most = self.layout.log_slots;
                 ensure(*taken <= u64::from(most), || {

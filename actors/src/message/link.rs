@@ -190,10 +190,23 @@ pub enum OwnerToMaster {
         /// Its number.
         number: u64,
     },
+    /// Objects that are read often here.
+    OftenRead(Vec<OftenRead>),
     /// Shutting down: grant no more plans here.
     Draining,
     /// The segment leaves the cluster.
     Leave,
+}
+
+/// One object that is read often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OftenRead {
+    /// Its slot.
+    pub slot: u32,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Above the bound, or warm: not far below it.
+    pub hot: bool,
 }
 
 /// One slot in a report.

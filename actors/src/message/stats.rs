@@ -52,6 +52,8 @@ pub struct MasterCounters {
     pub replicas_short: u64,
     /// Objects that had too few replicas, and have them now.
     pub replicas_repaired: u64,
+    /// Times that an object was given a replica because it is read often.
+    pub hot_objects: u64,
     /// Objects that have fewer replicas than they should: nobody could make them.
     pub repairs_given_up: u64,
     /// Objects that wait for replicas now.

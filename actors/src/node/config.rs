@@ -1,6 +1,7 @@
 //! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use crate::message::MAX_REPLICAS;
 use crate::placement::{Placement, RackPath};
 use crate::server::BEATS_PER_LEASE;
 use crate::tier::SsdConfig;
@@ -136,6 +137,11 @@ pub struct NodeConfig {
     /// settled, the owner asks the producers about it. It becomes void once no producer can still
     /// have it open [I14].
     pub log_claim_ttl_ms: u64,
+    /// An object that is read so often a second at one rank is hot, and gets further replicas,
+    /// which are evicted first and go when it is read less; 0: none is.
+    pub hot_reads: u64,
+    /// Replicas of a hot object at most, by the configuration of the master's rank.
+    pub hot_replicas: u8,
     /// Who executes claims in the device log [I1]. `Nic`: this host's first RDMA device, so that
     /// producers of other hosts put there without asking; those of this host do so through it, too,
     /// and a tcp client takes plans. `Gpu`: kernels of processes that map the payloads, which must
@@ -198,6 +204,8 @@ impl Default for NodeConfig {
             water_lo: 85,
             log_bytes: None,
             log_claim_ttl_ms: 5_000,
+            hot_reads: 0,
+            hot_replicas: 3,
             atomic_domain: AtomicDomain::Cpu,
             device_alloc: true,
             data_stripes: 0,
@@ -400,6 +408,10 @@ impl NodeConfig {
             if !(1..=most).contains(&value) {
                 return Err(StartError::Config(format!("{name} is 1 to {most}, not {value}")));
             }
+        }
+        if !(1..=MAX_REPLICAS).contains(&self.hot_replicas) {
+            let (n, most) = (self.hot_replicas, MAX_REPLICAS);
+            return Err(StartError::Config(format!("hot_replicas is 1 to {most}, not {n}")));
         }
         Ok(())
     }

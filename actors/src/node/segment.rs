@@ -294,6 +294,7 @@ async fn start_roles(
         evictor: evictor_slot.clone(),
         clock: common.env.clock.clone(),
         log_claim_ttl_ms: common.config.log_claim_ttl_ms,
+        hot_reads: common.config.hot_reads,
         holders: Vec::new(),
         replication: common.replication.clone(),
         demotion: common.tier.clone().map(|tier| Arc::new(Demotion::new(tier, heap.clone()))),

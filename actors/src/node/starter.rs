@@ -69,6 +69,7 @@ impl MasterStarter {
             boot_id: self.env.machine.boot_id(),
             clock: clock.clone(),
             random: self.env.random.clone(),
+            hot_replicas: config.hot_replicas,
         };
         let exhausted = report_to(&self.failed, None);
         let actor = ActorAddr::start(&self.executor, durable, exhausted).await?;

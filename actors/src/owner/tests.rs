@@ -81,6 +81,7 @@ impl Bench {
             evictor: Arc::new(OnceLock::new()),
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
+            hot_reads: 0,
             holders,
             demotion: None,
         };

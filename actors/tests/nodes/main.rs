@@ -13,6 +13,7 @@ mod embedded;
 mod forged_rank;
 mod frozen;
 mod full_log;
+mod hot;
 mod listing;
 mod moved;
 mod named;

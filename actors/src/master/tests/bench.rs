@@ -143,6 +143,7 @@ impl Bench {
             world_size: world,
             ttl_ms: TTL_MS,
             full_wait_ms: 50,
+            hot_replicas: 3,
             settings: Settings {
                 page_bytes: 4096,
                 write_ttl_ms: 100,
