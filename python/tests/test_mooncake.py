@@ -234,7 +234,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 store = MooncakeDistributedStore()
 assert store.setup("here", "P2PHANDSHAKE", 0, 0, "rdma", "", "{job[2]}") == 0
 config = ReplicateConfig()
-config.replica_num = 2
+config.replica_num, config.with_soft_pin, config.soft_pin_ttl_ms = 2, True, 1
 assert store.put("folder", b"value", config) == 0 and store.get("folder") == b"value"
 """
     done = subprocess.run(

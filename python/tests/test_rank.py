@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -122,6 +123,23 @@ def test_values_in_stripes_come_back_as_they_were(pair: nkv.NanoKVCache, key: st
     assert not pair.exists(key)
     with pytest.raises(nkv.InvalidArgument, match="1 to 64"):
         pair.put(key, whole, stripes=65)
+
+
+def test_pinned_values_stay_when_a_rank_is_full() -> None:
+    value = bytes(60_000)
+    with nkv.NanoKVCache(**{**settings(), "heap_bytes": 8 << 20}) as cache:
+        cache.put("hard", value, hard_pin=True)
+        cache.put_many([("soft", value)], soft_pin_ttl=3_600)
+        asyncio.run(cache.aput("first", value, evict_first=True))
+        for i in range(400):
+            cache.put(f"flood/{i}", value, if_exists="fail")
+        there = [cache.exists(key) for key in ("hard", "soft", "first", "flood/0", "flood/399")]
+        assert there == [True, True, False, False, True]
+        with pytest.raises(nkv.InvalidArgument, match="exclude"):
+            cache.put("both", value, hard_pin=True, evict_first=True)
+        for seconds in (0.5, 1 << 24):
+            with pytest.raises(nkv.InvalidArgument, match="16777215 seconds"):
+                cache.put("long", value, soft_pin_ttl=seconds)
 
 
 def test_wrong_settings_are_errors_that_name_them() -> None:

@@ -8,8 +8,9 @@
 //! - [`object`] is the one module that implements an object's life cycle.
 //! - [`index`] maps keys to headers for readers, [`reader`] is a reader on this host, [`pins`] keep
 //!   the bytes of views in place.
-//! - [`evict`] picks victims, [`retention`] says which objects it spares. [`log_lines`] limits how much others can make a process log.
-//!   [`std_fds`] reports which standard streams were closed at the start.
+//! - [`evict`] picks victims, [`retention`] says which objects it spares. [`log_lines`] limits how
+//!   much others can make a process log. [`std_fds`] reports which standard streams were closed at
+//!   the start.
 //!
 //! This crate contains no networking and no actors.
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]

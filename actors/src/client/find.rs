@@ -252,7 +252,8 @@ impl Client {
     }
 
     /// Replicas in the order in which to read them: of memory that this process maps, of ranks of
-    /// this host, of others, of ranks that did not answer. Among equal ones handles begin at different ones.
+    /// this host, of others, of ranks that did not answer. Among equal ones handles begin at
+    /// different ones.
     fn nearest_first(&self, known: Known) -> Known {
         let Known::At(mut list) = known else { return known };
         if list.len() > 1 {

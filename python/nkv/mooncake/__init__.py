@@ -23,8 +23,8 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
 - ``replica_num`` is obeyed, up to 8, but for tensors in a GPU and session puts; fewer copies than
   asked for are no error, as there. ``with_hard_pin`` and ``with_soft_pin`` are obeyed, but for
   session puts and tensors in a GPU; hard pins have half of a heap at most. Groups are accepted and
-  have no effect. Leases are not needed: what is read cannot change under its reader, and ``remove`` and ``batch_replica_clear``
-  take at once what was just read or put.
+  have no effect. Leases are not needed: what is read cannot change under its reader, and
+  ``remove`` and ``batch_replica_clear`` take at once what was just read or put.
 - A segment is a rank, and its name the rank's number (``transport_endpoint`` of a descriptor,
   ``preferred_segment``, ``segment_name``). ``create_copy_task`` and ``create_move_task`` return
   -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1: objects do not move, and a client

@@ -414,8 +414,8 @@ mod retained {
                     5 => prop_assert_eq!(held.victim(now), model.victim(now)),
                     _ => now += n,
                 }
-                let evictable = |(c, ..): &&(Candidate, u64, bool)| c.retention != Retention::HardPin;
-                prop_assert_eq!(held.len(), model.0.iter().filter(evictable).count());
+                let evictable = model.0.iter().filter(|(c, ..)| c.retention != Retention::HardPin);
+                prop_assert_eq!(held.len(), evictable.count());
                 prop_assert_eq!(held.bytes(), model.0.iter().map(|(c, ..)| c.bytes).sum::<u64>());
                 for slot in 0..SLOTS {
                     let known = model.0.iter().find(|(c, ..)| c.slot == slot);
