@@ -21,6 +21,7 @@ mod pool;
 mod rdma;
 mod reference;
 mod replicas;
+mod retention;
 mod ring;
 mod silent;
 mod ssd;
