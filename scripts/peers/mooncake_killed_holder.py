@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""What a reader of Mooncake Store sees when one of three processes that hold segments is killed
+(SIGKILL) in the middle of its gets: objects of two replicas each, by tcp.
+
+    scripts/peers/mooncake_killed_holder.py [GETS] [SECONDS]
+
+nkv beside it: `cargo test -p nkv-programs --test system -- replicas:: --nocapture`.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+from measure import expect, stop
+from mooncake_store import connected, master
+
+OBJECTS = 500
+BYTES = 16 << 10
+HOLDERS = 3
+
+
+def percentile(sorted_us, share):
+    return sorted_us[min(len(sorted_us) - 1, int(len(sorted_us) * share))]
+
+
+def start_holders(address):
+    command = [sys.executable, os.path.join(os.path.dirname(__file__), "mooncake_store.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    holders = [subprocess.Popen([*command, address], **pipes) for _ in range(HOLDERS)]
+    for holder in holders:
+        expect(holder.stdout.readline().strip(), "holding", "a process that holds a segment")
+    return holders
+
+
+def run(gets, seconds):
+    from mooncake.store import ReplicateConfig
+
+    with master() as address:
+        holders = start_holders(address)
+        try:
+            store = connected(address, 0)
+            config = ReplicateConfig()
+            config.replica_num = 2
+            values = [random.Random(i).randbytes(BYTES) for i in range(OBJECTS)]
+            for i, value in enumerate(values):
+                expect(store.put(f"object/{i}", value, config), 0, "put")
+            times, failed, wrong, began = [], 0, 0, time.monotonic()
+            for n in range(gets):
+                if n == gets // 2:
+                    holders[1].kill()
+                    holders[1].wait()
+                if time.monotonic() - began > seconds:
+                    break
+                at = time.perf_counter()
+                got = store.get(f"object/{n % OBJECTS}")
+                times.append((time.perf_counter() - at) * 1e6)
+                failed += not got
+                wrong += bool(got) and got != values[n % OBJECTS]
+            times.sort()
+            print(
+                f"{len(times)} of {gets} gets in {time.monotonic() - began:.1f} s: {failed} failed, "
+                f"{wrong} wrong; p50 {percentile(times, 0.5):.0f} us, p99 "
+                f"{percentile(times, 0.99) / 1000:.1f} ms, longest {times[-1] / 1000:.1f} ms",
+                flush=True,
+            )
+        finally:
+            for holder in holders:
+                stop(holder)
+
+
+if __name__ == "__main__":
+    given = [int(text) for text in sys.argv[1:]]
+    run(*(given + [10_000, 120][len(given) :]))
+    # The library may crash when it is closed.
+    os._exit(0)
