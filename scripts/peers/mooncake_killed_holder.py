@@ -59,10 +59,11 @@ def run(gets, seconds):
                 failed += not got
                 wrong += bool(got) and got != values[n % OBJECTS]
             times.sort()
+            took = time.monotonic() - began
+            p50, p99 = percentile(times, 0.5), percentile(times, 0.99) / 1000
             print(
-                f"{len(times)} of {gets} gets in {time.monotonic() - began:.1f} s: {failed} failed, "
-                f"{wrong} wrong; p50 {percentile(times, 0.5):.0f} us, p99 "
-                f"{percentile(times, 0.99) / 1000:.1f} ms, longest {times[-1] / 1000:.1f} ms",
+                f"{len(times)} of {gets} gets in {took:.1f} s: {failed} failed, {wrong} wrong; "
+                f"p50 {p50:.0f} us, p99 {p99:.1f} ms, longest {times[-1] / 1000:.1f} ms",
                 flush=True,
             )
         finally:

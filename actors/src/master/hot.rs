@@ -29,6 +29,11 @@ struct Hot {
 pub(super) struct HotObjects(BTreeMap<KeyId, Hot>);
 
 impl HotObjects {
+    /// Somebody says how many replicas an object should have: it has no others for now.
+    pub(super) fn forget(&mut self, id: &KeyId) {
+        self.0.remove(id);
+    }
+
     fn more(&self, id: &KeyId) -> u8 {
         self.0.get(id).map_or(0, |hot| hot.more)
     }
@@ -47,7 +52,9 @@ impl Master {
     /// An owner has counted reads of these.
     pub(super) fn often_read(&mut self, segment_id: SegmentId, list: Vec<OftenRead>) {
         let incarnation = self.allocators.get(&segment_id).map(|b| b.info.incarnation);
-        let Some(incarnation) = incarnation else { return };
+        let Some(incarnation) = incarnation.filter(|_| self.check_quorum().is_ok()) else {
+            return;
+        };
         for OftenRead { slot, epoch, hot } in list {
             let at = SlotRef { incarnation, slot, epoch };
             let Some(id) = self.listed_at(segment_id, &at) else { continue };
@@ -71,8 +78,9 @@ impl Master {
         if !wants_more || enough || now < next_ms || more == 0 && full {
             return;
         }
-        // Gives it a set, if it has none.
-        if self.replicate(&[key], asked_for).iter().any(Result::is_err) {
+        // Gives it a set. Where it has one this would retire what it has for being hot.
+        let has_set = self.objects.get(&id).is_some_and(|e| e.set() != ReplicaSet::NONE);
+        if !has_set && self.replicate(&[key], asked_for).iter().any(Result::is_err) {
             return;
         }
         let hot = Hot { more: more + 1, next_ms: now + NEXT_MS, until_ms: now + COLD_MS };
@@ -82,7 +90,10 @@ impl Master {
 
     /// Takes the further replicas of what is hot no more; called at every tick.
     pub(super) fn cool(&mut self) {
-        if self.hot.0.is_empty() || self.check_all_reported().is_err() {
+        if self.hot.0.is_empty()
+            || self.check_all_reported().is_err()
+            || self.check_quorum().is_err()
+        {
             return;
         }
         let now = self.now_ms();

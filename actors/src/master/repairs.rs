@@ -227,6 +227,7 @@ impl Master {
         if let Some(e) = self.objects.get_mut(&id) {
             e.belongs_to(set);
         }
+        self.hot.forget(&id);
         unwritten.into_iter().for_each(|plan| self.end_plan(plan, EndCause::Aborted));
         self.note_short(id);
         Ok(())

@@ -168,9 +168,9 @@ impl Retained {
         self.usual.len() + self.first.len() + self.aside.len()
     }
 
-    /// True if there is no victim.
+    /// True if it holds nothing, not even a hard pin.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() == 0 && self.hard.is_empty()
     }
 
     /// Bytes held, those of hard pins included.
