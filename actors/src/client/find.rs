@@ -15,6 +15,7 @@ use nkv_store::layout::{HEADER_BYTES, ObjHeader};
 use nkv_store::reader::Hit;
 use nkv_transport::verbs::{Find, Op};
 use smallvec::SmallVec;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -254,24 +255,27 @@ impl Client {
     /// Replicas in the order in which to read them: of memory that this process maps, of ranks of
     /// this host, of others, of ranks that did not answer. Among equal ones handles begin at
     /// different ones.
-    fn nearest_first(&self, known: Known) -> Known {
+    fn nearest_first(&self, known: Known, here: &OnceCell<BTreeSet<u32>>) -> Known {
         let Known::At(mut list) = known else { return known };
         if list.len() > 1 {
             let (now, own) = (self.shared.env.clock.now_ns(), self.shared.producer_id);
-            let (view, here) = (self.shared.view(), self.shared.env.machine.boot_id());
-            let ranks = view.ranks.iter().map(|(info, _)| info);
-            let is_here =
-                |rank| ranks.clone().any(|info| info.rank == rank && info.boot_id == here);
             let distance = |meta: &ObjMeta| match self.shared.peers.get(meta.at.incarnation) {
                 Some(peer) if peer.is_unresponsive(now) => 3,
                 Some(peer) if peer.reader.is_some() => 0,
-                _ if is_here(meta.rank) => 1,
+                _ if here.get_or_init(|| self.ranks_here()).contains(&meta.rank) => 1,
                 _ => 2,
             };
             let order = |meta: &ObjMeta| (meta.at.incarnation ^ own).wrapping_mul(MIX);
             list.sort_by_cached_key(|meta| (distance(meta), order(meta)));
         }
         Known::At(list)
+    }
+
+    /// The ranks of this host.
+    fn ranks_here(&self) -> BTreeSet<u32> {
+        let (view, here) = (self.shared.view(), self.shared.env.machine.boot_id());
+        let ranks = view.ranks.iter().map(|(info, _)| info);
+        ranks.filter(|info| info.boot_id == here).map(|info| info.rank).collect()
     }
 
     /// Asks the master. If it does not answer, or does not know yet, the last known location is
@@ -308,10 +312,11 @@ impl Client {
                 spread(keys.len(), e)
             }
         };
+        let here = OnceCell::new();
         let stand_in = |(answer, key): (Result<Vec<Location>>, &&[u8])| {
             // An invalid key is InvalidArgument, whatever the master answers.
             check_keys(&[key])?;
-            let answer = answer.map(|list| self.nearest_first(Known::of(list)));
+            let answer = answer.map(|list| self.nearest_first(Known::of(list), &here));
             match &answer {
                 Ok(Known::At(list)) => list.first().into_iter().for_each(|m| kept.keep(key, m)),
                 Ok(Known::OnDisk(_)) => kept.forget(key),

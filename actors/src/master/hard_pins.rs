@@ -19,17 +19,19 @@ impl Master {
         has.saturating_add(open.bytes_total) <= most
     }
 
+    /// Where an open waits for room: the segment of these ranks that may take most hard pins.
+    ///
     /// # Errors
     /// `OutOfMemory` if no segment of these ranks can take a hard pin of so many bytes.
-    pub(super) fn check_hard_pins(&self, ranks: &[u32], bytes: u64) -> Result<()> {
+    pub(super) fn check_hard_pins(&self, ranks: &[u32], bytes: u64) -> Result<Option<SegmentId>> {
         let segments = || ranks.iter().flat_map(|rank| self.segments_of(*rank, bytes));
         let free = |id: SegmentId| {
             let (has, most) = self.hard_pins(id);
             most.saturating_sub(has)
         };
-        let Some(best) = segments().max_by_key(|id| free(*id)) else { return Ok(()) };
+        let Some(best) = segments().max_by_key(|id| free(*id)) else { return Ok(None) };
         if free(best) >= bytes {
-            return Ok(());
+            return Ok(Some(best));
         }
         let (has, most) = self.hard_pins(best);
         Err(Error::out_of_memory(format!(

@@ -102,8 +102,15 @@ impl Master {
         for id in cold {
             let listed = self.objects.get(&id).map(|e| (e.key.clone(), e.set()));
             if let Some((key, set)) = listed.filter(|(_, set)| *set != ReplicaSet::NONE) {
-                // One that is gone meanwhile, or is being written, has nothing to lose.
-                let _ = self.replicate(&[KeyBytes::shared(key)], set.wanted);
+                let more = self.objects.get(&id).map_or(0, |e| e.replicas().count());
+                if more <= usize::from(set.wanted) {
+                    continue;
+                }
+                // One whose ranks cannot be reached now is looked at again.
+                if self.replicate(&[KeyBytes::shared(key)], set.wanted).iter().any(Result::is_err) {
+                    let again = Hot { more: 0, next_ms: 0, until_ms: now + COLD_MS };
+                    self.hot.0.insert(id, again);
+                }
             }
         }
     }

@@ -115,7 +115,7 @@ impl Master {
                 open.bytes_total
             )));
         }
-        let (ranks, best) = self.route(id, open)?;
+        let (ranks, mut best) = self.route(id, open)?;
         let layout = self.allocators.get(&best).map(|b| b.info.layout).unwrap_or_default();
         if open.bytes_total > layout.arena.len {
             let (room, log) = (layout.arena.len, layout.log.len);
@@ -128,7 +128,7 @@ impl Master {
             .at_rank(best.rank));
         }
         if open.retention == Retention::HardPin {
-            self.check_hard_pins(&ranks, open.bytes_total)?;
+            best = self.check_hard_pins(&ranks, open.bytes_total)?.unwrap_or(best);
         }
         for rank in ranks {
             if let Some(replica) = self.take(rank, open, page_bytes, &taken)? {

@@ -2,7 +2,7 @@
 //! master hears of those that are above a bound. Counts are lost with the actor.
 
 use super::Owner;
-use crate::message::{OftenRead, OwnerToMaster, Touch};
+use crate::message::{MAX_REPLICAS, OftenRead, OwnerToMaster, Touch};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
@@ -14,8 +14,8 @@ const MOST_COUNTED: usize = 16_384;
 /// Objects in one report, those with the most reads first.
 const MOST_REPORTED: usize = 64;
 /// An object that has replicas because it is hot keeps them while each is read at this share of the
-/// bound. With one replica more, reads of each fall to half at most.
-const WARM_SHARE: u64 = 4;
+/// bound: with as many replicas as there can be, reads of each may fall so far.
+const WARM_SHARE: u64 = MAX_REPLICAS as u64;
 
 /// The reads of one window, by slot and epoch.
 #[derive(Debug, Default)]

@@ -6,7 +6,9 @@ use super::Owner;
 use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
+use nkv_store::Retention;
 use nkv_store::device_log::{DeviceLog, LogObject};
+use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::VecDeque;
 
 /// Moves in one frame to the master.
@@ -57,13 +59,19 @@ impl Spilling {
 }
 
 impl Owner {
-    /// Has victims of the evictor copied to the log, which ends them here; returns the others.
+    /// Has victims of the evictor copied to the log, which ends them here; returns the others, and
+    /// those that are to be evicted first.
     pub(super) fn spill(&mut self, victims: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
         let Some(log) = self.log.as_ref().filter(|log| log.log.copies()) else { return victims };
         let until = self.durable.clock.now_ns().saturating_add(SPILL_LIMIT_NS);
         let (mut evicted, mut copied) = (Vec::new(), Vec::new());
         for (slot, epoch) in victims {
             if self.spilling.objects.contains(&(slot, epoch)) {
+                continue;
+            }
+            let goes = |o: &LiveSlot| o.epoch == epoch && o.retention == Retention::EvictFirst;
+            if live_slot(&self.durable.heap, slot).is_some_and(|o| goes(&o)) {
+                evicted.push((slot, epoch));
                 continue;
             }
             let object = self.slots.live_object(slot, epoch);

@@ -3,6 +3,7 @@
 
 use super::{HeapEvent, Owner};
 use crate::message::{Gauges, OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
+use nkv_store::Retention;
 use nkv_store::evict::Candidate;
 use nkv_store::object::Committed;
 
@@ -57,6 +58,10 @@ impl Owner {
             } else {
                 let (bytes, retention) = (done.extent.len, done.retention);
                 let SlotRef { slot, epoch, .. } = at;
+                if matches!(retention, Retention::SoftPin(_)) {
+                    // It begins now: an evictor that panicked finds it in the header.
+                    self.slots.touch(slot, epoch, self.durable.clock.now_ms());
+                }
                 admitted.push(Candidate { slot, epoch, bytes, retention });
             }
         }

@@ -46,6 +46,8 @@ async fn pinned_objects_stay_while_a_heap_is_filled_three_times_and_the_first_go
     let client = &cluster.client();
     put(client, "hard/", 8, Retention::HardPin).await;
     put(client, "soft/", 8, LONG).await;
+    // Never read: its pin begins with the put. The host has been up for longer than this.
+    put(client, "unread/", 4, Retention::SoftPin(Duration::from_secs(120))).await;
     put(client, "usual/", 8, Retention::Usual).await;
     // The newest, and some of them are gone before any of the others is.
     put(client, "first/", 20, Retention::EvictFirst).await;
@@ -66,6 +68,7 @@ async fn pinned_objects_stay_while_a_heap_is_filled_three_times_and_the_first_go
     cluster.node(0).evictor().call(Crash, HANGS).await.unwrap_err();
     put(client, "again/", 180, Retention::Usual).await;
     assert_eq!((left(client, "hard/", 8).await, left(client, "soft/", 8).await), (8, 8));
+    assert_eq!(left(client, "unread/", 4).await, 4);
     for i in 0..8 {
         client.remove(format!("hard/{i}").as_bytes()).await.unwrap();
     }

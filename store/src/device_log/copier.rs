@@ -6,7 +6,7 @@
 use super::claim::{Claim, ClaimStep, ClaimWrite, ControlLine, LogPut};
 use super::{LogLayout, LogObject, Moves};
 use crate::error::StoreError;
-use crate::layout::{OWNER_OFF, flag, word};
+use crate::layout::{OWNER_OFF, is_live};
 use crate::memory::Memory;
 use crate::op::Op;
 use std::sync::Arc;
@@ -171,7 +171,7 @@ impl Copier {
     /// Whether an object still is where it was found.
     fn is_live(&self, from: &LogObject) -> Result<bool, StoreError> {
         let owner = self.memory.load(self.layout.any_header_off(from.slot) + OWNER_OFF)?;
-        Ok(owner == word(flag::LIVE, from.epoch))
+        Ok(is_live(owner, from.epoch))
     }
 
     fn run(&self, ops: &mut [Op<'_>]) -> Result<(), StoreError> {
