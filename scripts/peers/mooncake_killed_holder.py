@@ -9,12 +9,11 @@ nkv beside it: `cargo test -p nkv-programs --test system -- replicas:: --nocaptu
 
 import os
 import random
-import subprocess
 import sys
 import time
 
 from measure import expect, stop
-from mooncake_store import connected, master
+from mooncake_store import connected, master, start_holder, wait_until_it_holds
 
 OBJECTS = 500
 BYTES = 16 << 10
@@ -25,21 +24,14 @@ def percentile(sorted_us, share):
     return sorted_us[min(len(sorted_us) - 1, int(len(sorted_us) * share))]
 
 
-def start_holders(address):
-    command = [sys.executable, os.path.join(os.path.dirname(__file__), "mooncake_store.py")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    holders = [subprocess.Popen([*command, address], **pipes) for _ in range(HOLDERS)]
-    for holder in holders:
-        expect(holder.stdout.readline().strip(), "holding", "a process that holds a segment")
-    return holders
-
-
 def run(gets, seconds):
     from mooncake.store import ReplicateConfig
 
     with master() as address:
-        holders = start_holders(address)
+        holders = [start_holder(address) for _ in range(HOLDERS)]
         try:
+            for holder in holders:
+                wait_until_it_holds(holder)
             store = connected(address, 0)
             config = ReplicateConfig()
             config.replica_num = 2

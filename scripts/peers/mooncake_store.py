@@ -85,18 +85,25 @@ def local():
         return measured(connected(address, SEGMENT_BYTES), own_buffer())
 
 
+def start_holder(master_address):
+    """A process that holds a segment for others."""
+    return subprocess.Popen(
+        [sys.executable, __file__, master_address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_it_holds(holder):
+    expect(holder.stdout.readline().strip(), "holding", "the process that holds the segment")
+
+
 def tcp():
     with master() as address:
-        holder = subprocess.Popen(
-            [sys.executable, __file__, address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        holder = start_holder(address)
         try:
-            expect(
-                holder.stdout.readline().strip(), "holding", "the process that holds the segment"
-            )
+            wait_until_it_holds(holder)
             return measured(connected(address, 0), own_buffer())
         finally:
             stop(holder)

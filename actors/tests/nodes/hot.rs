@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const LEN: usize = 20_000;
 const RANKS: usize = 3;
 
-/// Reads a key until it is told to stop.
+/// Reads a key until it is stopped.
 async fn read_on(client: Client, key: &'static [u8], value: Vec<u8>, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         assert!(client.get(key).await.unwrap() == value);
