@@ -7,6 +7,7 @@ mod addresses;
 mod batch;
 mod blocking;
 mod buffers;
+mod cache_on_read;
 mod closing;
 mod config;
 mod contact;
@@ -41,6 +42,7 @@ mod when_ready;
 mod write;
 
 pub use addresses::{KernelAccess, MappedSegment};
+use blocking::runtime as runtime_of_thread;
 pub use blocking::{Blocking, BlockingWhenReady};
 pub use config::ClientConfig;
 pub(crate) use config::GET_POOL_BYTES;
@@ -66,6 +68,7 @@ use crate::slow_path::ClientSlowPathCounters;
 use arc_swap::ArcSwap;
 use batch::{about_keys, continued, filled, one, spread};
 use buffers::Buffers;
+use cache_on_read::ReadCache;
 use contact::contact;
 use control::ControlPool;
 use counters::{Reads, Times, Writes};
@@ -184,6 +187,7 @@ impl Client {
         let means = (p.credentials.clone(), keys.clone());
         let pool = ControlPool::new(p.env.net.clone(), p.master, means, p.producer_id, rings);
         let choice = RankChoice::new(&p.view, site_of(&p.config, &p.env));
+        let read_cache = ReadCache::wanted(p.config.cache_on_read, p.config.transport);
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
@@ -195,6 +199,7 @@ impl Client {
             abandoning: Arc::default(),
             peers: Peers::default(),
             locations: Locations::default(),
+            read_cache,
             reads: Reads::default(),
             writes: Writes::default(),
             messages: Arc::default(),

@@ -8,7 +8,7 @@ mod reading;
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::error::Result;
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner};
+use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner, ReadAndExpired};
 use nkv_store::Retention;
 use nkv_store::clock::Clock;
 use nkv_store::evict::{Candidate, PolicyKind, Retained, Watermarks};
@@ -27,6 +27,8 @@ const WINDOW_FROM_ATTEMPT: u32 = 1;
 /// Calls that wait until the list is read, at most; further ones are served from the incomplete
 /// list.
 const MAX_WAITING: usize = 64;
+/// Objects that the owner is asked to have removed at one tick.
+const EXPIRED_PER_TICK: usize = 1024;
 /// Interval between checks for missed messages of the owner.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -218,6 +220,16 @@ impl Evictor {
         }
     }
 
+    /// Has objects removed whose time after their first read is over.
+    fn expire_read(&mut self) {
+        let due = self.policy.take_due(self.durable.clock.now_ms(), EXPIRED_PER_TICK);
+        if let Some(owner) = self.durable.owner.get().filter(|_| !due.is_empty())
+            && let Err(error) = owner.try_send(ReadAndExpired(due))
+        {
+            tracing::debug!(%error, "the owner is busy: asked again later");
+        }
+    }
+
     fn open_bytes(&self) -> u64 {
         self.durable.tables.gauges.open_bytes.load(Ordering::Relaxed)
     }
@@ -239,6 +251,7 @@ impl On<EvictorTick> for Evictor {
     fn on(&mut self, _: EvictorTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         ctx.after(RECHECK_INTERVAL, EvictorTick);
         self.catch_up(ctx);
+        self.expire_read();
         reply.send(());
     }
 }

@@ -40,6 +40,7 @@ pub mod slow_path;
 mod striping;
 pub mod tier;
 pub mod uplink;
+mod work_queue;
 
 pub use bytes::Bytes;
 pub use client::{

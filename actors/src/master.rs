@@ -7,6 +7,7 @@ mod batch;
 mod commit;
 mod disk;
 mod entry;
+mod extras;
 mod finish;
 mod hard_pins;
 mod hot;

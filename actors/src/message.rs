@@ -44,7 +44,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 32;
+pub const MESSAGES_VERSION: u32 = 33;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -164,7 +164,8 @@ pub struct OpenItem {
     pub page_bytes: u32,
     /// Replicas, at most [`MAX_REPLICAS`]; 0 and 1 mean one. What has no room gets no plan.
     pub replicas: u8,
-    /// One of the key's replicas, which was read: plans for those that it lacks are asked for.
+    /// One of the key's replicas, which was read: plans for those that it lacks are asked for; for
+    /// [`Retention::Extra`] one for an extra replica at the preferred rank.
     pub replica_of: Option<SlotRef>,
     /// What the evictor of its rank is to do with it.
     pub retention: Retention,

@@ -123,6 +123,9 @@ pub struct Evict {
     /// Whether they are copied to the log first, where there is one.
     pub spill: bool,
 }
+/// Objects whose time after their first read is over: slots and epochs.
+#[derive(Debug)]
+pub struct ReadAndExpired(pub Vec<(u32, u32)>);
 /// Retire the cheapest address-contiguous window of this many bytes. Replies with the bytes that
 /// quarantine will free.
 #[derive(Debug)]
@@ -148,6 +151,9 @@ impl Message for FromClient {
 }
 impl Message for Evict {
     type Reply = u64;
+}
+impl Message for ReadAndExpired {
+    type Reply = ();
 }
 impl Message for EvictWindow {
     type Reply = u64;
@@ -475,13 +481,31 @@ impl On<Evict> for Owner {
     }
 }
 
+impl On<ReadAndExpired> for Owner {
+    fn on(&mut self, m: ReadAndExpired, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        let is_live = |(slot, epoch): &(u32, u32)| self.slots.is_live(*slot, *epoch);
+        let (live, gone): (Vec<_>, Vec<_>) = m.0.into_iter().partition(is_live);
+        if !gone.is_empty() {
+            self.notify_evictor(HeapEvent::Ended(gone));
+        }
+        if !live.is_empty() {
+            let refs = live.into_iter().map(|(slot, epoch)| self.at(slot, epoch)).collect();
+            self.send_to_master(OwnerToMaster::Expired(refs));
+        }
+        reply.send(());
+    }
+}
+
 impl On<EvictWindow> for Owner {
     fn on(&mut self, m: EvictWindow, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
         let arena = self.durable.heap.layout().arena;
         let now_ms = self.durable.clock.now_ms();
         let window = |and_pinned| {
             let may = |o: &LiveSlot| match o.retention {
-                Retention::Usual | Retention::EvictFirst => true,
+                Retention::Usual
+                | Retention::EvictFirst
+                | Retention::Extra
+                | Retention::UntilRead(_) => true,
                 Retention::SoftPin(ttl) => {
                     and_pinned || o.last_access_ms.saturating_add(ttl.as_millis() as u64) <= now_ms
                 }

@@ -7,33 +7,30 @@ use crate::client::{Blocking, Client};
 use crate::environment::{Environment, Platform};
 use crate::error::Result;
 use crate::message::KeyBytes;
+use crate::work_queue::WorkQueue;
 use hashbrown::HashSet;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_limit::LogLimit;
 use nkv_store::threads::spawn_named;
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use tokio::sync::Notify;
 
 /// Objects that wait at most; further ones are left to the next question of the master.
 const MOST_WAITING: usize = 4096;
 
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<KeyBytes>,
-    known: HashSet<KeyBytes>,
-    closing: bool,
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub(crate) struct Replication {
+    queue: WorkQueue<KeyBytes>,
+    waiting: Mutex<HashSet<KeyBytes>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// See the file's first paragraph.
-#[derive(Debug, Default)]
-pub(crate) struct Replication {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    // The same for a task.
-    woken: Notify,
-    thread: Mutex<Option<JoinHandle<()>>>,
+impl Default for Replication {
+    fn default() -> Self {
+        let queue = WorkQueue::new(MOST_WAITING);
+        Self { queue, waiting: Mutex::default(), thread: Mutex::default() }
+    }
 }
 
 impl Replication {
@@ -50,31 +47,23 @@ impl Replication {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, HashSet<KeyBytes>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Objects of this node that want further replicas.
     pub fn add(&self, list: Vec<KeyBytes>) {
-        let mut queue = self.lock();
+        let mut waiting = self.waiting();
         for key in list {
-            if queue.waiting.len() < MOST_WAITING && queue.known.insert(key.clone()) {
-                queue.waiting.push_back(key);
+            if !waiting.contains(&key) && self.queue.push(key.clone()) {
+                waiting.insert(key);
             }
         }
-        drop(queue);
-        self.changed.notify_all();
-        self.woken.notify_one();
     }
 
     /// Ends the thread after the object that it copies now.
     pub fn close(&self) {
-        let mut queue = self.lock();
-        queue.closing = true;
-        queue.waiting.clear();
-        drop(queue);
-        self.changed.notify_all();
-        self.woken.notify_one();
+        self.queue.close();
     }
 
     /// The same, and waits for the thread.
@@ -88,48 +77,19 @@ impl Replication {
         }
     }
 
-    fn next(&self) -> Option<KeyBytes> {
-        let mut queue = self.lock();
-        loop {
-            if queue.closing {
-                return None;
-            }
-            match queue.waiting.pop_front() {
-                Some(key) => {
-                    queue.known.remove(&key);
-                    return Some(key);
-                }
-                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
     async fn run_here(&self, client: &Client) {
-        loop {
-            let key = {
-                let mut queue = self.lock();
-                if queue.closing {
-                    return;
-                }
-                let key = queue.waiting.pop_front();
-                key.inspect(|key| {
-                    queue.known.remove(key);
-                })
-            };
-            match key {
-                Some(key) => {
-                    if let Err(error) = client.add_replicas(&key).await {
-                        tracing::info!(%error, "no replica was made");
-                    }
-                }
-                None => self.woken.notified().await,
+        while let Some(key) = self.queue.next().await {
+            self.waiting().remove(&key);
+            if let Err(error) = client.add_replicas(&key).await {
+                tracing::info!(%error, "no replica was made");
             }
         }
     }
 
     fn run(&self, handle: &Blocking) {
         let mut limit = LogLimit::default();
-        while let Some(key) = self.next() {
+        while let Some(key) = self.queue.next_blocking() {
+            self.waiting().remove(&key);
             if let Err(error) = handle.add_replicas(&key)
                 && limit.is_due((), BootClock.now_ms())
             {

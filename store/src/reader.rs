@@ -9,7 +9,6 @@ use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use crate::memory::{HostMemory, HostRegion};
 use crate::object::{Expect, header_at, settled_header, unchanged, validate};
 use crate::op::{Fill, Op};
-use crate::retention::Retention;
 use crate::segment_layout::SegmentLayout;
 use crate::stripes::Stripes;
 use crate::words::{self, Words};
@@ -53,11 +52,6 @@ impl Hit {
     /// The epoch that was found.
     pub fn epoch(&self) -> u32 {
         epoch_of(self.header.owner)
-    }
-
-    /// What its put asked for.
-    pub fn retention(&self) -> Retention {
-        Retention::of_word(self.header.owner)
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 const KIND_SHIFT: u32 = 1;
-const KIND_MASK: u32 = 0b11;
+const KIND_MASK: u32 = 0b111;
 const SECONDS_SHIFT: u32 = 8;
 const SECONDS_MASK: u32 = 0xff_ffff;
 /// Bits that no retention has.
@@ -17,6 +17,8 @@ const USUAL: u32 = 0;
 const EVICT_FIRST: u32 = 1;
 const SOFT_PIN: u32 = 2;
 const HARD_PIN: u32 = 3;
+const EXTRA: u32 = 4;
+const UNTIL_READ: u32 = 5;
 
 /// What the evictor of a rank does with an object when it needs room. None of these outlives a
 /// removal, or the loss of the rank.
@@ -33,19 +35,26 @@ pub enum Retention {
     SoftPin(Duration),
     /// Never evicted.
     HardPin,
+    /// Evicted before all others: a replica besides those that were asked for. No put asks for it.
+    Extra,
+    /// Evicted in its turn, and removed so much time after its first read, in whole seconds.
+    UntilRead(Duration),
 }
 
 impl Retention {
-    /// The longest time of a soft pin: 194 days.
+    /// The longest time: 194 days.
     pub const LONGEST: Duration = Duration::from_secs(SECONDS_MASK as u64);
 
-    /// As it travels and lies in a header. A soft pin of less than a second has one.
+    /// As it travels and lies in a header. A time of less than a second is one.
     pub fn bits(self) -> u32 {
+        let seconds = |ttl: Duration| ttl.min(Self::LONGEST).as_secs().max(1) as u32;
         let (kind, seconds) = match self {
             Self::Usual => (USUAL, 0),
             Self::EvictFirst => (EVICT_FIRST, 0),
-            Self::SoftPin(ttl) => (SOFT_PIN, ttl.min(Self::LONGEST).as_secs().max(1) as u32),
+            Self::SoftPin(ttl) => (SOFT_PIN, seconds(ttl)),
             Self::HardPin => (HARD_PIN, 0),
+            Self::Extra => (EXTRA, 0),
+            Self::UntilRead(ttl) => (UNTIL_READ, seconds(ttl)),
         };
         kind << KIND_SHIFT | seconds << SECONDS_SHIFT
     }
@@ -56,15 +65,24 @@ impl Retention {
     /// `InvalidConfig` if no retention has these bits.
     pub fn from_bits(bits: u32) -> Result<Self, StoreError> {
         let (kind, seconds) = (bits >> KIND_SHIFT & KIND_MASK, bits >> SECONDS_SHIFT);
-        if bits & UNUSED != 0 || (kind == SOFT_PIN) != (seconds > 0) {
+        let timed = matches!(kind, SOFT_PIN | UNTIL_READ);
+        if bits & UNUSED != 0 || kind > UNTIL_READ || timed != (seconds > 0) {
             return Err(StoreError::InvalidConfig(format!("no retention is {bits:#x}")));
         }
+        let ttl = Duration::from_secs(seconds.into());
         Ok(match kind {
             EVICT_FIRST => Self::EvictFirst,
-            SOFT_PIN => Self::SoftPin(Duration::from_secs(seconds.into())),
+            SOFT_PIN => Self::SoftPin(ttl),
             HARD_PIN => Self::HardPin,
+            EXTRA => Self::Extra,
+            UNTIL_READ => Self::UntilRead(ttl),
             _ => Self::Usual,
         })
+    }
+
+    /// Whether the evictor takes it before all others.
+    pub fn goes_first(self) -> bool {
+        matches!(self, Self::EvictFirst | Self::Extra)
     }
 
     /// That of an object whose owner's word this is.
@@ -102,27 +120,31 @@ mod tests {
         }
 
         #[test]
-        fn a_soft_pin_comes_back_in_whole_seconds(seconds in 1..SECONDS_MASK, ms in 0..1000u64) {
+        fn a_time_comes_back_in_whole_seconds(seconds in 1..SECONDS_MASK, ms in 0..1000u64) {
             let ttl = Duration::from_millis(u64::from(seconds) * 1000 + ms);
-            let bits = Retention::SoftPin(ttl).bits();
             let whole = Duration::from_secs(seconds.into());
-            prop_assert_eq!(Retention::from_bits(bits).ok(), Some(Retention::SoftPin(whole)));
+            for of in [Retention::SoftPin, Retention::UntilRead] {
+                prop_assert_eq!(Retention::from_bits(of(ttl).bits()).ok(), Some(of(whole)));
+            }
         }
     }
 
     #[test]
     fn each_retention_has_bits_of_its_own_and_none_has_live() {
         let soft = |seconds| Retention::SoftPin(Duration::from_secs(seconds));
-        let all =
-            [Retention::Usual, Retention::EvictFirst, soft(1), soft(1 << 23), Retention::HardPin];
-        for retention in all {
+        let (usual, first) = (Retention::Usual, Retention::EvictFirst);
+        let (hard, extra) = (Retention::HardPin, Retention::Extra);
+        let read = Retention::UntilRead(Duration::from_secs(1));
+        for retention in [usual, first, soft(1), soft(1 << 23), hard, extra, read] {
             assert_eq!(Retention::from_bits(retention.bits()).ok(), Some(retention));
             assert_eq!(retention.bits() & flag::LIVE, 0);
         }
         assert_eq!(Retention::default().bits(), 0);
         assert_eq!(soft(1 << 40).bits(), Retention::SoftPin(Retention::LONGEST).bits());
         assert_eq!(Retention::SoftPin(Duration::ZERO).bits(), soft(1).bits());
-        for wrong in [flag::LIVE, 0b1000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8] {
+        for wrong in
+            [flag::LIVE, 0b1010, 0b1100, 0b10000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8]
+        {
             assert!(Retention::from_bits(wrong).is_err(), "{wrong:#b}");
         }
     }

@@ -26,7 +26,8 @@ pub struct Blocking {
     runtime: OwnProcessOnly<Runtime>,
 }
 
-fn runtime() -> Result<Runtime> {
+/// A runtime that one thread drives.
+pub(super) fn runtime() -> Result<Runtime> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
     built.map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))
 }

@@ -53,6 +53,7 @@ impl Client {
     /// # });
     /// ```
     pub async fn close(&self) {
+        self.shared.read_cache.iter().for_each(|cache| cache.close());
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);
         if !self.end_open_plans().await {

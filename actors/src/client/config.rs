@@ -26,6 +26,10 @@ pub struct ClientConfig {
     /// Values of more bytes are put in stripes, one for each rank but at most 8, unless the options
     /// of the put set it otherwise; 0: none.
     pub stripe_above: u64,
+    /// Whether what is read from another host is kept at the rank of this host, as an extra replica
+    /// that is evicted before all other objects. Needs the automatic transport. Objects up to
+    /// 16 MiB.
+    pub cache_on_read: bool,
     /// Bytes of buffers kept for later gets after the bytes that `get` returned are dropped; 0:
     /// none.
     pub get_pool_bytes: u64,
@@ -56,6 +60,7 @@ impl Default for ClientConfig {
             device_alloc: true,
             data_stripes: 0,
             stripe_above: 0,
+            cache_on_read: false,
             get_pool_bytes: GET_POOL_BYTES,
             prefault: true,
             fabric: FabricConfig::default(),

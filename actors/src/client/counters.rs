@@ -60,6 +60,8 @@ counters! {
         changed,
         /// Objects that had changed and were nowhere else: NotFound.
         lost,
+        /// Objects kept at this handle's rank after they were read from another host.
+        cached,
         /// Last known locations used because the master did not answer.
         stood_in,
         /// Reads that the transport refused or that found their owner dead.

@@ -79,7 +79,10 @@ impl Client {
     pub(super) async fn get_stored(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         match self.fetch(key) {
-            Fetched::Read(bytes) => return Ok(bytes),
+            Fetched::Read(bytes) => {
+                self.was_read(key, bytes.len(), || bytes.clone());
+                return Ok(bytes);
+            }
             Fetched::Absent => tried.searched = true,
             Fetched::Unknown => {}
         }
@@ -96,7 +99,10 @@ impl Client {
                 }
             };
             match self.read_whole(&located.meta, located.via).await {
-                Ok(bytes) => return Ok(bytes),
+                Ok(bytes) => {
+                    self.was_read(key, bytes.len(), || bytes.clone());
+                    return Ok(bytes);
+                }
                 Err(miss) => tried = self.try_further(key, located, tried, miss)?,
             }
         }
@@ -330,11 +336,14 @@ impl Client {
         let mut results = vec![None; items.len()];
         let mut todo = Vec::new();
         let places = items.iter_mut().map(|(_, dst)| &mut **dst).enumerate();
-        for (place, fetched) in places.zip(fetched) {
+        for ((place, dst), fetched) in places.zip(fetched) {
             let searched = matches!(fetched, Fetched::Absent);
             match fetched {
-                Fetched::Read(n) => results[place.0] = Some(Ok(n)),
-                _ => todo.push((place, SearchState { searched, ..SearchState::default() })),
+                Fetched::Read(n) => {
+                    self.was_read(keys[place], n, || Bytes::copy_from_slice(&dst[..n]));
+                    results[place] = Some(Ok(n));
+                }
+                _ => todo.push(((place, dst), SearchState { searched, ..SearchState::default() })),
             }
         }
         if todo.is_empty() {
@@ -368,7 +377,10 @@ impl Client {
             todo = on_disk;
             for (((i, dst), located, tried), r) in found.into_iter().zip(read) {
                 match r.map_err(|miss| self.try_further(keys[i], located, tried, miss)) {
-                    Ok(n) => results[i] = Some(Ok(n)),
+                    Ok(n) => {
+                        self.was_read(keys[i], n, || Bytes::copy_from_slice(&dst[..n]));
+                        results[i] = Some(Ok(n));
+                    }
                     Err(Ok(tried)) => todo.push(((i, dst), tried)),
                     Err(Err(e)) => results[i] = Some(Err(e)),
                 }

@@ -2,6 +2,7 @@
 //! the last view of the membership, and counters.
 
 use super::buffers::Buffers;
+use super::cache_on_read::ReadCache;
 use super::config::ClientConfig;
 use super::counters::{Messages, Reads, Times, Writes};
 use super::keys::HandleKeys;
@@ -33,6 +34,7 @@ pub struct Shared {
     pub(crate) abandoning: Arc<()>,
     pub(crate) peers: Peers,
     pub(crate) locations: Locations,
+    pub(super) read_cache: Option<Arc<ReadCache>>,
     pub(crate) buffers: Arc<Buffers>,
     pub(crate) reads: Reads,
     pub(crate) writes: Writes,
@@ -63,6 +65,9 @@ const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if let Some(cache) = &self.read_cache {
+            cache.close();
+        }
         // A forked child must not send anything for its parent.
         if !self.made.is_here() {
             return;

@@ -8,7 +8,6 @@ use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, SlotRef, Touch, Via};
 use crate::striping::{MANIFEST_BYTES, Manifest};
-use nkv_store::Retention;
 use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins, TABLES};
 use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
@@ -20,7 +19,6 @@ use std::sync::Arc;
 pub struct ObjectView {
     bytes: PinnedBytes,
     at: (u32, u32),
-    retention: Retention,
     // Keeps the attachment: it detaches from its owner only after its last view is dropped.
     peer: Arc<Peer>,
 }
@@ -35,11 +33,6 @@ impl ObjectView {
     pub(super) fn at(&self) -> SlotRef {
         let (slot, epoch) = self.at;
         SlotRef { incarnation: self.peer.incarnation, slot, epoch }
-    }
-
-    /// What its put asked for.
-    pub(super) fn retention(&self) -> Retention {
-        self.retention
     }
 
     /// The owner's incarnation, and the offset of the first byte in its segment.
@@ -203,8 +196,7 @@ impl Client {
             pins.pin_bytes((hit.slot, hit.epoch()), place, || reader.still(hit))
         });
         let at = (hit.slot, hit.epoch());
-        let retention = hit.retention();
-        Some(bytes?.map(|bytes| ObjectView { bytes, at, retention, peer: peer.clone() }))
+        Some(bytes?.map(|bytes| ObjectView { bytes, at, peer: peer.clone() }))
     }
 
     fn view_device(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<DeviceView> {

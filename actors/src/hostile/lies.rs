@@ -106,6 +106,7 @@ fn reports(all: &mut Vec<Lie>) {
         object: ObjectDesc { extent: Extent { offset, len }, bytes_total: 1, page_bytes: 1 },
         key,
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     };
     let slot = |n: u32, what| SlotEntry { slot: LOG_SLOTS + n, epoch: 1, what };
     for (offset, len) in EXTENTS {

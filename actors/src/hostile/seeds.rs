@@ -70,6 +70,7 @@ fn report() -> Vec<SlotEntry> {
         },
         key: key(),
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     };
     let held = SlotContent::Held(Extent { offset: ARENA + 8192, len: 4096 });
     let entry = |slot, epoch, what| SlotEntry { slot, epoch, what };
@@ -95,6 +96,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::PlansRecorded { up_to: PLAN },
         OwnerToMaster::Announced(vec![logged()]),
         OwnerToMaster::Accepted(vec![logged()]),
+        OwnerToMaster::Expired(vec![at(LIAR)]),
         OwnerToMaster::OftenRead(vec![OftenRead { slot: 1, epoch: 1, hot: true }]),
         OwnerToMaster::Moved(vec![MovedObject { slot: 1, epoch: 1, to: logged() }]),
         OwnerToMaster::LogAnswer {

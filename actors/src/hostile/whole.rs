@@ -164,6 +164,7 @@ impl Whole {
             object: meta.object,
             key: key("of the honest"),
             set: ReplicaSet::NONE,
+            retention: Retention::Usual,
         };
         scene.held = vec![SlotEntry { slot: meta.at.slot, epoch: meta.at.epoch, what }];
         let granted = scene.opens(2, vec![item(b"of the liar", 1)]).await.remove(0);

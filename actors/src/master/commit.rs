@@ -120,6 +120,7 @@ impl Master {
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
         self.became_live(id, segment_id);
+        self.note_unmade(id);
         Ok(None)
     }
 

@@ -70,6 +70,8 @@ struct Rest {
     /// Further replicas that are being written, by plans of their own.
     copies: Vec<(PlanId, Replica)>,
     set: ReplicaSet,
+    /// Places of replicas besides those that were asked for.
+    extras: Vec<SlotRef>,
     /// What its put asked for, for an owner that has yet to hear of the plan.
     retention: Retention,
     /// While Removing: when waiting removes fail, in ms.
@@ -85,6 +87,7 @@ static NOTHING: Rest = Rest {
     others: Vec::new(),
     copies: Vec::new(),
     set: ReplicaSet::NONE,
+    extras: Vec::new(),
     retention: Retention::Usual,
     remove_until_ms: 0,
     exact: None,
@@ -97,6 +100,7 @@ impl Rest {
             && self.others.is_empty()
             && self.copies.is_empty()
             && self.set == ReplicaSet::NONE
+            && self.extras.is_empty()
             && self.retention == Retention::Usual
             && self.exact.is_none()
     }
@@ -157,8 +161,44 @@ impl Entry {
         self
     }
 
+    /// What the owner at `at` is to do with it.
+    pub(super) fn retention_at(&self, at: SlotRef) -> Retention {
+        match self.is_extra(at) {
+            true => Retention::Extra,
+            false => self.rest().retention,
+        }
+    }
+
+    /// What the replicas that were asked for are to have.
     pub(super) fn retention(&self) -> Retention {
         self.rest().retention
+    }
+
+    /// How the replica at `at` is kept, as its owner reports.
+    pub(super) fn keeps(&mut self, at: SlotRef, retention: Retention) {
+        match retention {
+            Retention::Extra if self.is_extra(at) => {}
+            Retention::Extra => self.change(|rest| rest.extras.push(at)),
+            Retention::Usual => {}
+            other => self.change(|rest| rest.retention = other),
+        }
+    }
+
+    /// Whether the replica at `at` is one besides those that were asked for.
+    pub(super) fn is_extra(&self, at: SlotRef) -> bool {
+        self.rest().extras.contains(&at)
+    }
+
+    /// How many replicas are live of those that were asked for, and how many besides.
+    pub(super) fn made(&self) -> (usize, usize) {
+        let extras = self.replicas().filter(|r| self.is_extra(r.at)).count();
+        (self.replicas().count() - extras, extras)
+    }
+
+    /// The same with those that are being written.
+    pub(super) fn begun(&self) -> (usize, usize) {
+        let extras = self.places().filter(|r| self.is_extra(r.at)).count();
+        (self.places().count() - extras, extras)
     }
 
     /// As another replica of these is.
@@ -318,6 +358,9 @@ impl Entry {
     /// Forgets the place at `at`. The next one is the first: a live one, if there is one.
     pub(super) fn forget(&mut self, at: SlotRef) -> Forgotten {
         let plan = self.plan_at(at);
+        if self.is_extra(at) {
+            self.change(|rest| rest.extras.retain(|extra| *extra != at));
+        }
         if self.first.at != at {
             self.change(|rest| {
                 rest.others.retain(|other| other.at != at);

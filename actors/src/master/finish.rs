@@ -2,15 +2,15 @@
 //! and Adopted. Only a message of the owner or the owner's death ends a plan [I10]; every message
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
-use super::Master;
 use super::entry::{Entry, State};
 use super::objects::PlanInfo;
 use super::recover::{given_up, names};
+use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME,
-    SegmentId, SlotRef,
+    EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, RankState, Request, Response,
+    SLOTS_PER_FRAME, SegmentId, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -245,6 +245,19 @@ impl Master {
         }
         self.durable.members.send(segment_id, MasterToOwner::FreedAck(list));
         self.retry_waiting(segment_id.rank);
+    }
+
+    /// Keys to be removed: an owner says that their time after the first read is over. What cannot be
+    /// removed now the owner names again.
+    pub(super) fn expired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
+        for at in list {
+            let Some(id) = self.listed_at(segment_id, at) else { continue };
+            let here = self.objects.get(&id).filter(|e| e.is_live() && e.is_at(*at));
+            if let Some(key) = here.map(|e| KeyBytes::shared(e.key.clone())) {
+                let request = Request::RemoveAt { key, at: *at };
+                self.answer(Ask { producer: 0, request }, Reply::nobody());
+            }
+        }
     }
 
     pub(super) fn adopted(&mut self, segment_id: SegmentId, a: PlanRef) {

@@ -1,22 +1,35 @@
-//! How much of a heap hard pins may have. Owners count them, and a master judges by what each said
-//! last, up to a heartbeat ago: what is put meanwhile may exceed the bound by as much.
+//! How much of a heap hard pins, and extra replicas, may have. Owners count hard pins, and a master
+//! judges by what each said last, up to a heartbeat ago: what is put meanwhile may exceed the bound
+//! by as much.
 
 use super::Master;
 use crate::error::{Error, Result};
-use crate::message::{OpenItem, SegmentId};
+use crate::message::SegmentId;
 use nkv_store::Retention;
 
 /// Of a heap, in percent: the rest is for objects that can be evicted.
 const MOST_PERCENT: u64 = 50;
+/// Extra replicas are made while no more than this of a heap is in use with them, in percent: below
+/// the default low watermark, so that they cause no eviction of others.
+const EXTRAS_UP_TO_PERCENT: u64 = 80;
 
 impl Master {
     /// Whether an object may be kept in a segment as its put asks.
-    pub(super) fn may_retain(&self, segment_id: SegmentId, open: &OpenItem) -> bool {
-        if open.retention != Retention::HardPin {
-            return true;
-        }
-        let (has, most) = self.hard_pins(segment_id);
-        has.saturating_add(open.bytes_total) <= most
+    pub(super) fn may_retain(
+        &self,
+        segment_id: SegmentId,
+        bytes: u64,
+        retention: Retention,
+    ) -> bool {
+        let (has, most) = match retention {
+            Retention::HardPin => self.hard_pins(segment_id),
+            Retention::Extra => {
+                let Some(b) = self.allocators.get(&segment_id) else { return false };
+                (b.arena.used_bytes(), b.info.layout.arena.len / 100 * EXTRAS_UP_TO_PERCENT)
+            }
+            _ => return true,
+        };
+        has.saturating_add(bytes) <= most
     }
 
     /// Where an open waits for room: the segment of these ranks that may take most hard pins.

@@ -40,12 +40,15 @@ impl HotObjects {
 }
 
 impl Master {
-    /// How many replicas an object should have now.
-    pub(super) fn wanted(&self, id: &KeyId, e: &Entry) -> usize {
+    /// How many replicas an object should have now, and how many besides.
+    pub(super) fn wanted(&self, id: &KeyId, e: &Entry) -> (usize, usize) {
         match e.set() {
             // What is made of an object without a set is no replica of it.
-            ReplicaSet::NONE => 1,
-            set => usize::from(set.wanted.saturating_add(self.hot.more(id)).min(MAX_REPLICAS)),
+            ReplicaSet::NONE => (1, 0),
+            set => {
+                let more = self.hot.more(id).min(MAX_REPLICAS.saturating_sub(set.wanted));
+                (set.wanted.into(), more.into())
+            }
         }
     }
 
@@ -102,8 +105,7 @@ impl Master {
         for id in cold {
             let listed = self.objects.get(&id).map(|e| (e.key.clone(), e.set()));
             if let Some((key, set)) = listed.filter(|(_, set)| *set != ReplicaSet::NONE) {
-                let more = self.objects.get(&id).map_or(0, |e| e.replicas().count());
-                if more <= usize::from(set.wanted) {
+                if self.objects.get(&id).is_none_or(|e| e.made().1 == 0) {
                     continue;
                 }
                 // One whose ranks cannot be reached now is looked at again.
@@ -118,10 +120,5 @@ impl Master {
     /// Whether an object has, or is to have, more replicas than were asked for.
     pub(super) fn is_hot(&self, id: &KeyId) -> bool {
         self.hot.more(id) > 0
-    }
-
-    /// Whether a further replica of an object is there because it is hot: then it goes first.
-    pub(super) fn is_extra(set: ReplicaSet, places: usize) -> bool {
-        set != ReplicaSet::NONE && places >= usize::from(set.wanted)
     }
 }

@@ -241,6 +241,7 @@ impl Master {
             OwnerToMaster::Accepted(list) => self.accepted(segment_id, list),
             OwnerToMaster::Moved(list) => self.moved(segment_id, list),
             OwnerToMaster::OftenRead(list) => self.often_read(segment_id, list),
+            OwnerToMaster::Expired(list) => self.expired(segment_id, &list),
             OwnerToMaster::LogAnswer { number, served, removed, taken } => {
                 self.log_answer(segment_id, number, served, (removed, taken));
             }

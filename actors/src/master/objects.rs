@@ -121,7 +121,10 @@ impl Master {
         let segment_id = e.places().find(|r| r.at == at).map(|r| r.segment_id);
         let gone = e.forget(at);
         if gone.survives {
-            gone.plan.into_iter().for_each(|plan| self.plan_over(plan));
+            if let Some(plan) = gone.plan {
+                self.plan_over(plan);
+                self.note_unmade(id);
+            }
             self.drop_aside(id, segment_id);
             if self.repairs.was_surplus(at) {
                 self.note_short(id);

@@ -11,7 +11,7 @@ use crate::message::{
     PlanOpened, ReplicaSet, Response, SegmentId, SlotRef,
 };
 use nkv_store::layout::NOWHERE;
-use nkv_store::{Key, Retention, StoreError};
+use nkv_store::{Key, KeyId, Retention, StoreError};
 
 /// Keys that may be put while a rank that holds objects has not reported; further puts fail until
 /// it reports.
@@ -88,6 +88,9 @@ impl Master {
         self.check_lease()?;
         let Opening { asked, key, open, .. } = o;
         let id = self.id_of(key.as_bytes());
+        if open.retention == Retention::Extra && open.replica_of.is_none() {
+            return Err(Error::invalid("an extra replica is one of a stored object"));
+        }
         if let Some(source) = open.replica_of {
             return self.place_replicas(o, source).map(Placed::Granted);
         }
@@ -148,7 +151,8 @@ impl Master {
     ) -> Result<Option<Replica>> {
         let bytes_total = open.bytes_total;
         for segment_id in self.segments_of(rank, bytes_total) {
-            if taken(self, segment_id) || !self.may_retain(segment_id, open) {
+            if taken(self, segment_id) || !self.may_retain(segment_id, bytes_total, open.retention)
+            {
                 continue;
             }
             if self.durable.members.is_backlogged(segment_id) {
@@ -207,7 +211,7 @@ impl Master {
         let entry = Entry::writing(o.key.clone(), first, plan).in_set(set);
         let mut entry = entry.retained(o.open.retention);
         if wanted > 1 {
-            for (plan, copy) in self.grant_copies(o, &entry, (set, wanted.into())) {
+            for (plan, copy) in self.grant_copies(o, &entry, (wanted.into(), 0)) {
                 entry.add_copy(plan, copy);
             }
         }
@@ -217,42 +221,55 @@ impl Master {
         desc
     }
 
-    /// Plans for what an entry lacks, as far as other ranks have room.
+    /// Plans for what an entry lacks of so many replicas and extra ones, as far as other ranks have
+    /// room.
     fn grant_copies(
         &mut self,
         o: &Opening,
         entry: &Entry,
-        (set, wanted): (ReplicaSet, usize),
+        wanted: (usize, usize),
     ) -> Vec<(PlanId, Replica)> {
         let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
         let (object, mut granted) = (entry.replica().object, Vec::new());
+        let (mut asked_for, mut extras) = entry.begun();
         let key = (self.id_of(o.key.as_bytes()).hash, o.open.nearest);
         for segment_id in self.route_copies(key, &taken, object.bytes_total) {
-            let places = taken.len() + granted.len();
-            if places >= wanted {
-                break;
-            }
-            // Puts that wait for room come first.
-            if self.waiting.is_waited_for(segment_id) || !self.may_retain(segment_id, &o.open) {
-                continue;
-            }
-            let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
-            let Ok((at, extent)) = allocator.take(object.bytes_total) else {
+            let (retention, made) = match asked_for < wanted.0 {
+                true => (entry.retention(), &mut asked_for),
+                false if extras < wanted.1 => (Retention::Extra, &mut extras),
+                false => break,
+            };
+            match self.take_copy(segment_id, object, retention) {
+                Some(copy) => {
+                    *made += 1;
+                    granted.push((self.grant_one(o, &copy, (entry.set(), retention)), copy));
+                }
                 // A repair evicts nothing.
-                if o.open.replica_of.is_none() {
+                None if o.open.replica_of.is_none() && !self.waiting.is_waited_for(segment_id) => {
                     self.ask_for_room(segment_id, object.bytes_total);
                 }
-                continue;
-            };
-            allocator.room_attempt = 0;
-            let copy = Replica { segment_id, at, object: ObjectDesc { extent, ..object } };
-            let retention = match Self::is_extra(set, places) {
-                true => Retention::EvictFirst,
-                false => o.open.retention,
-            };
-            granted.push((self.grant_one(o, &copy, (set, retention)), copy));
+                None => {}
+            }
         }
         granted
+    }
+
+    /// Room for a further replica in a segment. Puts that wait for room come first.
+    pub(super) fn take_copy(
+        &mut self,
+        segment_id: SegmentId,
+        object: ObjectDesc,
+        retention: Retention,
+    ) -> Option<Replica> {
+        let bytes = object.bytes_total;
+        if self.waiting.is_waited_for(segment_id) || !self.may_retain(segment_id, bytes, retention)
+        {
+            return None;
+        }
+        let allocator = self.allocators.get_mut(&segment_id)?;
+        let (at, extent) = allocator.take(bytes).ok()?;
+        allocator.room_attempt = 0;
+        Some(Replica { segment_id, at, object: ObjectDesc { extent, ..object } })
     }
 
     /// Plans for the replicas that a stored object lacks, of which `source` was read.
@@ -273,24 +290,35 @@ impl Master {
         if e.replica().object.bytes_total != o.open.bytes_total {
             return Err(Error::invalid(format!("key {} has another length", o.key)));
         }
-        let (e, set, wanted) = (e.clone(), e.set(), self.wanted(&id, e));
-        let granted = self.grant_copies(o, &e, (set, wanted));
-        for (plan, copy) in &granted {
+        if o.open.retention == Retention::Extra {
+            return self.place_extra(o, id);
+        }
+        let (e, wanted) = (e.clone(), self.wanted(&id, e));
+        let granted = self.grant_copies(o, &e, wanted);
+        if granted.is_empty() {
+            return Err(Error::out_of_memory(format!(
+                "no other rank has room for a replica of key {}, or it has all {}",
+                o.key,
+                wanted.0 + wanted.1
+            )));
+        }
+        self.add_copies(id, &granted);
+        self.described_of(&e.key, granted.into_iter())
+    }
+
+    /// Plans that write further replicas of a stored object.
+    pub(super) fn add_copies(&mut self, id: KeyId, granted: &[(PlanId, Replica)]) {
+        for (plan, copy) in granted {
+            let retention = self.plans.get(plan).map(|p| p.retention).unwrap_or_default();
             if let Some(e) = self.objects.get_mut(&id) {
                 e.add_copy(*plan, *copy);
+                e.keeps(copy.at, retention);
             }
             self.list_at(id, copy.segment_id, copy.at);
         }
-        match granted.is_empty() {
-            true => Err(Error::out_of_memory(format!(
-                "no other rank has room for a replica of key {}, or it has all {}",
-                o.key, wanted
-            ))),
-            false => self.described_of(&e.key, granted.into_iter()),
-        }
     }
 
-    fn grant_one(
+    pub(super) fn grant_one(
         &mut self,
         o: &Opening,
         replica: &Replica,
@@ -313,7 +341,7 @@ impl Master {
         self.described_of(&e.key, e.plans())
     }
 
-    fn described_of(
+    pub(super) fn described_of(
         &self,
         key: &Key,
         plans: impl Iterator<Item = (PlanId, Replica)>,

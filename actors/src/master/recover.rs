@@ -14,7 +14,7 @@ use crate::message::{
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
 use nkv_store::heap::FIRST_EPOCH;
-use nkv_store::{Key, KeyId, StoreError};
+use nkv_store::{Key, KeyId, Retention, StoreError};
 use std::sync::atomic::Ordering;
 
 /// A report that takes longer is requested again.
@@ -274,7 +274,7 @@ impl Master {
                     keys.extend(key.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, p.object.extent, info));
                 }
-                SlotContent::Live { key, mut object, set } => {
+                SlotContent::Live { key, mut object, set, retention } => {
                     let extent = object.extent;
                     // The producer wrote this length into the header, so it is capped at the
                     // extent.
@@ -284,7 +284,7 @@ impl Master {
                     keys.extend(id.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, extent, info));
                     let replica = Replica { segment_id, at, object };
-                    if !key.is_some_and(|k| self.reported_live(replica, k, set)) {
+                    if !key.is_some_and(|k| self.reported_live(replica, k, (set, retention))) {
                         duplicates.push(at);
                     }
                 }
@@ -342,7 +342,7 @@ impl Master {
                 State::Removing => MasterToOwner::EndPlan { plan, at, cause: EndCause::Removed },
                 _ => MasterToOwner::Committed(vec![PlanRef { plan, at, key: *key }]),
             };
-            Some((opened(plan, token, (0, 0, 0), e.retention()), Some(then)))
+            Some((opened(plan, token, (0, 0, 0), e.retention_at(at)), Some(then)))
         })
         .collect()
     }
@@ -374,7 +374,9 @@ impl Master {
         if let Some(e) = self.objects.get(&id) {
             let here = e.is_at(p.at);
             if !here && self.is_replica_of(e, &replica, p.set) {
-                self.objects.get_mut(&id)?.add_copy(p.plan, replica);
+                let e = self.objects.get_mut(&id)?;
+                e.add_copy(p.plan, replica);
+                e.keeps(p.at, retention);
                 self.plans.insert(p.plan, info);
                 return Some(id);
             }
@@ -405,7 +407,8 @@ impl Master {
             self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
             return None;
         }
-        let entry = Entry::writing(key, replica, p.plan).in_set(p.set);
+        let mut entry = Entry::writing(key, replica, p.plan).in_set(p.set);
+        entry.keeps(p.at, retention);
         self.add_object(id, entry);
         self.awaiting.note(id);
         self.plans.insert(p.plan, info);
@@ -425,7 +428,12 @@ impl Master {
 
     /// Lists a live object of a report. False if it must be retired: another object of its key is
     /// live (the first report wins), or it is superseded or removed.
-    fn reported_live(&mut self, replica: Replica, key: Key, set: ReplicaSet) -> bool {
+    fn reported_live(
+        &mut self,
+        replica: Replica,
+        key: Key,
+        (set, retention): (ReplicaSet, Retention),
+    ) -> bool {
         let (id, at) = (self.id_of(key.as_bytes()), replica.at);
         let known = self.objects.get(&id);
         let further = known.is_some_and(|e| !e.is_at(at) && self.is_replica_of(e, &replica, set));
@@ -439,7 +447,9 @@ impl Master {
             self.end_older_plan_of(&id);
         }
         let Some(e) = self.objects.get_mut(&id) else {
-            self.add_object(id, Entry::live(key, replica).in_set(set));
+            let mut entry = Entry::live(key, replica).in_set(set);
+            entry.keeps(at, retention);
+            self.add_object(id, entry);
             self.awaiting.note(id);
             self.note_short(id);
             return true;
@@ -453,9 +463,13 @@ impl Master {
                     return false;
                 }
                 e.commits(plan);
+                e.keeps(at, retention);
                 self.plans.remove(&plan);
             }
-            _ if further => e.add_live(replica),
+            _ if further => {
+                e.add_live(replica);
+                e.keeps(at, retention);
+            }
             // A Retire may have been lost with the link: a removed object must never come back
             // [I6].
             _ => {

@@ -4,7 +4,7 @@
 //! again.
 
 use super::Master;
-use super::entry::{Entry, State};
+use super::entry::{Entry, Replica, State};
 use crate::error::{Error, Result};
 use crate::message::{
     EndCause, KeyBytes, MAX_REPLICAS, MasterToOwner, ReplicaSet, SLOTS_PER_FRAME, SegmentId,
@@ -74,6 +74,8 @@ enum Next {
     Later,
     /// This node has one and is asked.
     Ask(SegmentId, KeyBytes),
+    /// An extra replica is where a replica could be.
+    Replace(Replica),
     /// It is gone.
     Gone,
 }
@@ -81,8 +83,19 @@ enum Next {
 impl Master {
     /// An object may have fewer replicas than it should.
     pub(super) fn note_short(&mut self, id: KeyId) {
-        let short = |e: &Entry| e.replicas().count() < self.wanted(&id, e);
+        let short = |e: &Entry| {
+            let (made, wanted) = (e.made(), self.wanted(&id, e));
+            made.0 < wanted.0 || made.1 < wanted.1
+        };
         if self.objects.get(&id).is_some_and(short) {
+            self.repairs.add(id);
+        }
+    }
+
+    /// A replica of a put was not made, or its plan ended: it may be made now.
+    pub(super) fn note_unmade(&mut self, id: KeyId) {
+        let few = |e: &Entry| e.is_live() && e.begun().0 < usize::from(e.set().wanted);
+        if self.objects.get(&id).is_some_and(few) {
             self.repairs.add(id);
         }
     }
@@ -130,11 +143,17 @@ impl Master {
                     *made += u64::from(tries > 0);
                     self.repairs.forget(&id);
                 }
-                Next::Ask(..) if tries >= MOST_TRIES => {
+                Next::Ask(..) | Next::Replace(_) if tries >= MOST_TRIES => {
                     self.counters.repairs_given_up += 1;
                     self.repairs.forget(&id);
                 }
                 Next::Begun => {
+                    self.repairs.asked.insert(id, (again_ms, tries + 1));
+                }
+                Next::Replace(extra) => {
+                    self.repairs.surplus.insert(extra.at);
+                    let retire = MasterToOwner::Retire(vec![extra.at]);
+                    self.durable.members.send(extra.segment_id, retire);
                     self.repairs.asked.insert(id, (again_ms, tries + 1));
                 }
                 Next::Later => {
@@ -158,18 +177,27 @@ impl Master {
         if e.state() == State::Removing {
             return Next::Gone;
         }
-        if e.replicas().count() >= wanted && e.is_live() {
+        let enough = |(asked_for, extras)| asked_for >= wanted.0 && extras >= wanted.1;
+        if e.is_live() && enough(e.made()) {
             return Next::Whole;
         }
         let holders: Vec<SegmentId> =
             e.replicas().map(|r| r.segment_id).filter(|s| self.reachable(*s)).collect();
-        if !e.is_live() || e.places().count() >= wanted {
+        if !e.is_live() || enough(e.begun()) {
             return Next::Begun;
         }
         let taken: Vec<SegmentId> = e.places().map(|r| r.segment_id).collect();
         let bytes = e.replica().object.bytes_total;
-        if holders.is_empty() || !self.takes_another(&taken, bytes) {
+        if holders.is_empty() {
             return Next::Later;
+        }
+        if !self.takes_another(&taken, bytes) {
+            // Not the only one that can be read.
+            let mut extras = e.replicas().filter(|r| e.is_extra(r.at));
+            let kept = e.replicas().any(|r| !e.is_extra(r.at) && self.reachable(r.segment_id));
+            let extra = extras.find(|r| self.reachable(r.segment_id));
+            let extra = extra.filter(|_| kept && e.begun().0 < wanted.0);
+            return extra.map_or(Next::Later, Next::Replace);
         }
         // Each time another one, as far as there are several.
         let holder = holders[tries as usize % holders.len()];
@@ -209,9 +237,13 @@ impl Master {
             return Err(Error::not_found("no such key in memory, or it is being written"));
         };
         // Those that can be read stay.
-        let mut live: Vec<_> = e.replicas().collect();
+        let (extras, mut live): (Vec<_>, Vec<_>) = e.replicas().partition(|r| e.is_extra(r.at));
         live.sort_by_key(|r| !self.reachable(r.segment_id));
-        let surplus = live.split_off(live.len().min(usize::from(wanted)));
+        let mut surplus = live.split_off(live.len().min(usize::from(wanted)));
+        // They would be where the others are to be; but for the last replica.
+        if live.iter().any(|r| self.reachable(r.segment_id)) {
+            surplus.extend(extras);
+        }
         let full = live.len() == usize::from(wanted);
         let unwritten: Vec<_> = e.plans().filter(|_| full).map(|(plan, _)| plan).collect();
         let known = e.set();

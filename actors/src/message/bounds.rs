@@ -173,7 +173,7 @@ impl RankInfo {
         match &e.what {
             SlotContent::Free if managed => Ok(()),
             SlotContent::Held(extent) if managed => self.check_extent(extent),
-            SlotContent::Live { key: bytes, object, set } if managed => {
+            SlotContent::Live { key: bytes, object, set, .. } if managed => {
                 key(bytes)?;
                 set.check()?;
                 self.check_extent(&object.extent)
@@ -191,7 +191,9 @@ impl RankInfo {
     /// Checks a frame from the owner of this segment at the master.
     pub fn check_to_master(&self, up: &OwnerToMaster) -> Result<()> {
         match up {
-            OwnerToMaster::Retired(refs) | OwnerToMaster::Freed(refs) => self.check_refs(refs),
+            OwnerToMaster::Retired(refs)
+            | OwnerToMaster::Freed(refs)
+            | OwnerToMaster::Expired(refs) => self.check_refs(refs),
             OwnerToMaster::Adopted(a) => self.check_ref(&a.at),
             OwnerToMaster::Report { slots, .. } => {
                 list("slots", slots.len(), MAX_BATCH)?;

@@ -192,6 +192,8 @@ pub enum OwnerToMaster {
     },
     /// Objects that are read often here.
     OftenRead(Vec<OftenRead>),
+    /// Objects whose time after their first read is over: remove their keys.
+    Expired(Vec<SlotRef>),
     /// Shutting down: grant no more plans here.
     Draining,
     /// The segment leaves the cluster.
@@ -233,6 +235,8 @@ pub enum SlotContent {
         object: ObjectDesc,
         /// The replicas to which it belongs.
         set: ReplicaSet,
+        /// What the owner's evictor does with it.
+        retention: Retention,
     },
     /// An open plan.
     Open(Box<PlanOpened>),

@@ -153,6 +153,8 @@ pub struct NodeConfig {
     pub data_stripes: usize,
     /// Bytes of buffers that this node's own handle keeps for later gets; see `ClientConfig`.
     pub get_pool_bytes: u64,
+    /// Whether this node's own handle keeps what it reads from another host; see `ClientConfig`.
+    pub cache_on_read: bool,
     /// Which objects are evicted first.
     pub policy: PolicyKind,
     /// Bytes per page if a put names none; that of rank 0 counts, for the whole job.
@@ -210,6 +212,7 @@ impl Default for NodeConfig {
             device_alloc: true,
             data_stripes: 0,
             get_pool_bytes: GET_POOL_BYTES,
+            cache_on_read: false,
             policy: PolicyKind::Lru,
             page_bytes: 256 << 10,
             full_wait_ms: 0,

@@ -301,6 +301,7 @@ impl Building {
                 device_alloc: self.config().device_alloc,
                 data_stripes: self.config().data_stripes,
                 get_pool_bytes: self.config().get_pool_bytes,
+                cache_on_read: self.config().cache_on_read,
                 numa_node: self.config().numa_node,
                 rack: self.config().rack.clone(),
                 ..ClientConfig::default()

@@ -6,7 +6,6 @@ use super::Owner;
 use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
-use nkv_store::Retention;
 use nkv_store::device_log::{DeviceLog, LogObject};
 use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::VecDeque;
@@ -69,7 +68,7 @@ impl Owner {
             if self.spilling.objects.contains(&(slot, epoch)) {
                 continue;
             }
-            let goes = |o: &LiveSlot| o.epoch == epoch && o.retention == Retention::EvictFirst;
+            let goes = |o: &LiveSlot| o.epoch == epoch && o.retention.goes_first();
             if live_slot(&self.durable.heap, slot).is_some_and(|o| goes(&o)) {
                 evicted.push((slot, epoch));
                 continue;

@@ -58,9 +58,14 @@ impl Owner {
             } else {
                 let (bytes, retention) = (done.extent.len, done.retention);
                 let SlotRef { slot, epoch, .. } = at;
-                if matches!(retention, Retention::SoftPin(_)) {
-                    // It begins now: an evictor that panicked finds it in the header.
-                    self.slots.touch(slot, epoch, self.durable.clock.now_ms());
+                // Found in the header by an evictor that panicked.
+                match retention {
+                    Retention::SoftPin(_) => {
+                        self.slots.touch(slot, epoch, self.durable.clock.now_ms());
+                    }
+                    // Never read; the slot may have had another object before.
+                    Retention::UntilRead(_) => drop(self.slots.touch(slot, epoch, 0)),
+                    _ => {}
                 }
                 admitted.push(Candidate { slot, epoch, bytes, retention });
             }

@@ -38,10 +38,11 @@ impl Owner {
                     SlotKind::Open => by_slot
                         .get(&self.at(r.slot, r.epoch))
                         .map_or(held, |p| SlotContent::Open(Box::new((*p).clone()))),
-                    SlotKind::Live { object, .. } => {
+                    SlotKind::Live { object, retention, .. } => {
                         let key = t.key(r.slot, r.epoch).cloned();
                         let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
-                        SlotContent::Live { key, object, set: t.set(r.slot, r.epoch) }
+                        let set = t.set(r.slot, r.epoch);
+                        SlotContent::Live { key, object, set, retention }
                     }
                 }
             };

@@ -4,6 +4,7 @@
 
 mod embedding;
 
+mod cache_on_read;
 mod closed;
 mod collide;
 mod device_log;

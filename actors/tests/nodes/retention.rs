@@ -123,3 +123,45 @@ async fn hard_pins_have_half_of_a_heap_and_the_error_says_so() {
     // Others have the rest.
     client.put(b"usual", &bytes(LEN, 1), &PutOptions::default()).await.unwrap();
 }
+
+async fn is_there(client: &Client, key: &[u8]) -> bool {
+    client.exists(&[key]).await.unwrap()[0] == nkv_actors::message::Existence::Ready
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_until_read_is_removed_everywhere_some_time_after_its_first_read() {
+    let base = NodeConfig { heap_bytes: 8 << 20, quarantine_ms: 1, ..config("until-read") };
+    let cluster = Cluster::start(2, base).await.unwrap();
+    let client = &cluster.client();
+    let until_read = Retention::UntilRead(Duration::from_secs(1));
+    let opts = PutOptions::default().retention(until_read).replicas(2);
+    // Its slot had an object that was read: that is no read of the next one.
+    client.put(b"before", &bytes(LEN, 0), &opts.clone().retention(Retention::Usual)).await.unwrap();
+    client.get(b"before").await.unwrap();
+    client.flush().await.unwrap();
+    client.remove(b"before").await.unwrap();
+    eventually("its slot is free", async || cluster.node(0).status().owner.freed > 0).await;
+    for key in [&b"unread"[..], b"read", b"striped"] {
+        let stripes = if key == b"striped" { 2 } else { 1 };
+        client.put(key, &bytes(LEN, 1), &opts.clone().stripes(stripes)).await.unwrap();
+    }
+    for key in [&b"read"[..], b"striped"] {
+        assert!(client.get(key).await.unwrap() == bytes(LEN, 1));
+    }
+    client.flush().await.unwrap();
+    // What it knows of reads is in the headers.
+    for node in cluster.nodes() {
+        node.evictor().call(Crash, HANGS).await.unwrap_err();
+    }
+    for key in [&b"read"[..], b"striped"] {
+        eventually("it is removed", async || !is_there(client, key).await).await;
+        assert_eq!(client.get(key).await.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    eventually("nothing else is left of them", async || {
+        cluster.nodes().iter().all(|node| node.status().owner.objects == 1)
+    })
+    .await;
+    assert!(is_there(client, b"unread").await);
+    assert!(client.get(b"unread").await.unwrap() == bytes(LEN, 1));
+    eventually("it is removed", async || !is_there(client, b"unread").await).await;
+}

@@ -352,6 +352,7 @@ fn link(seeds: &mut Seeds) {
             },
             set: ReplicaSet { id: 3, wanted: 2 },
             key: key(),
+            retention: Retention::Extra,
         },
         SlotContent::Open(Box::new(opened())),
         SlotContent::Held(Extent { offset: 0, len: 4096 }),

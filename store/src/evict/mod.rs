@@ -5,6 +5,7 @@ mod list;
 mod lru;
 mod lru2;
 mod retained;
+mod until_read;
 mod watermarks;
 mod window;
 

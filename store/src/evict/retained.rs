@@ -2,6 +2,7 @@
 //! those that go last, and those that stay.
 
 use super::list::SlotList;
+use super::until_read::UntilRead;
 use super::{Policy, PolicyKind};
 use crate::retention::Retention;
 use hashbrown::HashMap;
@@ -45,6 +46,8 @@ pub struct Retained {
     /// Epoch and bytes.
     hard: HashMap<u32, (u32, u64)>,
     hard_bytes: u64,
+    /// The policy has them, too.
+    until_read: UntilRead,
 }
 
 impl Retained {
@@ -58,6 +61,7 @@ impl Retained {
             aside_bytes: 0,
             hard: HashMap::new(),
             hard_bytes: 0,
+            until_read: UntilRead::default(),
         }
     }
 
@@ -72,23 +76,31 @@ impl Retained {
         }
         match c.retention {
             Retention::Usual => {}
-            Retention::EvictFirst => return self.first.push(c.slot, c.epoch, c.bytes),
+            Retention::EvictFirst | Retention::Extra => {
+                return self.first.push(c.slot, c.epoch, c.bytes);
+            }
             Retention::SoftPin(ttl) => self.pin_softly(&c, ttl, now_ms),
+            Retention::UntilRead(_) => self.until_read.admit(&c, None),
             Retention::HardPin => return self.pin_hard(&c),
         }
         self.usual.admit(c.slot, c.epoch, c.bytes);
     }
 
-    /// An object that was used before all objects held now, at `used_ms`. One that is already held
-    /// keeps its place.
+    /// An object that was used before all objects held now, at `used_ms`, or never if that is 0. One
+    /// that is already held keeps its place.
     pub fn admit_oldest(&mut self, c: Candidate, used_ms: u64) {
         if self.epoch_of(c.slot).is_some() {
             return;
         }
         match c.retention {
             Retention::Usual => {}
-            Retention::EvictFirst => return self.first.push_oldest(c.slot, c.epoch, c.bytes),
+            Retention::EvictFirst | Retention::Extra => {
+                return self.first.push_oldest(c.slot, c.epoch, c.bytes);
+            }
             Retention::SoftPin(ttl) => self.pin_softly(&c, ttl, used_ms),
+            Retention::UntilRead(_) => {
+                self.until_read.admit(&c, Some(used_ms).filter(|used_ms| *used_ms > 0));
+            }
             Retention::HardPin => return self.pin_hard(&c),
         }
         self.usual.admit_oldest(c.slot, c.epoch, c.bytes);
@@ -104,6 +116,7 @@ impl Retained {
 
     /// It was used.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) {
+        self.until_read.read(slot, epoch, now_ms);
         if !self.soft.is_empty()
             && let Some(s) = self.soft.get_mut(&slot).filter(|s| s.epoch == epoch)
         {
@@ -123,6 +136,7 @@ impl Retained {
     /// It is removed.
     pub fn forget(&mut self, slot: u32, epoch: u32) {
         self.usual.forget(slot, epoch);
+        self.until_read.forget(slot, epoch);
         if !self.has_special() {
             return;
         }
@@ -161,6 +175,12 @@ impl Retained {
             self.aside_bytes += bytes;
         }
         self.pop_aside(u64::MAX)
+    }
+
+    /// Objects whose time after their first read is over, at most so many. They stay, and are among
+    /// these again after a while, until they are forgotten.
+    pub fn take_due(&mut self, now_ms: u64, most: usize) -> Vec<(u32, u32)> {
+        self.until_read.take_due(now_ms, most)
     }
 
     /// Objects that may be evicted.

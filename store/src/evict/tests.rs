@@ -284,7 +284,9 @@ mod retained {
 
     fn kinds(n: u8) -> Retention {
         let soft = |s| Retention::SoftPin(Duration::from_secs(s));
-        let kinds = [Retention::EvictFirst, soft(2), soft(9), Retention::HardPin];
+        let until_read = Retention::UntilRead(Duration::from_secs(1));
+        let (first, hard) = (Retention::EvictFirst, Retention::HardPin);
+        let kinds = [first, soft(2), soft(9), hard, until_read, Retention::Extra];
         kinds.get(usize::from(n)).copied().unwrap_or_default()
     }
 
@@ -365,7 +367,7 @@ mod retained {
         }
 
         fn victim(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
-            let first = self.0.iter().position(|(c, ..)| c.retention == Retention::EvictFirst);
+            let first = self.0.iter().position(|(c, ..)| c.retention.goes_first());
             if let Some(at) = first.or_else(|| self.aside(now_ms)) {
                 return self.take(Some(at));
             }
@@ -387,7 +389,7 @@ mod retained {
     proptest! {
         #[test]
         fn any_order_of_calls_is_the_models(
-            ops in prop::collection::vec((0u8..7, 0..SLOTS, 1u32..3, 0u64..3000, 0u8..8), 0..300)
+            ops in prop::collection::vec((0u8..8, 0..SLOTS, 1u32..3, 0u64..3000, 0u8..8), 0..300)
         ) {
             let (mut held, mut model) = (Retained::new(PolicyKind::Lru, SLOTS), Model::default());
             let mut now = 0;
@@ -412,6 +414,8 @@ mod retained {
                     }
                     4 => { held.forget(slot, epoch); here.map(|at| model.0.remove(at)); }
                     5 => prop_assert_eq!(held.victim(now), model.victim(now)),
+                    // They stay until their owner has them removed.
+                    6 => drop(held.take_due(now, 2)),
                     _ => now += n,
                 }
                 let evictable = model.0.iter().filter(|(c, ..)| c.retention != Retention::HardPin);

@@ -36,6 +36,8 @@ pub enum SlotKind {
         key: KeyId,
         /// As its header describes it, in the extent that was reserved for it.
         object: ObjectDesc,
+        /// What its put asked of the evictor.
+        retention: Retention,
     },
     /// Retired, or out of epochs: it becomes free only by `Freed`.
     Held,
@@ -73,7 +75,8 @@ impl Slots {
                 State::Open(_) => SlotKind::Open,
                 State::Live(_) => {
                     let (key, object) = self.live_object(slot, at.epoch)?;
-                    SlotKind::Live { key, object }
+                    let retention = Retention::of_word(self.header(slot).owner);
+                    SlotKind::Live { key, object, retention }
                 }
                 State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
             };

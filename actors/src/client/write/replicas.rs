@@ -5,7 +5,8 @@ use super::Asking;
 use crate::client::plans::PlanState;
 use crate::client::{Client, PutOptions, one};
 use crate::error::{Error, Result};
-use crate::message::{CopyPlan, MAX_REPLICAS, PlanDesc};
+use crate::message::{CopyPlan, MAX_REPLICAS, PlanDesc, SlotRef};
+use nkv_store::Retention;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -53,9 +54,23 @@ impl Client {
     /// this process maps. Returns how many were made.
     pub(crate) async fn add_replicas(&self, key: &[u8]) -> Result<u32> {
         let view = self.view_stored(key).await?;
-        let opts = PutOptions::default().replicas(MAX_REPLICAS).retention(view.retention());
+        // The master knows what its replicas have of the evictor.
+        let opts = PutOptions::default().replicas(MAX_REPLICAS);
         let asked = Asking { replica_of: Some(view.at()), ..Asking::of(&opts) };
         one(self.put_whole(&[(key, &view)], &[0], asked).await)
+    }
+
+    /// Puts an extra replica of what was read at `from`, at the rank of this handle. False if there
+    /// is a replica on its host, or the object has as many as there may be.
+    pub(in crate::client) async fn put_extra(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        from: SlotRef,
+    ) -> Result<bool> {
+        let opts = PutOptions::default().preferred_rank(self.home()).retention(Retention::Extra);
+        let asked = Asking { replica_of: Some(from), ..Asking::of(&opts) };
+        one(self.put_whole(&[(key, value)], &[0], asked).await).map(|made| made > 0)
     }
 
     /// How many replicas of each item are stored. `stored` has a result for each plan, in order.

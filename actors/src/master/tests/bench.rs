@@ -109,6 +109,7 @@ pub(super) fn live(slot: u32, epoch: u32, k: &str) -> SlotEntry {
         },
         key: key(k),
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     };
     SlotEntry { slot, epoch, what }
 }

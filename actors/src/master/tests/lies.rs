@@ -144,6 +144,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
         },
         key: long,
         set: ReplicaSet::NONE,
+        retention: Retention::Usual,
     };
     let logged = LogObjectEntry {
         object: ObjectDesc::at(0, u64::MAX, 0),

@@ -109,8 +109,10 @@ impl World {
 
     fn retention(slot: u32, epoch: u32) -> Retention {
         let soft = Retention::SoftPin(Duration::from_secs(epoch.into()));
-        let all = [Retention::Usual, Retention::EvictFirst, soft, Retention::HardPin];
-        all[((slot + epoch) % 4) as usize]
+        let read = Retention::UntilRead(Duration::from_secs(epoch.into()));
+        let (first, extra) = (Retention::EvictFirst, Retention::Extra);
+        let all = [Retention::Usual, first, soft, Retention::HardPin, extra, read];
+        all[((slot + epoch) % 6) as usize]
     }
 
     fn open(&mut self, slot: u32, bytes: u64, epoch: u32) -> Result<(), TestCaseError> {

@@ -70,7 +70,8 @@ fn reports_name_what_is_held_and_skip_what_was_never_used() {
     slots.retire(6, 1, true, 0).unwrap();
     let kinds: Vec<_> = slots.report().map(|r| (r.slot, r.kind, r.extent)).collect();
     let object = ObjectDesc { extent: at, bytes_total: 100, page_bytes: 4096 };
-    let live = SlotKind::Live { key: KEYS.id(b"k"), object };
+    let retention = Retention::Usual;
+    let live = SlotKind::Live { key: KEYS.id(b"k"), object, retention };
     let open = extent(slots.heap(), 4, 2);
     let wanted =
         [(3, live, Some(at)), (4, SlotKind::Open, Some(open)), (6, SlotKind::Held, Some(gone))];
