@@ -53,6 +53,7 @@ pub(crate) fn remote(flags: &Flags) -> anyhow::Result<Blocking> {
         device_alloc: !flags.by_plan,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,
+        cache_on_read: flags.cache_on_read,
         fabric: flags.fabric.config(),
         secret,
         ..ClientConfig::default()

@@ -173,6 +173,10 @@ pub(crate) struct Flags {
         value_parser = parse_bytes, conflicts_with_all = NOT_IN_A_BENCH)]
     pub(crate) get_pool_bytes: u64,
 
+    /// Keep what is read from another host at the rank of this host: see ClientConfig
+    #[arg(long, requires = "connect")]
+    pub(crate) cache_on_read: bool,
+
     /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
     /// connection, of its own; 0: as the machine is, 1: none is cut
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 0,

@@ -61,10 +61,17 @@ struct Kept {
     /// Never evict it; such values have half of a heap at most
     #[arg(long)]
     hard_pin: bool,
+    /// Remove it so many seconds after its first read
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u64).range(1..=Retention::LONGEST.as_secs()))]
+    until_read: Option<u64>,
 }
 
 impl Kept {
     fn retention(&self) -> Retention {
+        if let Some(seconds) = self.until_read {
+            return Retention::UntilRead(Duration::from_secs(seconds));
+        }
         match self.soft_pin {
             Some(seconds) => Retention::SoftPin(Duration::from_secs(seconds)),
             None if self.hard_pin => Retention::HardPin,

@@ -103,6 +103,10 @@ pub struct SettingFlags {
     /// Whether this node's own handle puts into device logs [default: true]
     #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]
     pub device_alloc: Option<String>,
+    /// Whether this node's own handle, that of a program which embeds it, keeps what it reads from
+    /// another host at this rank, as an extra replica that is evicted first [default: false]
+    #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]
+    pub cache_on_read: Option<String>,
     /// Which objects are evicted first [default: lru]
     #[arg(long, value_name = "lru|lru2|fifo", allow_hyphen_values = true)]
     pub policy: Option<String>,

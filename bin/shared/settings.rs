@@ -287,6 +287,7 @@ fn heap_use(
     node.log_bytes = r.take_unless("log_bytes", "auto", parse_bytes, node.log_bytes)?;
     node.atomic_domain = r.take("atomic_domain", str::parse, node.atomic_domain)?;
     node.device_alloc = r.take("device_alloc", boolean, node.device_alloc)?;
+    node.cache_on_read = r.take("cache_on_read", boolean, node.cache_on_read)?;
     Ok(())
 }
 

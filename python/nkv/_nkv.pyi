@@ -6,7 +6,7 @@ from typing import Any
 __version__: str
 
 _Location = tuple[int, int, int, int, int, int, int, int, str]
-_Wanted = tuple[int | None, int, bool, int, int, tuple[str, int]]
+_Wanted = tuple[int | None, int, bool, int, int, str]
 _Key = str | bytes
 
 class Bytes:
@@ -89,6 +89,7 @@ class Cache:
         transport: str,
         call_timeout_ms: int,
         device_alloc: bool,
+        cache_on_read: bool,
     ) -> Cache: ...
     @property
     def rank(self) -> int | None: ...

@@ -113,6 +113,7 @@ class NanoKVCache(AsyncCalls):
         transport: Literal["auto", "shm", "tcp", "rdma"] | None = None,
         call_timeout_ms: int = 2_000,
         device_alloc: bool = True,
+        cache_on_read: bool = False,
     ) -> NanoKVCache:
         """A handle of a running cluster, without memory of its own.
 
@@ -125,6 +126,9 @@ class NanoKVCache(AsyncCalls):
                 ``NKV_TRANSPORT``, or "auto".
             call_timeout_ms: limit of a request to the master.
             device_alloc: whether puts go into the owners' device logs, without a message.
+            cache_on_read: whether what is read from another host is kept at the rank of this host,
+                as an extra replica that is evicted before all other objects; objects up to 16 MiB,
+                with the transport "auto".
         """
         self = cls.__new__(cls)
         given_here = addresses or (os.environ.get("NKV_CONNECT", ""),)
@@ -132,7 +136,8 @@ class NanoKVCache(AsyncCalls):
         way = transport or os.environ.get("NKV_TRANSPORT") or "auto"
         secret = None if secret_file is None else os.fspath(secret_file)
         job = job if job is not None else os.environ.get("NKV_JOB") or "nkv"
-        self._attach(_nkv.Cache.connect(named, job, secret, way, call_timeout_ms, device_alloc))
+        choices = (call_timeout_ms, device_alloc, cache_on_read)
+        self._attach(_nkv.Cache.connect(named, job, secret, way, *choices))
         return self
 
     def _attach(self, native: _nkv.Cache) -> None:
@@ -177,6 +182,7 @@ class NanoKVCache(AsyncCalls):
         evict_first: bool = False,
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
+        ttl_after_first_get: float | None = None,
     ) -> None:
         """Stores a value under a key. Values are immutable.
 
@@ -199,10 +205,12 @@ class NanoKVCache(AsyncCalls):
             soft_pin_ttl: seconds since its last use in which it is evicted only where nothing else
                 is left.
             hard_pin: it is never evicted. These have half of a heap at most; beyond that a put
-                raises OutOfMemory. These three exclude each other.
+                raises OutOfMemory.
+            ttl_after_first_get: seconds after its first read in which it is removed, on all ranks.
+                These four exclude each other.
         """
         source = arrays.source(value)
-        kept = retention_of(evict_first, soft_pin_ttl, hard_pin)
+        kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
         copies = replicas_of(replicas), stripes_of(stripes), kept
         wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
@@ -219,6 +227,7 @@ class NanoKVCache(AsyncCalls):
         evict_first: bool = False,
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
+        ttl_after_first_get: float | None = None,
         return_errors: bool = False,
     ) -> list[Error | None]:
         """Stores many values: one request for each owner at most.
@@ -227,7 +236,7 @@ class NanoKVCache(AsyncCalls):
             For each item None, or its error. Without ``return_errors`` the first is raised, after
             all have been tried.
         """
-        kept = retention_of(evict_first, soft_pin_ttl, hard_pin)
+        kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
         copies = replicas_of(replicas), stripes_of(stripes), kept
         wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)

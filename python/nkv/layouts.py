@@ -172,24 +172,27 @@ def stripes_of(stripes: int) -> int:
     return stripes
 
 
-#: What a put asks of the evictor: its name, and the seconds of a soft pin.
-Retention = tuple[str, int]
-
-#: The longest soft pin, in seconds.
-MAX_SOFT_PIN_S = (1 << 24) - 1
+#: The longest time of a retention, in seconds.
+MAX_RETENTION_S = (1 << 24) - 1
 
 
 def retention_of(
-    evict_first: bool = False, soft_pin_ttl: float | None = None, hard_pin: bool = False
-) -> Retention:
-    """What a put asks of the evictor: one of these, or nothing."""
-    if evict_first + (soft_pin_ttl is not None) + hard_pin > 1:
-        raise InvalidArgument("evict_first, soft_pin_ttl and hard_pin exclude each other")
-    if soft_pin_ttl is not None:
-        if not 1 <= soft_pin_ttl <= MAX_SOFT_PIN_S:
-            raise InvalidArgument(f"soft_pin_ttl {soft_pin_ttl}: 1 to {MAX_SOFT_PIN_S} seconds")
-        return "soft_pin", int(soft_pin_ttl)
-    return ("evict_first" if evict_first else "hard_pin" if hard_pin else "usual"), 0
+    evict_first: bool = False,
+    soft_pin_ttl: float | None = None,
+    hard_pin: bool = False,
+    ttl_after_first_get: float | None = None,
+) -> str:
+    """What a put asks of the evictor, as the native part takes it: one of these, or nothing."""
+    times = {"soft_pin_ttl": soft_pin_ttl, "ttl_after_first_get": ttl_after_first_get}
+    given_times = {name: ttl for name, ttl in times.items() if ttl is not None}
+    if evict_first + hard_pin + len(given_times) > 1:
+        names = "evict_first, soft_pin_ttl, hard_pin and ttl_after_first_get"
+        raise InvalidArgument(f"{names} exclude each other")
+    for name, ttl in given_times.items():
+        if not 1 <= ttl <= MAX_RETENTION_S:
+            raise InvalidArgument(f"{name} {ttl}: 1 to {MAX_RETENTION_S} seconds")
+        return f"{'soft-pin' if name == 'soft_pin_ttl' else 'until-read'}:{int(ttl)}"
+    return "evict-first" if evict_first else "hard-pin" if hard_pin else "usual"
 
 
 def given(source: arrays.Source) -> Any:

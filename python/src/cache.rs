@@ -75,24 +75,18 @@ impl Cache {
 }
 
 /// What a put asks for: preferred rank, bytes per page (0: the cluster's), whether it fails over a
-/// key that exists, replicas, stripes, and what the evictor does with it.
-pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8, Kept);
-
-/// Of a put: "evict_first", "hard_pin", "soft_pin" of so many seconds, or anything else.
-type Kept = (String, u64);
+/// key that exists, replicas, stripes, and its retention as a text.
+pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8, String);
 
 pub(crate) fn options(
-    (preferred, page_bytes, fails, replicas, stripes, kept): Wanted,
-) -> PutOptions {
+    py: Python<'_>,
+    (preferred, page_bytes, fails, replicas, stripes, retention): Wanted,
+) -> PyResult<PutOptions> {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
-    let retention = match (&*kept.0, kept.1) {
-        ("evict_first", _) => Retention::EvictFirst,
-        ("hard_pin", _) => Retention::HardPin,
-        ("soft_pin", seconds) => Retention::SoftPin(Duration::from_secs(seconds)),
-        _ => Retention::Usual,
-    };
+    let retention: Retention =
+        retention.parse().map_err(|e: nkv_store::StoreError| invalid(py, &e.to_string()))?;
     let options = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
-    options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention)
+    Ok(options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention))
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {
@@ -139,6 +133,7 @@ impl Cache {
         transport: &str,
         call_timeout_ms: u64,
         device_alloc: bool,
+        cache_on_read: bool,
     ) -> PyResult<Cache> {
         let mut nodes = Vec::new();
         for address in &addresses {
@@ -157,6 +152,7 @@ impl Cache {
                 .map_err(|error| exception_of(py, &error))?,
             call_timeout_ms,
             device_alloc,
+            cache_on_read,
             ..ClientConfig::default()
         };
         let connecting = async move { endpoints::connect(&nodes, &config).await };
@@ -221,7 +217,7 @@ impl Cache {
         wanted: Wanted,
     ) -> PyResult<()> {
         let (key, data) = (arguments::key(key)?, Part::given(data, false)?);
-        let options = options(wanted);
+        let options = options(py, wanted)?;
         self.handles.with(py, |handle| match (data.host(), trailer) {
             (Some(bytes), []) => handle.put(key, bytes, &options),
             (Some(bytes), trailer) => handle.put_parts(key, &[bytes, trailer], &options),
@@ -357,7 +353,7 @@ impl Cache {
         wanted: Wanted,
     ) -> PyResult<Plan> {
         let key = arguments::key(key)?;
-        let options = options(wanted);
+        let options = options(py, wanted)?;
         let plan = self.handles.with(py, |handle| handle.open_for_write(key, bytes, &options))?;
         let accesses = self.accesses.clone();
         Plan::new(py, plan, (self.handles.clone(), accesses), self.beside().clone())

@@ -122,8 +122,8 @@ impl Cache {
         wanted: Wanted,
         done: &Done<'_>,
     ) -> PyResult<Task> {
+        let (client, options) = (self.beside().clone(), options(key.py(), wanted)?);
         let (key, data) = (arguments::key(key)?.to_vec(), Part::given(data, false)?);
-        let (client, options) = (self.beside().clone(), options(wanted));
         let work = async move {
             data.settled().await?;
             match (data.host(), &trailer[..]) {

@@ -91,6 +91,42 @@ impl Retention {
     }
 }
 
+impl std::fmt::Display for Retention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usual => write!(f, "usual"),
+            Self::EvictFirst => write!(f, "evict-first"),
+            Self::SoftPin(ttl) => write!(f, "soft-pin:{}", ttl.as_secs()),
+            Self::HardPin => write!(f, "hard-pin"),
+            Self::Extra => write!(f, "extra"),
+            Self::UntilRead(ttl) => write!(f, "until-read:{}", ttl.as_secs()),
+        }
+    }
+}
+
+/// As it is shown; what no put may ask for is none.
+impl std::str::FromStr for Retention {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        let (name, seconds) = text.split_once(':').map_or((text, None), |(n, s)| (n, Some(s)));
+        let ttl = seconds.and_then(|s| s.parse().ok()).map(Duration::from_secs);
+        let ttl = ttl.filter(|ttl| (1..=Self::LONGEST.as_secs()).contains(&ttl.as_secs()));
+        match (name, seconds, ttl) {
+            ("usual", None, _) => Ok(Self::Usual),
+            ("evict-first", None, _) => Ok(Self::EvictFirst),
+            ("hard-pin", None, _) => Ok(Self::HardPin),
+            ("soft-pin", _, Some(ttl)) => Ok(Self::SoftPin(ttl)),
+            ("until-read", _, Some(ttl)) => Ok(Self::UntilRead(ttl)),
+            _ => Err(StoreError::InvalidConfig(format!(
+                "retention {text:?}: usual, evict-first, hard-pin, soft-pin:SECONDS or \
+                 until-read:SECONDS is expected, with 1 to {} seconds",
+                Self::LONGEST.as_secs()
+            ))),
+        }
+    }
+}
+
 impl TryFrom<u32> for Retention {
     type Error = StoreError;
 
@@ -117,6 +153,8 @@ mod tests {
             let Ok(retention) = Retention::from_bits(bits) else { return Ok(()) };
             prop_assert_eq!(retention.bits(), bits);
             prop_assert_eq!(Retention::of_word(word(bits | flag::LIVE, epoch)), retention);
+            let shown = retention.to_string().parse::<Retention>().ok();
+            prop_assert_eq!(shown, Some(retention).filter(|r| *r != Retention::Extra));
         }
 
         #[test]
@@ -142,6 +180,9 @@ mod tests {
         assert_eq!(Retention::default().bits(), 0);
         assert_eq!(soft(1 << 40).bits(), Retention::SoftPin(Retention::LONGEST).bits());
         assert_eq!(Retention::SoftPin(Duration::ZERO).bits(), soft(1).bits());
+        for wrong in ["", "extra", "soft-pin", "soft-pin:0", "usual:1", "until-read:16777216"] {
+            assert!(wrong.parse::<Retention>().is_err(), "{wrong}");
+        }
         for wrong in
             [flag::LIVE, 0b1010, 0b1100, 0b10000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8]
         {

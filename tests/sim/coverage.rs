@@ -162,6 +162,7 @@ impl Coverage {
             ("lost", r.lost),
             ("stood in", r.stood_in),
             ("failed", r.failed),
+            ("cached", r.cached),
         ];
         reads.iter().for_each(|(what, n)| self.add(&format!("reads: {what}"), *n));
     }

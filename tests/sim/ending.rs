@@ -142,7 +142,7 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
     }
     // Objects of a log whose producer died before it sent their keys are not listed by the master.
     let listed = stats.objects;
-    if cluster.plan.replicas.0 > 0 {
+    if cluster.plan.makes_replicas() {
         let members: Vec<u64> = stats.ranks.iter().map(|row| row.incarnation).collect();
         objects = cluster.ledger.keys_in_heaps(&members) as u64;
     }

@@ -21,6 +21,7 @@ use nkv::ErrorKind;
 use nkv_store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Values of fewer bytes may be equal for two puts.
 const TELLING_BYTES: usize = 8;
@@ -87,6 +88,8 @@ struct Put {
     any: bool,
     // Several replicas were asked for, by the put or later for its key.
     several: bool,
+    // It may end so many milliseconds after a read.
+    until_read_ms: Option<u64>,
     // Of the rank where its bytes are.
     rank: u32,
     // Where READY was set in a log, and when.
@@ -330,6 +333,7 @@ impl Ledger {
             acked: None,
             any,
             several,
+            until_read_ms: None,
             rank: 0,
             logged: None,
             settled: None,
@@ -344,6 +348,11 @@ impl Ledger {
     /// this one's was over.
     pub fn by_key(&self, put: PutId) {
         self.lock().puts[put as usize].any = true;
+    }
+
+    /// This put's object may end so long after its first read.
+    pub fn ends_after_read(&self, put: PutId, ttl: Duration) {
+        self.lock().puts[put as usize].until_read_ms = Some(ttl.as_millis() as u64);
     }
 
     /// Several replicas of this put's object may be made.

@@ -134,6 +134,16 @@ impl Plan {
         }
     }
 
+    /// Whether an object may have several replicas.
+    pub fn makes_replicas(&self) -> bool {
+        self.replicas.0 > 0 || self.base.hot_reads > 0 || self.base.cache_on_read
+    }
+
+    /// Whether one may have them though nobody asked for them.
+    pub fn makes_extras(&self) -> bool {
+        self.base.hot_reads > 0 || self.base.cache_on_read
+    }
+
     /// Every key's name.
     pub fn keys(&self) -> Vec<Vec<u8>> {
         let key = |i: usize| format!("family-{:02}/{:03}", i / self.members, i % self.members);
@@ -191,6 +201,7 @@ fn config(dice: &mut Dice) -> NodeConfig {
             false => 0,
         },
         hot_replicas: dice.between(2, 4) as u8,
+        cache_on_read: dice.permille(400),
         secret: Some(secret()),
         placement: placement(dice),
         ..NodeConfig::default()

@@ -31,6 +31,8 @@ pub struct Worker {
     client: Client,
     dice: Dice,
     remembered: Vec<(usize, ObjMeta)>,
+    // What the options of the put at hand ask for.
+    until_read: Option<Duration>,
 }
 
 /// Counts a call for as long as it is in flight.
@@ -50,7 +52,7 @@ pub fn work(
     dice: Dice,
     program: Option<Pid>,
 ) -> StackfulFuture<()> {
-    let worker = Worker { cluster, client, dice, remembered: Vec::new() };
+    let worker = Worker { cluster, client, dice, remembered: Vec::new(), until_read: None };
     StackfulFuture::new(worker.run()).of(program)
 }
 
@@ -127,12 +129,15 @@ impl Worker {
             true => self.dice.between(2, most.into()) as u8,
             false => 1,
         };
-        let retention = match self.dice.weighted(&[70, 10, 10, 10]) {
+        let until_read = Duration::from_secs(self.dice.between(1, 3));
+        let retention = match self.dice.weighted(&[60, 10, 10, 10, 10]) {
             0 => Retention::Usual,
             1 => Retention::EvictFirst,
             2 => Retention::SoftPin(Duration::from_secs(self.dice.between(1, 5))),
-            _ => Retention::HardPin,
+            3 => Retention::HardPin,
+            _ => Retention::UntilRead(until_read),
         };
+        self.until_read = (retention == Retention::UntilRead(until_read)).then_some(until_read);
         PutOptions::default()
             .retention(retention)
             .preferred_rank(preferred_rank)

@@ -6,7 +6,7 @@ import enum
 import logging
 from typing import Any, ClassVar
 
-from ..layouts import MAX_REPLICAS, MAX_SOFT_PIN_S, Retention, retention_of
+from ..layouts import MAX_REPLICAS, MAX_RETENTION_S, retention_of
 
 log = logging.getLogger("nkv.mooncake")
 
@@ -166,7 +166,7 @@ def _warn_once(what: str) -> None:
 
 def wanted_of(
     config: ReplicateConfig | None, fails: bool = False
-) -> tuple[int | None, int, bool, int, int, Retention]:
+) -> tuple[int | None, int, bool, int, int, str]:
     """What a put asks for, as the native part takes it."""
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
@@ -175,14 +175,14 @@ def wanted_of(
     return preferred_rank(config), 0, fails, copies, 1, _retention(config)
 
 
-def _retention(config: ReplicateConfig | None) -> Retention:
+def _retention(config: ReplicateConfig | None) -> str:
     """The pin that a put asks for. A soft one has whole seconds; Mooncake's default is 30 min."""
     if config is None or not (config.with_hard_pin or config.with_soft_pin):
         return retention_of()
     if config.with_hard_pin:
         return retention_of(hard_pin=True)
     ttl_ms = config.soft_pin_ttl_ms or SOFT_PIN_TTL_MS
-    return retention_of(soft_pin_ttl=min(max(1, -(-ttl_ms // 1000)), MAX_SOFT_PIN_S))
+    return retention_of(soft_pin_ttl=min(max(1, -(-ttl_ms // 1000)), MAX_RETENTION_S))
 
 
 def preferred_rank(config: ReplicateConfig | None) -> int | None:

@@ -120,6 +120,6 @@ mod tests {
         assert_eq!(held.take_due(9_000, 1), [(2, 1)], "as many as are wanted, the earliest first");
         assert_eq!(held.take_due(9_000, 9), [(1, 1)]);
         held.read(0, 2, 9_000);
-        assert_eq!(held.take_due(12_000, 9), [(2, 1), (1, 1), (0, 2)]);
+        assert_eq!(held.take_due(12_000, 9), [(1, 1), (2, 1), (0, 2)]);
     }
 }

@@ -67,6 +67,7 @@ impl Cluster {
                 transport,
                 call_timeout_ms: config.call_timeout_ms,
                 secret: Some(secret()),
+                cache_on_read: config.cache_on_read,
                 ..ClientConfig::default()
             };
             let env = self.environment(process, false);

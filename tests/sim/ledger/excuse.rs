@@ -39,6 +39,11 @@ impl History {
         if self.was_asked_to_go(put, gone) {
             return;
         }
+        // Some time after its first read, which was after its put began. Clocks differ by 8%.
+        let time = put.until_read_ms.map(|ttl| put.began_ms + ttl / 10 * 9);
+        if time.is_some_and(|time| put.gone_ms >= time) {
+            return self.excuse(Some("its time after the first read was over"));
+        }
         // One of too many, while another is there or was there until its owner's own choice.
         let stays = |other: &Put| {
             let gone = other.gone.map(|(_, cause)| cause);

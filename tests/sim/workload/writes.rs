@@ -31,7 +31,7 @@ impl Drop for Putting {
 impl Worker {
     fn size(&mut self) -> usize {
         // Replicas of empty objects cannot be told apart from other puts.
-        let empty = if self.cluster.plan.replicas.0 == 0 { 2 } else { 0 };
+        let empty = if self.cluster.plan.makes_replicas() { 0 } else { 2 };
         let (low, high) = match self.dice.weighted(&[empty, 15, 60, 23]) {
             0 => (0, 0),
             1 => (1, 64),
@@ -45,8 +45,11 @@ impl Worker {
         let by_log = *opts == opts.clone().device_alloc(true);
         let ledger = self.cluster.ledger.clone();
         let (put, value) = ledger.begin_put(key, self.size(), by_log);
-        if *opts != opts.clone().replicas(1) {
+        if *opts != opts.clone().replicas(1) || self.cluster.plan.makes_extras() {
             ledger.asks_for_replicas(put);
+        }
+        if let Some(ttl) = self.until_read {
+            ledger.ends_after_read(put, ttl);
         }
         (Putting { ledger, put }, value)
     }
