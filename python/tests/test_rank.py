@@ -142,6 +142,24 @@ def test_pinned_values_stay_when_a_rank_is_full() -> None:
                 cache.put("long", value, soft_pin_ttl=seconds)
 
 
+def test_a_value_goes_some_time_after_its_first_read_on_all_ranks(
+    pair: nkv.NanoKVCache, key: str
+) -> None:
+    for n in range(2):
+        pair.put(f"{key}/{n}", b"kv", ttl_after_first_get=1, replicas=2)
+    assert pair.get(f"{key}/0") == b"kv"
+    deadline = time.monotonic() + 60
+    while pair.exists(f"{key}/0"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert pair.exists(f"{key}/1"), "it was not read"
+    pair.remove(f"{key}/1")
+    with pytest.raises(nkv.InvalidArgument, match="ttl_after_first_get 0"):
+        pair.put(key, b"kv", ttl_after_first_get=0)
+    with pytest.raises(nkv.InvalidArgument, match="exclude"):
+        pair.put(key, b"kv", ttl_after_first_get=1, hard_pin=True)
+
+
 def test_wrong_settings_are_errors_that_name_them() -> None:
     for wrong, named in [
         ({"heap_bytes": "64MB"}, "heap_bytes"),

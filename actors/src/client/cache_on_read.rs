@@ -3,7 +3,7 @@
 //! a task) puts it there after the read, which does not wait. Whatever fails is left out: the
 //! object is read from afar once more.
 
-use super::peer::TransportChoice;
+use super::read_cache::{ReadCache, ReadObject};
 use super::when_ready::Waits;
 use super::{Client, Shared, runtime_of_thread};
 use crate::actor::ActorAddr;
@@ -11,88 +11,9 @@ use crate::client::control::ControlPool;
 use crate::client::producer::Producer;
 use crate::environment::Platform;
 use crate::error::ErrorKind;
-use crate::message::SlotRef;
-use crate::work_queue::WorkQueue;
 use bytes::Bytes;
-use hashbrown::HashSet;
 use nkv_store::threads::spawn_named;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-
-/// Objects that wait at most, their bytes, and the bytes of one. Others are not kept.
-const MOST_WAITING: usize = 1024;
-const MOST_BYTES: u64 = 64 << 20;
-const LARGEST: u64 = 16 << 20;
-/// After the rank had no room, nothing is kept for so long.
-const NO_ROOM_PAUSE_NS: u64 = 1_000_000_000;
-/// Keys that are not tried again: their host has a replica that this process cannot map.
-const MOST_REFUSED: usize = 4096;
-
-/// An object that was read.
-#[derive(Debug)]
-struct ReadObject {
-    key: Box<[u8]>,
-    at: SlotRef,
-    bytes: Bytes,
-}
-
-/// See the file's first paragraph.
-#[derive(Debug)]
-pub(crate) struct ReadCache {
-    queue: WorkQueue<ReadObject>,
-    waiting_bytes: AtomicU64,
-    paused_until_ns: AtomicU64,
-    started: AtomicBool,
-    refused: Mutex<HashSet<Box<[u8]>>>,
-}
-
-impl ReadCache {
-    /// What a handle of this configuration has.
-    pub(super) fn wanted(wanted: bool, transport: TransportChoice) -> Option<Arc<Self>> {
-        // A handle that does not map its own rank's memory would read a replica there by the
-        // network as well.
-        (wanted && transport == TransportChoice::Auto).then(|| {
-            Arc::new(Self {
-                queue: WorkQueue::new(MOST_WAITING),
-                waiting_bytes: AtomicU64::new(0),
-                paused_until_ns: AtomicU64::new(0),
-                started: AtomicBool::new(false),
-                refused: Mutex::default(),
-            })
-        })
-    }
-
-    /// Its thread ends after the object that it puts now.
-    pub(super) fn close(&self) {
-        self.queue.close();
-    }
-
-    /// Room for an object of so many bytes.
-    fn reserve(&self, bytes: u64) -> bool {
-        let waiting = self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let fits = bytes <= LARGEST && waiting.saturating_add(bytes) <= MOST_BYTES;
-        if !fits {
-            self.release(bytes);
-        }
-        fits
-    }
-
-    fn release(&self, bytes: u64) {
-        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    fn is_refused(&self, key: &[u8]) -> bool {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
-    }
-
-    fn refuse(&self, key: Box<[u8]>) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if refused.len() >= MOST_REFUSED {
-            refused.clear();
-        }
-        refused.insert(key);
-    }
-}
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A handle's parts without what its drop waits for: the worker does not keep the handle alive.
 struct Worker {
@@ -116,8 +37,7 @@ impl Worker {
             Err(e) => {
                 tracing::debug!(error = %e, "an object that was read is not kept");
                 if e.kind() == ErrorKind::OutOfMemory {
-                    let until_ns = client.shared.env.clock.now_ns() + NO_ROOM_PAUSE_NS;
-                    self.cache.paused_until_ns.store(until_ns, Ordering::Relaxed);
+                    self.cache.pause(client.shared.env.clock.now_ns());
                 }
             }
         }
@@ -165,7 +85,7 @@ impl Client {
         let mapped = mapped.is_some_and(|peer| peer.reader.is_some());
         let wanted = bytes > 0 && !mapped && self.home().is_some_and(|home| home != meta.rank);
         if !wanted
-            || now < cache.paused_until_ns.load(Ordering::Relaxed)
+            || cache.is_paused(now)
             || cache.is_refused(key)
             || !self.started(cache)
             || !cache.reserve(bytes)
@@ -179,7 +99,7 @@ impl Client {
 
     /// Whether the worker runs; starts it on the first call.
     fn started(&self, cache: &Arc<ReadCache>) -> bool {
-        if !self.shared.made.is_here() || cache.started.swap(true, Ordering::Relaxed) {
+        if !self.shared.made.is_here() || !cache.starts() {
             return self.shared.made.is_here();
         }
         let here = self.shared.env.platform == Platform::Here;

@@ -2,7 +2,6 @@
 //! the last view of the membership, and counters.
 
 use super::buffers::Buffers;
-use super::cache_on_read::ReadCache;
 use super::config::ClientConfig;
 use super::counters::{Messages, Reads, Times, Writes};
 use super::keys::HandleKeys;
@@ -11,6 +10,7 @@ use super::peer::Peer;
 use super::peers::Peers;
 use super::plans::OpenPlans;
 use super::rank_choice::{RankChoice, site_of};
+use super::read_cache::ReadCache;
 use crate::environment::Environment;
 use crate::executor::OwnedExecutor;
 use crate::message::{RankState, Settings, View, is_news};

@@ -22,10 +22,10 @@ impl Master {
             return Err(Error::not_found(format!("no key {}", o.key)));
         };
         let there = |id: SegmentId| id.rank == rank || host(id) == here;
-        let near = e.places().find(|r| there(r.segment_id)).map(|r| r.segment_id);
-        if near.is_some() || e.places().count() >= usize::from(MAX_REPLICAS) {
-            let near = near.map_or_else(String::new, |id| format!(", one of them on {id}"));
-            let text = format!("key {} has {} replicas{near}", o.key, e.places().count());
+        let beside = e.places().find(|r| there(r.segment_id)).map(|r| r.segment_id);
+        if beside.is_some() || e.places().count() >= usize::from(MAX_REPLICAS) {
+            let beside = beside.map_or_else(String::new, |id| format!(", one of them on {id}"));
+            let text = format!("key {} has {} replicas{beside}", o.key, e.places().count());
             return Err(Error::already_exists(text));
         }
         let (object, mut set) = (e.replica().object, e.set());

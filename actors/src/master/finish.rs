@@ -247,8 +247,8 @@ impl Master {
         self.retry_waiting(segment_id.rank);
     }
 
-    /// Keys to be removed: an owner says that their time after the first read is over. What cannot be
-    /// removed now the owner names again.
+    /// Keys to be removed: an owner says that their time after the first read is over. What cannot
+    /// be removed now the owner names again.
     pub(super) fn expired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
         for at in list {
             let Some(id) = self.listed_at(segment_id, at) else { continue };

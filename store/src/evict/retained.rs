@@ -86,8 +86,8 @@ impl Retained {
         self.usual.admit(c.slot, c.epoch, c.bytes);
     }
 
-    /// An object that was used before all objects held now, at `used_ms`, or never if that is 0. One
-    /// that is already held keeps its place.
+    /// An object that was used before all objects held now, at `used_ms`, or never if that is 0.
+    /// One that is already held keeps its place.
     pub fn admit_oldest(&mut self, c: Candidate, used_ms: u64) {
         if self.epoch_of(c.slot).is_some() {
             return;

@@ -45,7 +45,8 @@ impl Cluster {
             }
         }
         let open = handle.open_plans();
-        if open > 0 {
+        // What was read may still be put at this host's rank.
+        if open > usize::from(self.plan.config(0).cache_on_read) {
             self.ledger.wrong(format!("a handle that nobody uses any more has {open} open plans"));
         }
         if dice.permille(700) {
