@@ -19,7 +19,8 @@ pub(crate) struct Ls {
     /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
     /// there is none
     pattern: Option<String>,
-    /// Bytes, state and the ranks of the replicas, or of the stripes, of each, too
+    /// Bytes, state, retention and the ranks of the replicas, or of the stripes, of each, too;
+    /// those of extra replicas in parentheses
     #[arg(short, long)]
     long: bool,
     /// At most so many
@@ -57,7 +58,9 @@ impl Ls {
     fn text(&self, json: bool, first: bool, page: &[Listed]) -> String {
         let mut text = String::new();
         if self.long && !json && first && !page.is_empty() {
-            text += &format!("{:>12}  {:>5}  {:<11}  key\n", "bytes", "ranks", "state");
+            let (ranks, state) = ("ranks", "state");
+            text +=
+                &format!("{:>12}  {ranks:>7}  {state:<11}  {:<14}  key\n", "bytes", "retention");
         }
         for (i, row) in page.iter().enumerate() {
             let (key, bytes) = (shown(&row.key), row.bytes_total);
@@ -66,12 +69,19 @@ impl Ls {
                 let head = if first && i == 0 { "{\"keys\":[" } else { "," };
                 let state = row.state.to_string();
                 let row = json!({
-                    "key": key, "bytes": bytes, "rank": row.rank, "ranks": ranks, "state": state
+                    "key": key, "bytes": bytes, "rank": row.rank, "ranks": ranks,
+                    "extras": row.extras, "retention": row.retention.to_string(), "state": state
                 });
                 format!("{head}{row}")
             } else if self.long {
-                let ranks = output::numbers(&ranks, ",");
-                format!("{bytes:>12}  {ranks:>5}  {:<11}  {key}\n", row.state)
+                let extra = |rank: &u32| row.extras.contains(rank);
+                let named = ranks.iter().map(|rank| match extra(rank) {
+                    true => format!("({rank})"),
+                    false => rank.to_string(),
+                });
+                let (ranks, kept) =
+                    (named.collect::<Vec<_>>().join(","), row.retention.to_string());
+                format!("{bytes:>12}  {ranks:>7}  {:<11}  {kept:<14}  {key}\n", row.state)
             } else {
                 key + "\n"
             };
@@ -113,7 +123,9 @@ mod tests {
 
     fn row(key: &[u8]) -> Listed {
         let (bytes_total, rank, state) = (5, 1, KeyState::Ready);
-        Listed { key: KeyBytes::from(key), bytes_total, rank, others: Vec::new(), state }
+        let (key, others, extras) = (KeyBytes::from(key), vec![3], vec![3]);
+        let retention = nkv::Retention::HardPin;
+        Listed { key, bytes_total, rank, others, extras, retention, state }
     }
 
     fn fetched(limit: Option<usize>, step: usize, there: u8) -> (Vec<u8>, bool) {
@@ -153,10 +165,9 @@ mod tests {
         let page = [row(b"a"), row(b"\xff\n")];
         assert_eq!(text(false, false, true, &page), "a\n\"\\xff\\n\"\n");
         let table = text(true, false, true, &page[..1]);
-        assert_eq!(
-            table,
-            "       bytes  ranks  state        key\n           5      1  ready        a\n"
-        );
+        let (head, line) = table.split_once('\n').unwrap();
+        assert_eq!(head, "       bytes    ranks  state        retention       key");
+        assert_eq!(line, "           5    1,(3)  ready        hard-pin        a\n");
         assert_eq!(text(true, false, false, &page[..1]).lines().count(), 1);
         let (one, two) = (text(false, true, true, &page), text(false, true, false, &page[..1]));
         let text = format!("{one}{two}]}}");

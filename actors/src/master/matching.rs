@@ -115,7 +115,9 @@ impl Master {
                 (e.replica().object.bytes_total, others.collect())
             });
             others.retain(|other| *other != rank);
-            (id, Listed { key, bytes_total, rank, others, state })
+            let extras = e.replicas().filter(|r| e.is_extra(r.at)).map(|r| r.segment_id.rank);
+            let (extras, retention) = (extras.collect(), e.retention());
+            (id, Listed { key, bytes_total, rank, others, extras, retention, state })
         });
         (seen.collect(), next)
     }
@@ -233,8 +235,8 @@ mod tests {
     use crate::ErrorKind;
     use crate::message::{KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES};
     use crate::pattern::compile;
-    use nkv_store::KeyId;
     use nkv_store::clock::Clock;
+    use nkv_store::{KeyId, Retention};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -255,7 +257,8 @@ mod tests {
     fn seen(keys: &[&[u8]]) -> Vec<Seen> {
         let one = |k: &&[u8]| {
             let (key, state) = (KeyBytes::from(*k), KeyState::Ready);
-            let row = Listed { key, bytes_total: 1, rank: 0, others: Vec::new(), state };
+            let (others, extras, retention) = (Vec::new(), Vec::new(), Retention::Usual);
+            let row = Listed { key, bytes_total: 1, rank: 0, others, extras, retention, state };
             (nkv_store::KeyHasher::new([7; 16]).id(k), row)
         };
         keys.iter().map(one).collect()

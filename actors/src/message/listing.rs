@@ -3,6 +3,7 @@
 
 use super::{KeyBytes, KeyId};
 use crate::error::Error;
+use nkv_store::Retention;
 use serde::{Deserialize, Serialize};
 
 /// Keys that one round checks, and so the most that one answer contains.
@@ -40,6 +41,10 @@ pub struct Listed {
     pub rank: u32,
     /// Ranks that have further replicas.
     pub others: Vec<u32>,
+    /// Ranks, of all these, whose replicas are extra ones.
+    pub extras: Vec<u32>,
+    /// What its put asked of the evictors, as far as the master knows.
+    pub retention: Retention,
     /// Its state.
     pub state: KeyState,
 }

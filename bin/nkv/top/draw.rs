@@ -103,11 +103,16 @@ fn head(screen: &Screen) -> Vec<Line<'static>> {
     ];
     let second = match (&screen.master, &screen.master_lost) {
         (Some(m), _) => {
-            first.push(Span::styled(format!("   master rank {}, term {}", m.rank, m.term), DIM));
+            let of = format!("   master rank {}, term {}   {}", m.rank, m.term, m.placement);
+            first.push(Span::styled(of, DIM));
+            let missing = match m.replicas_missing {
+                0 => String::new(),
+                n => format!("replicas missing {n}   "),
+            };
             let per_s = m.lookups_per_s.map_or("-".to_string(), number);
             vec![
                 Span::raw(format!(
-                    "objects {}   plans {}   waiting {}   lookups {per_s}/s   hit ",
+                    "objects {}   plans {}   waiting {}   {missing}lookups {per_s}/s   hit ",
                     m.objects, m.plans_open, m.waiting
                 )),
                 Span::styled(percent(m.hit_ratio), BOLD),

@@ -59,6 +59,10 @@ pub(super) struct MasterRow {
     pub(super) plans_open: u64,
     /// Opens that wait for room.
     pub(super) waiting: u64,
+    /// Objects that have fewer replicas than they should.
+    pub(super) replicas_missing: u64,
+    /// How new objects are placed.
+    pub(super) placement: String,
     /// Keys looked up per second.
     pub(super) lookups_per_s: Option<f64>,
     /// Keys found per key looked up since the sample before.
@@ -243,6 +247,8 @@ impl Model {
             objects: stats.objects,
             plans_open: stats.plans_open,
             waiting: stats.waiting,
+            replicas_missing: stats.master.repairs_waiting,
+            placement: view.placement.to_string(),
             lookups_per_s: since.zip(seconds).map(|((h, m), s)| (h + m) as f64 / s.max(1e-3)),
             hit_ratio: since.and_then(|(h, m)| ratio(h, m)),
             hit_ratio_total: ratio(hits, misses),

@@ -3,9 +3,10 @@
 use super::{ensure, key, list, size, time};
 use crate::error::{Error, Result};
 use crate::message::{
-    AwaitReady, KEYS_PER_ROUND, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta, ObjectDesc,
-    PlanDesc, Readiness, Request, Response, Settings,
+    AwaitReady, KEYS_PER_ROUND, Listed, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta,
+    ObjectDesc, PlanDesc, Readiness, Request, Response, Settings,
 };
+use crate::striping::MAX_STRIPES;
 use nkv_store::SegmentLayout;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
@@ -95,9 +96,13 @@ impl Response {
                 Readiness::Ended(_) => Ok(()),
             }),
             Response::Listed { keys, .. } => {
-                let others = keys.iter().map(|row| row.others.len()).max().unwrap_or(0);
+                // Of a striped object the ranks of all stripes.
+                let ranks = |row: &Listed| {
+                    list("ranks of a key", row.others.len(), usize::from(MAX_STRIPES))?;
+                    list("extra replicas of a key", row.extras.len(), MAX_PLACES)
+                };
                 list("keys", keys.len(), KEYS_PER_ROUND)
-                    .and_then(|()| list("replicas of a key", others, MAX_PLACES))
+                    .and_then(|()| keys.iter().try_for_each(ranks))
             }
             _ => Ok(()),
         };
