@@ -28,7 +28,7 @@ const WINDOW_FROM_ATTEMPT: u32 = 1;
 /// list.
 const MAX_WAITING: usize = 64;
 /// Objects that the owner is asked to have removed at one tick.
-const EXPIRED_PER_TICK: usize = 1024;
+const EXPIRED_PER_TICK: usize = 4096;
 /// Interval between checks for missed messages of the owner.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 

@@ -302,9 +302,7 @@ impl Master {
     fn needs_quorum(request: &Request) -> Option<&'static str> {
         Some(match request {
             Request::OpenForWrite { .. } => "a put",
-            Request::Remove(_) | Request::RemoveAt { .. } | Request::RemoveMatching(_) => {
-                "a remove"
-            }
+            Request::Remove(_) | Request::RemoveAt(_) | Request::RemoveMatching(_) => "a remove",
             Request::Replicate { .. } => "a change of replicas",
             // An object of a joining rank may have been removed after an earlier master lost that
             // rank. The ranks that kept a view of that loss must join first [I6].
@@ -370,7 +368,7 @@ impl Master {
                 reply.send(Response::Done(self.replicate(&keys, wanted)))
             }
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
-            Request::RemoveAt { key, at } => self.remove_at(&key, at, reply),
+            Request::RemoveAt(list) => self.remove_at(&list, reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View | Request::Watch { .. } => {

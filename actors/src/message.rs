@@ -19,6 +19,7 @@ mod key_bytes;
 mod link;
 mod listing;
 mod log;
+mod medium;
 mod members;
 mod segments;
 mod stats;
@@ -34,6 +35,7 @@ pub use link::{
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
+pub use medium::{Medium, Preferred};
 pub use members::{
     ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View, is_news,
 };
@@ -158,6 +160,10 @@ pub struct OpenItem {
     pub bytes_total: u64,
     /// Rank that should own it, in any of its segments; by the job's placement if absent.
     pub preferred_rank: Option<u32>,
+    /// In which memory its first replica should be.
+    pub medium: Medium,
+    /// Where further replicas should go, in this order.
+    pub further: Vec<Preferred>,
     /// Where the writer is, if the job places objects by that and the writer knows.
     pub nearest: Option<Nearest>,
     /// Bytes per page; 0: those that rank 0 was started with.
@@ -243,13 +249,9 @@ pub enum Request {
     },
     /// Remove the keys; they never come back [I6].
     Remove(Vec<KeyBytes>),
-    /// Remove a key if its object is the one at this slot: a reader found stripes of it gone.
-    RemoveAt {
-        /// The key.
-        key: KeyBytes,
-        /// Where the reader found its object.
-        at: SlotRef,
-    },
+    /// Remove keys, each if its object is the one at this slot: a reader found stripes of it gone,
+    /// or its time is over.
+    RemoveAt(Vec<(KeyBytes, SlotRef)>),
     /// Evict on every rank until used bytes are below this ratio of its heap.
     EvictUntilBelow(f64),
     /// Statistics of every rank.
@@ -324,7 +326,7 @@ impl Request {
             Self::RemoveMatching(_) => 12,
             Self::AwaitReady(_) => 13,
             Self::Replicate { .. } => 14,
-            Self::RemoveAt { .. } => 15,
+            Self::RemoveAt(_) => 15,
         }
     }
 }

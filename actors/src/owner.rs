@@ -34,7 +34,7 @@ pub use heap_observer::{HeapEvent, HeapObserver};
 use nkv_store::clock::Clock;
 use nkv_store::evict::cheapest_window;
 use nkv_store::heap::Heap;
-use nkv_store::object::{Holders, LiveSlot, OpenSlot, Slots};
+use nkv_store::object::{Holders, LiveSlot, OpenSlot, Slots, live_slot};
 use nkv_store::{KeyHasher, Retention, StoreError};
 use object_life::{Became, ObjectEnd};
 use std::sync::{Arc, OnceLock};
@@ -445,6 +445,7 @@ impl Owner {
             bytes = bytes.saturating_add(t.bytes);
             if self.is_of_log(t.slot) {
                 self.touch_in_log(t.slot, t.epoch);
+            } else if !t.read && self.is_until_read(t.slot) {
             } else if self.slots.touch(t.slot, t.epoch, now_ms) {
                 fresh.push((t.slot, t.epoch));
             }
@@ -457,10 +458,15 @@ impl Owner {
         Gauges::add(&g.gets_by_cache, served.by_cache);
         Gauges::add(&g.gets_by_master, served.by_master);
         Gauges::add(&g.bytes_read, bytes);
-        // Only a hint for the eviction order: it may be lost.
-        if let Some(evictor) = self.durable.evictor.get() {
-            let _ = evictor.notify(HeapEvent::WereRead(fresh));
+        if !fresh.is_empty() {
+            self.notify_evictor(HeapEvent::WereRead(fresh));
         }
+    }
+
+    /// Whether the object in a slot goes some time after its first read.
+    fn is_until_read(&self, slot: u32) -> bool {
+        let live = live_slot(&self.durable.heap, slot);
+        live.is_some_and(|o| matches!(o.retention, Retention::UntilRead(_)))
     }
 }
 

@@ -185,6 +185,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
         for key in 0..cluster.ledger.keys() {
             let began = cluster.ledger.moment();
             stack::read_from();
+            let _reading = cluster.ledger.reading(key);
             let mut read = handle.get(&cluster.ledger.key_name(key)).await;
             // A rank that was stopped may be declared gone between the lookup and the read: it is
             // found so at once, or after the limit of an attempt to attach to it.

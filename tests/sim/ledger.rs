@@ -20,7 +20,7 @@ use crate::trace::Trace;
 use nkv::ErrorKind;
 use nkv_store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Values of fewer bytes may be equal for two puts.
@@ -67,6 +67,20 @@ impl std::fmt::Display for Outcome {
             Self::Failed(kind) => write!(f, "{kind}"),
             Self::Dropped => f.write_str("dropped"),
         }
+    }
+}
+
+/// A read of a key that may be under way.
+pub struct Reading {
+    ledger: Arc<Ledger>,
+    key: usize,
+    n: usize,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let now_ms = self.ledger.trace.now_ms();
+        self.ledger.lock().keys[self.key].reads[self.n].1 = Some(now_ms);
     }
 }
 
@@ -185,6 +199,8 @@ struct Key {
     puts: Vec<PutId>,
     // Somebody asked for replicas of what it names.
     replicated: bool,
+    // When reads of it began and ended, in virtual milliseconds.
+    reads: Vec<(u64, Option<u64>)>,
     removals: BTreeMap<LogicalTime, Removal>,
 }
 
@@ -348,6 +364,13 @@ impl Ledger {
     /// this one's was over.
     pub fn by_key(&self, put: PutId) {
         self.lock().puts[put as usize].any = true;
+    }
+
+    /// A read of this key begins; it ends when this is dropped.
+    pub fn reading(self: &Arc<Self>, key: usize) -> Reading {
+        let (mut history, now_ms) = (self.lock(), self.trace.now_ms());
+        history.keys[key].reads.push((now_ms, None));
+        Reading { ledger: self.clone(), key, n: history.keys[key].reads.len() - 1 }
     }
 
     /// This put's object may end so long after its first read.

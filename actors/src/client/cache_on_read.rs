@@ -11,6 +11,7 @@ use crate::client::control::ControlPool;
 use crate::client::producer::Producer;
 use crate::environment::Platform;
 use crate::error::ErrorKind;
+use crate::message::SlotRef;
 use bytes::Bytes;
 use nkv_store::threads::spawn_named;
 use std::sync::{Arc, OnceLock, Weak};
@@ -33,7 +34,7 @@ impl Worker {
         let bytes = read.bytes.len() as u64;
         match client.put_extra(&read.key, &read.bytes, read.at).await {
             Ok(true) => client.shared.reads.cached.one(),
-            Ok(false) => self.cache.refuse(read.key),
+            Ok(false) => self.cache.refuse(&read.key, client.shared.env.clock.now_ns()),
             Err(e) => {
                 tracing::debug!(error = %e, "an object that was read is not kept");
                 if e.kind() == ErrorKind::OutOfMemory {
@@ -41,7 +42,7 @@ impl Worker {
                 }
             }
         }
-        self.cache.release(bytes);
+        self.cache.release(&read.key, bytes);
         true
     }
 
@@ -63,11 +64,16 @@ impl Worker {
 }
 
 impl Client {
-    /// An object was read, so many bytes of it. Keeps it at this handle's rank, if that is wanted
-    /// and the object came from memory that this process does not map.
-    pub(super) fn was_read(&self, key: &[u8], bytes: usize, read: impl FnOnce() -> Bytes) {
+    /// An object was read, of this key and from this slot, so many bytes. Keeps it at this handle's
+    /// rank, if that is wanted and the object came from memory that this process does not map.
+    pub(super) fn was_read(
+        &self,
+        from: (&[u8], SlotRef),
+        bytes: usize,
+        read: impl FnOnce() -> Bytes,
+    ) {
         if let Some(cache) = &self.shared.read_cache {
-            self.may_keep(cache, key, bytes as u64, read);
+            self.may_keep(cache, from, bytes as u64, read);
         }
     }
 
@@ -75,25 +81,24 @@ impl Client {
     fn may_keep(
         &self,
         cache: &Arc<ReadCache>,
-        key: &[u8],
+        (key, at): (&[u8], SlotRef),
         bytes: u64,
         read: impl FnOnce() -> Bytes,
     ) {
         let now = self.shared.env.clock.now_ns();
-        let Some(meta) = self.shared.locations.known(key) else { return };
-        let mapped = self.shared.peers.get(meta.at.incarnation);
-        let mapped = mapped.is_some_and(|peer| peer.reader.is_some());
-        let wanted = bytes > 0 && !mapped && self.home().is_some_and(|home| home != meta.rank);
+        let Some(peer) = self.shared.peers.get(at.incarnation) else { return };
+        let far = peer.reader.is_none() && self.home().is_some_and(|home| home != peer.rank);
+        let wanted = bytes > 0 && far;
         if !wanted
             || cache.is_paused(now)
-            || cache.is_refused(key)
+            || cache.is_refused(key, now)
             || !self.started(cache)
-            || !cache.reserve(bytes)
+            || !cache.reserve(key, bytes)
         {
             return;
         }
-        if !cache.queue.push(ReadObject { key: key.into(), at: meta.at, bytes: read() }) {
-            cache.release(bytes);
+        if !cache.queue.push(ReadObject { key: key.into(), at, bytes: read() }) {
+            cache.release(key, bytes);
         }
     }
 

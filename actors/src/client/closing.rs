@@ -53,7 +53,10 @@ impl Client {
     /// # });
     /// ```
     pub async fn close(&self) {
-        self.shared.read_cache.iter().for_each(|cache| cache.close());
+        if let Some(cache) = self.shared.read_cache.as_ref().filter(|_| self.shared.made.is_here())
+        {
+            cache.close();
+        }
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);
         if !self.end_open_plans().await {

@@ -6,7 +6,7 @@ use super::batch::in_one_request;
 use super::find::meta_of;
 use super::peer::{Peer, TOUCH_BATCH};
 use super::{Client, check_keys};
-use crate::message::{Touch, Via};
+use crate::message::{SlotRef, Touch, Via};
 use bytes::Bytes;
 use nkv_store::KeyId;
 use nkv_transport::verbs::{Find, Found, Kind};
@@ -25,8 +25,8 @@ const KEYS_PER_REQUEST: usize = 256;
 /// What a first read brought.
 #[derive(Debug)]
 pub(super) enum Fetched<T> {
-    /// The value.
-    Read(T),
+    /// The value, and where it was.
+    Read(T, SlotRef),
     /// The index of the rank that the key's hash selects does not have it.
     Absent,
     /// Not tried, or it changed, or is larger than what was asked for.
@@ -74,10 +74,10 @@ impl Client {
         }
         match self.fetched(&peer, key, &find) {
             // A small value does not keep a large buffer.
-            Fetched::Read(n) if n < room.bytes_mut().len() / 2 => {
-                Fetched::Read(Bytes::copy_from_slice(&room.bytes_mut()[..n]))
+            Fetched::Read(n, at) if n < room.bytes_mut().len() / 2 => {
+                Fetched::Read(Bytes::copy_from_slice(&room.bytes_mut()[..n]), at)
             }
-            Fetched::Read(n) => Fetched::Read(room.into_bytes().slice(..n)),
+            Fetched::Read(n, at) => Fetched::Read(room.into_bytes().slice(..n), at),
             Fetched::Absent => Fetched::Absent,
             Fetched::Unknown => Fetched::Unknown,
         }
@@ -157,10 +157,10 @@ impl Client {
         if bytes > find.payload.len() as u64 {
             return Fetched::Unknown;
         }
-        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
+        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes, read: true };
         let _ = peer.note(Some(Via::Index), touch);
         self.shared.reads.via(Via::Index);
         self.shared.reads.accepted.one();
-        Fetched::Read(bytes as usize)
+        Fetched::Read(bytes as usize, meta.at)
     }
 }

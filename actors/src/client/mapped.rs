@@ -128,7 +128,7 @@ impl Client {
             self.shared.reads.changed.one();
             return None;
         }
-        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
+        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes, read: true };
         let noted = peer.note(Some(Via::Index), touch);
         self.shared.reads.by_loads.one();
         if noted >= MANY_TOUCHES {

@@ -246,7 +246,7 @@ impl Peer {
             noted.counts.count(via);
         }
         if noted.list.len() >= MAX_TOUCHES {
-            // Drops the older half: touches only carry recency.
+            // Drops the older half: they carry recency, and the first reads of objects until read.
             noted.list.drain(..MAX_TOUCHES / 2);
         }
         if read.is_some() {
@@ -268,7 +268,7 @@ impl Peer {
         }
         self.touches_sent.store(true, Ordering::Relaxed);
         let batch = std::mem::take(&mut *self.noted());
-        // If it is lost, only some recency is.
+        // If it is lost, some recency is, and first reads of objects until read.
         let _ = self.send(ClientToOwner::Touched(batch));
     }
 

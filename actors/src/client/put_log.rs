@@ -11,7 +11,7 @@ use super::peer_log::PeerLog;
 use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Abandoned, ClientToOwner, Touch};
+use crate::message::{Abandoned, ClientToOwner, Medium, Touch};
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
@@ -61,11 +61,11 @@ fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Whether a mapped segment serves the key. Then the put counts as a read: somebody wants it.
+/// Whether a mapped segment serves the key. Then the put counts as a use: somebody wants it.
 fn is_there(peer: &Peer, id: KeyId) -> bool {
     let hit = peer.reader.as_ref().and_then(|reader| reader.find(id));
     let Some(hit) = hit.filter(|_| peer.is_alive()) else { return false };
-    let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: 0 };
+    let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: 0, read: false };
     let _ = peer.note(None, touch);
     true
 }
@@ -98,7 +98,9 @@ pub(crate) enum TryPut {
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
         let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
-        let usual = opts.replicas <= 1 && opts.retention == Retention::Usual;
+        let usual = opts.wanted_replicas() <= 1
+            && opts.medium == Medium::Any
+            && opts.retention == Retention::Usual;
         allowed && usual && opts.if_exists == IfExists::Keep
     }
 

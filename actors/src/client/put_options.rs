@@ -1,5 +1,6 @@
 //! What a put may ask for. Not a message: the master gets only what concerns it.
 
+use crate::message::{MAX_REPLICAS, Medium, Preferred};
 use nkv_store::Retention;
 
 /// What a put over a key that has an object means.
@@ -25,6 +26,10 @@ pub enum IfExists {
 pub struct PutOptions {
     /// Rank that should own the object, in any of its segments; by the job's placement if absent.
     pub(crate) preferred_rank: Option<u32>,
+    /// In which memory its first replica should be.
+    pub(crate) medium: Medium,
+    /// Where further replicas should go.
+    pub(crate) further: Vec<Preferred>,
     /// Bytes per page; if 0, those that rank 0 was started with (256 KiB by default).
     pub(crate) page_bytes: u32,
     /// Whether the object may go into the owner's device log, without asking the master: true,
@@ -50,6 +55,32 @@ impl PutOptions {
     pub fn preferred_rank(mut self, rank: impl Into<Option<u32>>) -> Self {
         self.preferred_rank = rank.into();
         self
+    }
+
+    /// Where each replica should go, the first one first: as many are asked for at least, and those
+    /// beyond go by the job's placement. A rank that is gone or full is passed over, memory of
+    /// another kind is not: the replica is not made then, or the put fails if it is the first. No
+    /// two replicas go to one rank. A put that names a kind of memory takes a plan.
+    ///
+    /// ```
+    /// use nkv_actors::PutOptions;
+    /// use nkv_actors::message::{Medium, Preferred};
+    ///
+    /// let gpu = Preferred { rank: Some(3), medium: Medium::Device };
+    /// let opts = PutOptions::default().at([gpu, "1:host".parse().unwrap()]);
+    /// ```
+    #[must_use]
+    pub fn at(mut self, replicas: impl IntoIterator<Item = Preferred>) -> Self {
+        let mut replicas = replicas.into_iter();
+        let first = replicas.next().unwrap_or_default();
+        (self.preferred_rank, self.medium) = (first.rank, first.medium);
+        self.further = replicas.take(usize::from(MAX_REPLICAS)).collect();
+        self
+    }
+
+    /// Replicas that are asked for.
+    pub(crate) fn wanted_replicas(&self) -> u8 {
+        self.replicas.max(self.further.len() as u8 + 1)
     }
 
     /// Bytes per page; 0: those that rank 0 was started with (256 KiB by default).

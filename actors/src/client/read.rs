@@ -79,8 +79,8 @@ impl Client {
     pub(super) async fn get_stored(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         match self.fetch(key) {
-            Fetched::Read(bytes) => {
-                self.was_read(key, bytes.len(), || bytes.clone());
+            Fetched::Read(bytes, at) => {
+                self.was_read((key, at), bytes.len(), || bytes.clone());
                 return Ok(bytes);
             }
             Fetched::Absent => tried.searched = true,
@@ -100,7 +100,7 @@ impl Client {
             };
             match self.read_whole(&located.meta, located.via).await {
                 Ok(bytes) => {
-                    self.was_read(key, bytes.len(), || bytes.clone());
+                    self.was_read((key, located.meta.at), bytes.len(), || bytes.clone());
                     return Ok(bytes);
                 }
                 Err(miss) => tried = self.try_further(key, located, tried, miss)?,
@@ -339,8 +339,8 @@ impl Client {
         for ((place, dst), fetched) in places.zip(fetched) {
             let searched = matches!(fetched, Fetched::Absent);
             match fetched {
-                Fetched::Read(n) => {
-                    self.was_read(keys[place], n, || Bytes::copy_from_slice(&dst[..n]));
+                Fetched::Read(n, at) => {
+                    self.was_read((keys[place], at), n, || Bytes::copy_from_slice(&dst[..n]));
                     results[place] = Some(Ok(n));
                 }
                 _ => todo.push(((place, dst), SearchState { searched, ..SearchState::default() })),
@@ -376,9 +376,10 @@ impl Client {
             rounds += usize::from(!progress);
             todo = on_disk;
             for (((i, dst), located, tried), r) in found.into_iter().zip(read) {
+                let at = located.meta.at;
                 match r.map_err(|miss| self.try_further(keys[i], located, tried, miss)) {
                     Ok(n) => {
-                        self.was_read(keys[i], n, || Bytes::copy_from_slice(&dst[..n]));
+                        self.was_read((keys[i], at), n, || Bytes::copy_from_slice(&dst[..n]));
                         results[i] = Some(Ok(n));
                     }
                     Err(Ok(tried)) => todo.push(((i, dst), tried)),
@@ -461,7 +462,8 @@ impl Client {
             for (s, read) in slots.iter().zip(read).rev() {
                 if read.is_ok() {
                     let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
-                    peer.note(Some(s.via), Touch { slot, epoch, bytes: s.meta.object.bytes_total });
+                    let bytes = s.meta.object.bytes_total;
+                    peer.note(Some(s.via), Touch { slot, epoch, bytes, read: true });
                     self.shared.reads.via(s.via);
                 }
                 results[s.index] = read;

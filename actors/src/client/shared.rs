@@ -65,12 +65,12 @@ const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(cache) = &self.read_cache {
-            cache.close();
-        }
         // A forked child must not send anything for its parent.
         if !self.made.is_here() {
             return;
+        }
+        if let Some(cache) = &self.read_cache {
+            cache.close();
         }
         // Only this handle can report these keys.
         for peer in self.peers.all() {

@@ -247,7 +247,8 @@ impl Client {
             return Ok(());
         }
         self.shared.locations.forget(key);
-        let answer = self.call(Request::RemoveAt { key: KeyBytes::from(key), at: meta.at }).await;
+        let list = vec![(KeyBytes::from(key), meta.at)];
+        let answer = self.call(Request::RemoveAt(list)).await;
         one(self.done("RemoveAt", answer, 1))
     }
 }

@@ -113,8 +113,20 @@ impl Client {
 
     /// Views an object that the mapped indexes do not resolve.
     pub(super) async fn view_further(&self, key: &[u8]) -> Result<ObjectView> {
-        let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_bytes(peer, hit, via);
+        let view = |peer: &Arc<Peer>, hit: &Hit, via| self.view_bytes(peer, hit, Some(via));
         self.view_located(key, view).await.map_err(|e| e.about(key))
+    }
+
+    /// A view of what is stored, for a copy of it: it counts for nothing and is reported to nobody.
+    pub(super) async fn view_uncounted(&self, key: &[u8]) -> Result<ObjectView> {
+        self.check_usable()?;
+        let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
+        if let Some((peer, hit)) = found.into_iter().next().flatten()
+            && let Some(view) = self.view_bytes(&peer, &hit, None)
+        {
+            return view;
+        }
+        self.view_located(key, |peer, hit, _| self.view_bytes(peer, hit, None)).await
     }
 
     /// The view, unless it shows a manifest.
@@ -184,10 +196,10 @@ impl Client {
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
         let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
-        self.view_bytes(&peer, &hit, Via::Index)
+        self.view_bytes(&peer, &hit, Some(Via::Index))
     }
 
-    fn view_bytes(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Viewed<ObjectView> {
+    fn view_bytes(&self, peer: &Arc<Peer>, hit: &Hit, via: Option<Via>) -> Viewed<ObjectView> {
         if !peer.reader.as_ref().is_some_and(Reader::maps_payloads) {
             return Some(Err(not_mapped(peer)));
         }
@@ -212,7 +224,7 @@ impl Client {
                 peer.kind()
             ))));
         };
-        let pin = self.pin(peer, hit, via, |pins, reader| {
+        let pin = self.pin(peer, hit, Some(via), |pins, reader| {
             pins.pin((hit.slot, hit.epoch()), || reader.still(hit))
         });
         Some(pin?.map(|pin| DeviceView { address, bytes, _pin: pin, peer: peer.clone() }))
@@ -222,7 +234,7 @@ impl Client {
         &self,
         peer: &Peer,
         hit: &Hit,
-        via: Via,
+        via: Option<Via>,
         pin: impl FnOnce(&Arc<Pins>, &Reader) -> std::result::Result<P, NoPin>,
     ) -> Viewed<P> {
         let Some((reader, pins)) = peer.reader.as_ref().zip(peer.pins.as_ref()) else {
@@ -231,10 +243,12 @@ impl Client {
         match pin(pins, reader) {
             // Checked last: the memory of an owner that is gone may hold anything.
             Ok(pinned) if peer.is_alive() => {
-                let bytes = hit.header.bytes_total;
-                peer.note(Some(via), Touch { slot: hit.slot, epoch: hit.epoch(), bytes });
-                self.shared.reads.viewed.one();
-                self.shared.reads.via(via);
+                if let Some(via) = via {
+                    let (slot, epoch, bytes) = (hit.slot, hit.epoch(), hit.header.bytes_total);
+                    peer.note(Some(via), Touch { slot, epoch, bytes, read: true });
+                    self.shared.reads.viewed.one();
+                    self.shared.reads.via(via);
+                }
                 Some(Ok(pinned))
             }
             Ok(_) | Err(NoPin::Closed) => Some(Err(Error::disconnected(format!(

@@ -212,8 +212,8 @@ impl Client {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
-        if opts.replicas > MAX_REPLICAS {
-            let text = format!("{} replicas: at most {MAX_REPLICAS}", opts.replicas);
+        if opts.wanted_replicas() > MAX_REPLICAS {
+            let text = format!("{} replicas: at most {MAX_REPLICAS}", opts.wanted_replicas());
             return spread(items.len(), Error::invalid(text));
         }
         self.put_all_planned(items, opts).await
@@ -274,7 +274,7 @@ impl Client {
         }
         let Asking { opts, replica_of, .. } = asking;
         let began_ns = self.shared.env.clock.now_ns();
-        let asked_for = if replica_of.is_some() { 0 } else { opts.replicas };
+        let asked_for = if replica_of.is_some() { 0 } else { opts.wanted_replicas() };
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
         let opened = self.open_replicas(&open, asking).await;
         let mut plans = opened.unwrap_or_else(|e| spread(items.len(), e));
@@ -327,7 +327,7 @@ impl Client {
         bytes_total: u64,
         opts: &PutOptions,
     ) -> Result<WritePlan> {
-        if opts.replicas > 1 {
+        if opts.wanted_replicas() > 1 {
             let text = "a plan writes one replica: put the whole object for several";
             return Err(Error::invalid(text).about(key));
         }
@@ -374,7 +374,7 @@ impl Client {
         items: &[(&[u8], u64)],
         opts: &PutOptions,
     ) -> Result<Vec<Result<Arc<PlanState>>>> {
-        let opts = opts.clone().replicas(1);
+        let opts = PutOptions { further: Vec::new(), ..opts.clone().replicas(1) };
         items.iter().try_for_each(|(key, _)| check_new(key))?;
         let opened = self.open_replicas(items, Asking::of(&opts)).await?;
         let only = |mut plans: Plans| {
@@ -428,9 +428,11 @@ impl Client {
             key: key.to_vec(),
             bytes_total: *bytes_total,
             preferred_rank: ranks.get(i).copied().or(opts.preferred_rank),
+            medium: opts.medium,
+            further: opts.further.clone(),
             nearest,
             page_bytes: opts.page_bytes,
-            replicas: opts.replicas,
+            replicas: opts.wanted_replicas(),
             replica_of,
             retention: opts.retention,
         });

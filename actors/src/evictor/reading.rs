@@ -4,6 +4,7 @@
 
 use super::Evictor;
 use crate::actor::{Context, Message, On, Reply};
+use nkv_store::Retention;
 use nkv_store::evict::Candidate;
 use nkv_store::heap::Heap;
 use nkv_store::object::{LiveSlot, live_slot};
@@ -101,6 +102,7 @@ impl Evictor {
                     // Objects admitted since the reading began are newer than all of these.
                     let candidate = self.candidate(&object);
                     self.policy.admit_oldest(candidate, object.last_access_ms);
+                    self.note_read(object.slot);
                     latest.extend(pieces[n].last().map(|object| (object.last_access_ms, n)));
                 }
                 Some(Reading::Merging { pieces, latest })
@@ -117,6 +119,15 @@ impl Evictor {
         }
         if let Some(object) = live.filter(|l| listed != Some(l.epoch)) {
             self.policy.admit(self.candidate(&object), self.durable.clock.now_ms());
+        }
+        self.note_read(slot);
+    }
+
+    /// An object until read may have been read, and the message about it lost.
+    fn note_read(&mut self, slot: u32) {
+        let Some(object) = live_slot(&self.durable.heap, slot) else { return };
+        if matches!(object.retention, Retention::UntilRead(_)) && object.last_access_ms > 0 {
+            self.policy.was_read(slot, object.epoch, object.last_access_ms);
         }
     }
 }

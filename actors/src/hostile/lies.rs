@@ -240,7 +240,7 @@ fn downs(all: &mut Vec<Lie>) {
 
 fn to_owners(all: &mut Vec<Lie>) {
     let touch = TouchBatch {
-        list: vec![Touch { slot: 1, epoch: 1, bytes: 1 }],
+        list: vec![Touch { slot: 1, epoch: 1, bytes: 1, read: true }],
         counts: ReadCounts::default(),
     };
     let touches: [Change<TouchBatch>; 7] = [
@@ -350,6 +350,8 @@ fn requests(all: &mut Vec<Lie>) {
         key: b"layer/1".to_vec(),
         bytes_total: UNIT,
         preferred_rank: None,
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: Some(Nearest { rank: 1, distance: 0 }),
         page_bytes: 4096,
         replicas: 1,
@@ -397,7 +399,7 @@ fn requests(all: &mut Vec<Lie>) {
         Request::MatchPrefix(keys()),
         Request::Exists { keys: keys(), promote: Default::default() },
         Request::Remove(keys()),
-        Request::RemoveAt { key: long_key(), at },
+        Request::RemoveAt(vec![(long_key(), at)]),
         Request::EvictUntilBelow(f64::NAN),
         Request::EvictUntilBelow(f64::INFINITY),
         Request::List { of, after: Some(long_key()), limit: 10 },
@@ -481,7 +483,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
     all.extend(
         downs.drain(..).map(|down| (format!("{down:?}"), HostileInput::MasterToOwner(down))),
     );
-    let touch = Touch { slot: kept.slot, epoch: 2, bytes: 1 };
+    let touch = Touch { slot: kept.slot, epoch: 2, bytes: 1, read: true };
     let name = KeyReport { slot: kept.slot, epoch: 1, key: seeds::key() };
     let counts = ReadCounts::default();
     let mut words = vec![

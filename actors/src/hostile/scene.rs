@@ -381,6 +381,8 @@ impl TestCluster {
             key,
             bytes_total: 1,
             preferred_rank: Some(0),
+            medium: Default::default(),
+            further: Vec::new(),
             nearest: None,
             page_bytes: 0,
             replicas: 1,

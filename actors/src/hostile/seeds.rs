@@ -126,6 +126,8 @@ fn requests() -> Vec<Request> {
         key: b"layer/1".to_vec(),
         bytes_total: 4096,
         preferred_rank: Some(1),
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: None,
         page_bytes: 4096,
         replicas: 2,
@@ -143,7 +145,7 @@ fn requests() -> Vec<Request> {
         Request::MatchPrefix(vec![key()]),
         Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),
-        Request::RemoveAt { key: key(), at: at(OWNED) },
+        Request::RemoveAt(vec![(key(), at(OWNED))]),
         Request::EvictUntilBelow(0.5),
         Request::Stats,
         Request::View,
@@ -208,7 +210,7 @@ fn downs() -> Vec<MasterToOwner> {
 
 fn to_owners() -> Vec<ClientToOwner> {
     let served = ReadCounts { by_index: 1, by_cache: 2, by_master: 3 };
-    let list = vec![Touch { slot: 1, epoch: 1, bytes: 4096 }];
+    let list = vec![Touch { slot: 1, epoch: 1, bytes: 4096, read: false }];
     vec![
         ClientToOwner::Touched(TouchBatch { list, counts: served }),
         ClientToOwner::CheckPlan(PLAN),

@@ -35,6 +35,8 @@ fn item(key: &[u8], rank: u32) -> OpenItem {
         key: key.to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(rank),
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: None,
         page_bytes: 4096,
         replicas: 1,

@@ -2,12 +2,31 @@
 //! owner sends `Freed` with the same epoch [I11].
 
 use super::slab::Number;
-use crate::message::{RankInfo, SlotRef};
+use crate::message::{Medium, OpenItem, RankInfo, SlotRef};
 use crate::slot_map::SlotMap;
 use hashbrown::HashMap;
 use nkv_store::StoreError;
 use nkv_store::arena::{Arena, Extent, PackedExtent};
 use nkv_store::heap::FIRST_EPOCH;
+
+/// What an object, or one replica of it, needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Need {
+    pub bytes: u64,
+    pub medium: Medium,
+}
+
+impl Need {
+    /// In any memory.
+    pub(super) fn of_bytes(bytes: u64) -> Self {
+        Self { bytes, medium: Medium::Any }
+    }
+
+    /// Of the first replica of what is opened.
+    pub(super) fn of(open: &OpenItem) -> Self {
+        Self { bytes: open.bytes_total, medium: open.medium }
+    }
+}
 
 /// A taken slot.
 #[derive(Debug, Clone, Copy)]
@@ -103,9 +122,10 @@ impl SegmentAllocator {
         Self { arena, free, epochs: free_epochs, reported: true, ..base }
     }
 
-    /// Whether it has reported, and can hold so many bytes, now or once it has room.
-    pub(super) fn takes(&self, bytes: u64) -> bool {
-        self.reported && self.info.layout.arena.len > 0 && bytes <= self.info.layout.arena.len
+    /// Whether it has reported, and can hold an object, now or once it has room.
+    pub(super) fn takes(&self, need: Need) -> bool {
+        let most = self.info.layout.arena.len;
+        self.reported && most > 0 && need.bytes <= most && need.medium.takes(&self.info.memory)
     }
 
     /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.

@@ -116,11 +116,14 @@ impl Master {
             return Ok(Some(segment_id));
         }
         e.commits(c.plan);
+        let extra = e.is_extra(c.at);
         self.plans.remove(&c.plan);
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
         self.became_live(id, segment_id);
-        self.note_unmade(id);
+        if !extra {
+            self.note_unmade(id);
+        }
         Ok(None)
     }
 

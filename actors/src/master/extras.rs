@@ -2,6 +2,7 @@
 //! (`cache_on_read`). They are evicted before all other objects, and count for nothing.
 
 use super::Master;
+use super::allocator::Need;
 use super::open::Opening;
 use crate::error::{Error, Result};
 use crate::message::{MAX_REPLICAS, PlanDesc, ReplicaSet, SegmentId};
@@ -28,12 +29,19 @@ impl Master {
             let text = format!("key {} has {} replicas{beside}", o.key, e.places().count());
             return Err(Error::already_exists(text));
         }
+        // It would outlive its time; or it would be where a missing replica is to be.
+        let goes = matches!(e.retention(), Retention::UntilRead(_));
+        if goes || e.begun().0 < self.wanted(&id, e).0 {
+            let text = format!("key {} goes after a read, or lacks a replica", o.key);
+            return Err(Error::already_exists(text));
+        }
         let (object, mut set) = (e.replica().object, e.set());
         let takes = |id: &SegmentId| {
             !self.durable.members.is_backlogged(*id)
                 && self.may_retain(*id, object.bytes_total, Retention::Extra)
         };
-        let room = self.segments_of(rank, object.bytes_total).into_iter().find(takes);
+        let room =
+            self.segments_of(rank, Need::of_bytes(object.bytes_total)).into_iter().find(takes);
         if set == ReplicaSet::NONE && room.is_some() {
             self.replicate(std::slice::from_ref(&o.open.key.clone().into()), 1).remove(0)?;
             set = self.objects.get(&id).map_or(ReplicaSet::NONE, |e| e.set());

@@ -87,15 +87,19 @@ impl Master {
         self.remove_each(batch, keys.iter().map(|k| &**k), elsewhere);
     }
 
-    /// Removes a key if its object lies there.
-    pub(super) fn remove_at(&mut self, key: &KeyBytes, at: SlotRef, reply: Reply<Response>) {
-        let batch = self.batches.done(1, reply);
-        let there = |e: &Entry| e.is_at(at) && e.state() != State::Removing;
-        match self.entry(key).map(|e| e.is_some_and(there)) {
-            Ok(true) => self.remove_each(batch, std::iter::once(&**key), &HashSet::new()),
-            Ok(false) => self.complete_remove(batch, 0, Ok(())),
-            Err(e) => self.complete_remove(batch, 0, Err(e)),
+    /// Removes keys, each if its object lies there.
+    pub(super) fn remove_at(&mut self, list: &[(KeyBytes, SlotRef)], reply: Reply<Response>) {
+        let batch = self.batches.done(list.len(), reply);
+        let mut retire = Retire::new();
+        for (item, (key, at)) in list.iter().enumerate() {
+            let there = |e: &Entry| e.is_at(*at) && e.state() != State::Removing;
+            match self.entry(key).map(|e| e.is_some_and(there)) {
+                Ok(true) => self.begin_removal((batch, item), key, &HashSet::new(), &mut retire),
+                Ok(false) => self.complete_remove(batch, item, Ok(())),
+                Err(e) => self.complete_remove(batch, item, Err(e)),
+            }
         }
+        self.send_retire(retire);
     }
 
     /// Begins the removals of a batch.
@@ -107,22 +111,31 @@ impl Master {
     ) {
         let mut retire = Retire::new();
         for (item, key) in keys.enumerate() {
-            match self.start_remove(key, &mut retire) {
-                Ok(id) => {
-                    self.removing.entry(id).or_default().push((batch, item));
-                    self.remove_stripes(key, &mut retire);
-                }
-                Err(e)
-                    if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) =>
-                {
-                    self.remove_stripes(key, &mut retire);
-                    self.counters.removed += 1;
-                    self.complete_remove(batch, item, Ok(()));
-                }
-                Err(e) => self.complete_remove(batch, item, Err(e)),
-            }
+            self.begin_removal((batch, item), key, elsewhere, &mut retire);
         }
         self.send_retire(retire);
+    }
+
+    /// One of a batch.
+    fn begin_removal(
+        &mut self,
+        (batch, item): (u64, usize),
+        key: &[u8],
+        elsewhere: &HashSet<KeyId>,
+        retire: &mut Retire,
+    ) {
+        match self.start_remove(key, retire) {
+            Ok(id) => {
+                self.removing.entry(id).or_default().push((batch, item));
+                self.remove_stripes(key, retire);
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound && elsewhere.contains(&self.id_of(key)) => {
+                self.remove_stripes(key, retire);
+                self.counters.removed += 1;
+                self.complete_remove(batch, item, Ok(()));
+            }
+            Err(e) => self.complete_remove(batch, item, Err(e)),
+        }
     }
 
     /// Each owner is sent its slots in as few frames as possible.
@@ -250,13 +263,19 @@ impl Master {
     /// Keys to be removed: an owner says that their time after the first read is over. What cannot
     /// be removed now the owner names again.
     pub(super) fn expired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
+        // What the report of another rank would list again must not be removed before.
+        if !self.recovering.is_empty() {
+            return;
+        }
+        let mut keys = Vec::with_capacity(list.len());
         for at in list {
             let Some(id) = self.listed_at(segment_id, at) else { continue };
             let here = self.objects.get(&id).filter(|e| e.is_live() && e.is_at(*at));
-            if let Some(key) = here.map(|e| KeyBytes::shared(e.key.clone())) {
-                let request = Request::RemoveAt { key, at: *at };
-                self.answer(Ask { producer: 0, request }, Reply::nobody());
-            }
+            keys.extend(here.map(|e| (KeyBytes::shared(e.key.clone()), *at)));
+        }
+        if !keys.is_empty() {
+            let request = Request::RemoveAt(keys);
+            self.answer(Ask { producer: 0, request }, Reply::nobody());
         }
     }
 

@@ -1,17 +1,14 @@
-//! How much of a heap hard pins, and extra replicas, may have. Owners count hard pins, and a master
-//! judges by what each said last, up to a heartbeat ago: what is put meanwhile may exceed the bound
-//! by as much.
+//! How much of a heap hard pins may have. Owners count them, and a master judges by what each said
+//! last, up to a heartbeat ago: what is put meanwhile may exceed the bound by as much.
 
 use super::Master;
+use super::allocator::Need;
 use crate::error::{Error, Result};
 use crate::message::SegmentId;
 use nkv_store::Retention;
 
 /// Of a heap, in percent: the rest is for objects that can be evicted.
 const MOST_PERCENT: u64 = 50;
-/// Extra replicas are made while no more than this of a heap is in use with them, in percent: below
-/// the default low watermark, so that they cause no eviction of others.
-const EXTRAS_UP_TO_PERCENT: u64 = 80;
 
 impl Master {
     /// Whether an object may be kept in a segment as its put asks.
@@ -21,23 +18,17 @@ impl Master {
         bytes: u64,
         retention: Retention,
     ) -> bool {
-        let (has, most) = match retention {
-            Retention::HardPin => self.hard_pins(segment_id),
-            Retention::Extra => {
-                let Some(b) = self.allocators.get(&segment_id) else { return false };
-                (b.arena.used_bytes(), b.info.layout.arena.len / 100 * EXTRAS_UP_TO_PERCENT)
-            }
-            _ => return true,
-        };
-        has.saturating_add(bytes) <= most
+        let (has, most) = self.hard_pins(segment_id);
+        retention != Retention::HardPin || has.saturating_add(bytes) <= most
     }
 
     /// Where an open waits for room: the segment of these ranks that may take most hard pins.
     ///
     /// # Errors
     /// `OutOfMemory` if no segment of these ranks can take a hard pin of so many bytes.
-    pub(super) fn check_hard_pins(&self, ranks: &[u32], bytes: u64) -> Result<Option<SegmentId>> {
-        let segments = || ranks.iter().flat_map(|rank| self.segments_of(*rank, bytes));
+    pub(super) fn check_hard_pins(&self, ranks: &[u32], need: Need) -> Result<Option<SegmentId>> {
+        let bytes = need.bytes;
+        let segments = || ranks.iter().flat_map(|rank| self.segments_of(*rank, need));
         let free = |id: SegmentId| {
             let (has, most) = self.hard_pins(id);
             most.saturating_sub(has)

@@ -70,7 +70,7 @@ pub(super) fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
 
 /// Whether it must not be confirmed while a rank may still serve one of its keys.
 pub(super) fn removes(request: &Request) -> bool {
-    matches!(request, Request::Remove(_) | Request::RemoveAt { .. } | Request::RemoveMatching(_))
+    matches!(request, Request::Remove(_) | Request::RemoveAt(_) | Request::RemoveMatching(_))
 }
 
 /// Locations that the reader was sent to and where it found no valid object.

@@ -119,11 +119,14 @@ impl Master {
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
         let segment_id = e.places().find(|r| r.at == at).map(|r| r.segment_id);
+        let extra = e.is_extra(at);
         let gone = e.forget(at);
         if gone.survives {
             if let Some(plan) = gone.plan {
                 self.plan_over(plan);
-                self.note_unmade(id);
+                if !extra {
+                    self.note_unmade(id);
+                }
             }
             self.drop_aside(id, segment_id);
             if self.repairs.was_surplus(at) {

@@ -2,13 +2,14 @@
 //! full, it waits for the best one (`waiting.rs`).
 
 use super::Master;
+use super::allocator::Need;
 use super::entry::{Entry, Replica, State};
 use super::objects::{Asked, PlanInfo};
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
     CopyPlan, KeyBytes, MAX_REPLICAS, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId,
-    PlanOpened, ReplicaSet, Response, SegmentId, SlotRef,
+    PlanOpened, Preferred, ReplicaSet, Response, SegmentId, SlotRef,
 };
 use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, KeyId, Retention, StoreError};
@@ -107,6 +108,10 @@ impl Master {
             }
             self.durable.members.lock().superseded.insert(id);
         }
+        if open.further.len() >= usize::from(MAX_REPLICAS) {
+            let text = format!("{} replicas: at most {MAX_REPLICAS}", open.further.len() + 1);
+            return Err(Error::invalid(text));
+        }
         let page_bytes = match open.page_bytes {
             0 => self.durable.settings.page_bytes,
             n => n,
@@ -131,7 +136,7 @@ impl Master {
             .at_rank(best.rank));
         }
         if open.retention == Retention::HardPin {
-            best = self.check_hard_pins(&ranks, open.bytes_total)?.unwrap_or(best);
+            best = self.check_hard_pins(&ranks, Need::of(open))?.unwrap_or(best);
         }
         for rank in ranks {
             if let Some(replica) = self.take(rank, open, page_bytes, &taken)? {
@@ -150,7 +155,7 @@ impl Master {
         taken: impl Fn(&Self, SegmentId) -> bool,
     ) -> Result<Option<Replica>> {
         let bytes_total = open.bytes_total;
-        for segment_id in self.segments_of(rank, bytes_total) {
+        for segment_id in self.segments_of(rank, Need::of(open)) {
             if taken(self, segment_id) || !self.may_retain(segment_id, bytes_total, open.retention)
             {
                 continue;
@@ -229,29 +234,57 @@ impl Master {
         entry: &Entry,
         wanted: (usize, usize),
     ) -> Vec<(PlanId, Replica)> {
-        let taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
-        let (object, mut granted) = (entry.replica().object, Vec::new());
+        let mut taken: Vec<_> = entry.places().map(|r| r.segment_id).collect();
         let (mut asked_for, mut extras) = entry.begun();
-        let key = (self.id_of(o.key.as_bytes()).hash, o.open.nearest);
-        for segment_id in self.route_copies(key, &taken, object.bytes_total) {
+        let (object, mut granted) = (entry.replica().object, Vec::new());
+        // A repair goes where there is room.
+        let new = o.open.replica_of.is_none();
+        for n in 0..usize::from(MAX_REPLICAS) {
             let (retention, made) = match asked_for < wanted.0 {
                 true => (entry.retention(), &mut asked_for),
                 false if extras < wanted.1 => (Retention::Extra, &mut extras),
                 false => break,
             };
-            match self.take_copy(segment_id, object, retention) {
+            let wish = o.open.further.get(n).filter(|_| new).copied().unwrap_or_default();
+            match self.place_copy(o, (object, retention), &taken, wish) {
                 Some(copy) => {
                     *made += 1;
+                    taken.push(copy.segment_id);
                     granted.push((self.grant_one(o, &copy, (entry.set(), retention)), copy));
                 }
-                // A repair evicts nothing.
-                None if o.open.replica_of.is_none() && !self.waiting.is_waited_for(segment_id) => {
-                    self.ask_for_room(segment_id, object.bytes_total);
-                }
-                None => {}
+                None if n + 1 < o.open.further.len() && new => {}
+                None => break,
             }
         }
         granted
+    }
+
+    /// Room for one further replica, where it should go as far as that is possible.
+    fn place_copy(
+        &mut self,
+        o: &Opening,
+        (object, retention): (ObjectDesc, Retention),
+        taken: &[SegmentId],
+        wish: Preferred,
+    ) -> Option<Replica> {
+        let need = Need { bytes: object.bytes_total, medium: wish.medium };
+        let key = (self.id_of(o.key.as_bytes()).hash, o.open.nearest);
+        let mut segments = self.route_copies(key, taken, need);
+        segments.sort_by_key(|segment_id| Some(segment_id.rank) != wish.rank);
+        for segment_id in segments {
+            let copy = self.take_copy(segment_id, object, retention);
+            if copy.is_some() {
+                return copy;
+            }
+            // A repair evicts nothing.
+            if o.open.replica_of.is_none()
+                && !self.waiting.is_waited_for(segment_id)
+                && self.may_retain(segment_id, object.bytes_total, retention)
+            {
+                self.ask_for_room(segment_id, object.bytes_total);
+            }
+        }
+        None
     }
 
     /// Room for a further replica in a segment. Puts that wait for room come first.

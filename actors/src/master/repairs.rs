@@ -11,11 +11,13 @@ use crate::message::{
     SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
-use nkv_store::KeyId;
+use nkv_store::{KeyId, Retention};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Objects that wait for replicas at most; what is beyond stays with fewer.
 const MOST_WAITING: usize = 1 << 20;
+/// A replica that a put did not make is remembered while fewer wait: losses are not crowded out.
+const MOST_UNMADE: usize = 1 << 16;
 /// Objects, and their bytes, that nodes are asked for at one tick of 10 ms.
 const AT_ONCE: usize = 32;
 const BYTES_AT_ONCE: u64 = 16 << 20;
@@ -58,6 +60,12 @@ impl Repairs {
         }
     }
 
+    fn add_later(&mut self, id: KeyId, until_ms: u64) {
+        if self.known.len() < MOST_UNMADE && self.known.insert(id) {
+            self.later.push_back((until_ms, Waiting { id, tries: 0 }));
+        }
+    }
+
     fn forget(&mut self, id: &KeyId) {
         self.known.remove(id);
         self.asked.remove(id);
@@ -96,7 +104,8 @@ impl Master {
     pub(super) fn note_unmade(&mut self, id: KeyId) {
         let few = |e: &Entry| e.is_live() && e.begun().0 < usize::from(e.set().wanted);
         if self.objects.get(&id).is_some_and(few) {
-            self.repairs.add(id);
+            let until_ms = self.now_ms() + MOST_AGAIN_MS;
+            self.repairs.add_later(id, until_ms);
         }
     }
 
@@ -122,7 +131,10 @@ impl Master {
         for (_, id, tries) in due.into_iter().rev() {
             self.repairs.waiting.push_front(Waiting { id, tries });
         }
-        while self.repairs.later.front().is_some_and(|(until_ms, _)| *until_ms <= now) {
+        // Behind what was lost just now.
+        let is_due = |(until_ms, _): &(u64, Waiting)| *until_ms <= now;
+        while self.repairs.waiting.len() < AT_ONCE && self.repairs.later.front().is_some_and(is_due)
+        {
             self.repairs.waiting.extend(self.repairs.later.pop_front().map(|(_, later)| later));
         }
         let (mut bytes, mut frames) = (0, BTreeMap::<SegmentId, Vec<KeyBytes>>::new());
@@ -191,7 +203,11 @@ impl Master {
         if holders.is_empty() {
             return Next::Later;
         }
-        if !self.takes_another(&taken, bytes) {
+        let retention = match e.begun().0 < wanted.0 {
+            true => e.retention(),
+            false => Retention::Extra,
+        };
+        if !self.takes_another(&taken, bytes, retention) {
             // Not the only one that can be read.
             let mut extras = e.replicas().filter(|r| e.is_extra(r.at));
             let kept = e.replicas().any(|r| !e.is_extra(r.at) && self.reachable(r.segment_id));

@@ -2,10 +2,11 @@
 //! allocates nothing.
 
 use super::Master;
+use super::allocator::Need;
 use crate::error::{Error, Result};
-use crate::message::{OpenItem, RankInfo, RankState, SegmentId};
+use crate::message::{Medium, OpenItem, RankInfo, RankState, SegmentId};
 use crate::placement::{Candidate, FARTHEST, Nearest, RackPath, Site};
-use nkv_store::KeyId;
+use nkv_store::{KeyId, Retention};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,7 @@ impl Master {
     /// rank, and the largest segment for the error's text. `InvalidArgument` if `preferred_rank`
     /// does not exist, `Disconnected` if no segment is usable.
     pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<(Vec<u32>, SegmentId)> {
-        let (world, bytes) = (self.durable.world_size, open.bytes_total);
+        let (world, need) = (self.durable.world_size, Need::of(open));
         if let Some(rank) = open.preferred_rank.filter(|rank| *rank >= world) {
             return Err(Error::invalid(format!(
                 "preferred_rank {rank} does not exist; ranks are 0 to {}",
@@ -45,23 +46,30 @@ impl Master {
             )));
         }
         let fixed = open.preferred_rank.or_else(|| self.placement.fixed(id.hash));
-        let best_of = |rank: u32| self.segments_of(rank, bytes).first().copied();
+        let best_of = |rank: u32| self.segments_of(rank, need).first().copied();
         if let Some((rank, best)) = fixed.and_then(|rank| Some((rank, best_of(rank)?))) {
             return Ok((vec![rank], best));
         }
-        let usable = || self.allocators.keys().copied().filter(|s| self.usable(*s));
+        let any = Need { bytes: 0, ..need };
+        let usable = || self.allocators.keys().copied().filter(|s| self.may_hold(*s, any));
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.layout.arena.len);
         let largest = |s: &SegmentId| (size(s), Reverse(*s));
         let preferred = usable().filter(|s| open.preferred_rank == Some(s.rank));
         if let Some(too_small) = preferred.max_by_key(largest) {
             return Ok((Vec::new(), too_small));
         }
-        let mut ranks = self.ranked(id.hash, open.nearest, bytes);
+        let mut ranks = self.ranked(id.hash, open.nearest, need);
         ranks.truncate(if fixed.is_some() { 1 } else { RANKS_TRIED });
         if let Some((_, best)) = ranks.first() {
             return Ok((ranks.iter().map(|(rank, _)| *rank).collect(), *best));
         }
         usable().max_by_key(largest).map(|too_small| (Vec::new(), too_small)).ok_or_else(|| {
+            if open.medium != Medium::Any {
+                return Error::unsupported(format!(
+                    "no rank that is alive has memory of the kind {}",
+                    open.medium
+                ));
+            }
             let joined = self.allocators.keys().filter(|s| s.is_first()).count();
             Error::disconnected(format!(
                 "no rank can take an object now ({joined} of {world} joined, none alive)"
@@ -69,24 +77,24 @@ impl Master {
         })
     }
 
-    /// Segments of a rank that can hold so many bytes, those with most room first.
-    pub(super) fn segments_of(&self, rank: u32, bytes: u64) -> Vec<SegmentId> {
+    /// Segments of a rank that can hold an object, those with most room first.
+    pub(super) fn segments_of(&self, rank: u32, need: Need) -> Vec<SegmentId> {
         let theirs = self.allocators.range(SegmentId::of_rank(rank)).map(|(id, _)| *id);
-        let mut theirs: Vec<_> = theirs.filter(|s| self.may_hold(*s, bytes)).collect();
+        let mut theirs: Vec<_> = theirs.filter(|s| self.may_hold(*s, need)).collect();
         theirs.sort_by_key(|s| (Reverse(self.free_bytes(*s)), *s));
         theirs
     }
 
-    /// Ranks that can hold so many bytes, in the placement's order, each with its segment that has
+    /// Ranks that can hold an object, in the placement's order, each with its segment that has
     /// most room.
-    fn ranked(&self, key: u64, nearest: Option<Nearest>, bytes: u64) -> Vec<(u32, SegmentId)> {
+    fn ranked(&self, key: u64, nearest: Option<Nearest>, need: Need) -> Vec<(u32, SegmentId)> {
         let origin = nearest.and_then(|n| Some((n, self.site_of(n.rank)?)));
         let distance = |info: &RankInfo| {
             origin
                 .as_ref()
                 .map_or(FARTHEST, |(nearest, site)| nearest.distance(site.to(Site::of(info))))
         };
-        let candidates = self.rooms(bytes).into_iter().map(|(rank, room)| {
+        let candidates = self.rooms(need).into_iter().map(|(rank, room)| {
             let (distance, free_bytes) = (distance(room.info), room.free_bytes);
             let candidate = Candidate { rank, distance, free_bytes };
             (self.placement.cost(key, &candidate), rank, room.best)
@@ -96,8 +104,8 @@ impl Master {
         candidates.into_iter().map(|(_, rank, best)| (rank, best)).collect()
     }
 
-    /// What of each rank can hold so many bytes.
-    fn rooms(&self, bytes: u64) -> BTreeMap<u32, RankSpace<'_>> {
+    /// What of each rank can hold an object.
+    fn rooms(&self, need: Need) -> BTreeMap<u32, RankSpace<'_>> {
         let mut rooms: BTreeMap<u32, RankSpace<'_>> = BTreeMap::new();
         let inner = self.durable.members.lock();
         // Both are in the order of segments.
@@ -105,7 +113,7 @@ impl Master {
         let mut alive = alive.map(|(segment_id, _)| segment_id).peekable();
         for (segment_id, b) in &self.allocators {
             while alive.next_if(|at| *at < segment_id).is_some() {}
-            if alive.peek() != Some(&segment_id) || !b.takes(bytes) {
+            if alive.peek() != Some(&segment_id) || !b.takes(need) {
                 continue;
             }
             let free = b.arena.free_bytes();
@@ -132,11 +140,11 @@ impl Master {
         &self,
         (key, nearest): (u64, Option<Nearest>),
         taken: &[SegmentId],
-        bytes: u64,
+        need: Need,
     ) -> Vec<SegmentId> {
         let is_free = |rank: u32| taken.iter().all(|known| known.rank != rank);
         let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
-        let ranks = self.ranked(key, nearest, bytes).into_iter();
+        let ranks = self.ranked(key, nearest, need).into_iter();
         let ranks = ranks.filter(|(rank, _)| is_free(*rank)).map(|(_, best)| best).filter(takes);
         let info = |s: &SegmentId| self.allocators.get(s).map(|b| &b.info);
         let mut hosts: BTreeSet<u64> = taken.iter().filter_map(info).map(|i| i.boot_id).collect();
@@ -153,22 +161,27 @@ impl Master {
         alone.into_iter().chain(apart).chain(shared).map(|(s, _)| s).collect()
     }
 
-    /// Whether a rank that has no replica yet may take one of so many bytes.
-    pub(super) fn takes_another(&self, taken: &[SegmentId], bytes: u64) -> bool {
+    /// Whether a rank that has no replica yet has room for one of so many bytes now.
+    pub(super) fn takes_another(
+        &self,
+        taken: &[SegmentId],
+        bytes: u64,
+        retention: Retention,
+    ) -> bool {
         let is_free = |s: &SegmentId| taken.iter().all(|known| known.rank != s.rank);
         self.allocators.keys().any(|s| {
-            is_free(s) && self.may_hold(*s, bytes) && !self.durable.members.is_backlogged(*s)
+            is_free(s)
+                && self.free_bytes(*s) >= bytes
+                && self.may_retain(*s, bytes, retention)
+                && self.may_hold(*s, Need::of_bytes(bytes))
+                && !self.durable.members.is_backlogged(*s)
         })
     }
 
     /// True if an object may be placed on a segment, now or once it has room.
-    pub(super) fn may_hold(&self, segment_id: SegmentId, bytes: u64) -> bool {
-        self.allocators.get(&segment_id).is_some_and(|b| b.takes(bytes))
+    pub(super) fn may_hold(&self, segment_id: SegmentId, need: Need) -> bool {
+        self.allocators.get(&segment_id).is_some_and(|b| b.takes(need))
             && self.durable.members.state(segment_id) == Some(RankState::Alive)
-    }
-
-    fn usable(&self, segment_id: SegmentId) -> bool {
-        self.may_hold(segment_id, 0)
     }
 
     fn free_bytes(&self, segment_id: SegmentId) -> u64 {

@@ -5,6 +5,7 @@ mod awaiting;
 pub(super) mod bench;
 mod commit;
 mod disk;
+mod extras;
 mod late;
 mod lease;
 mod lies;

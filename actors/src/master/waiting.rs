@@ -2,7 +2,7 @@
 //! are bounded in number and time, and served first come, first served per segment.
 
 use super::Master;
-use super::allocator::SegmentAllocator;
+use super::allocator::{Need, SegmentAllocator};
 use super::open::Opening;
 use crate::error::Error;
 use crate::message::{MasterToOwner, SegmentId};
@@ -129,7 +129,7 @@ impl Master {
                 self.waiting.push(w);
             } else if let Some(best) = self.try_open(&w.opening, taken) {
                 // Stay at the same segment: its owner is making room already.
-                let stays = self.may_hold(w.segment_id, w.opening.open.bytes_total);
+                let stays = self.may_hold(w.segment_id, Need::of(&w.opening.open));
                 let segment_id = if stays { w.segment_id } else { best };
                 *full.entry(segment_id).or_default() += 1;
                 self.waiting.push(Waiting { segment_id, ..w });

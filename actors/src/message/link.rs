@@ -276,7 +276,7 @@ pub enum ClientToOwner {
     Detach,
 }
 
-/// One read, as its reader reports it.
+/// One use of an object, as its reader reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Touch {
     /// Header slot.
@@ -285,6 +285,8 @@ pub struct Touch {
     pub epoch: u32,
     /// Bytes that were read.
     pub bytes: u64,
+    /// It was read; else a put met it, which wrote nothing.
+    pub read: bool,
 }
 
 /// How a reader got the location of its object.

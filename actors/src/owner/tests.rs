@@ -446,7 +446,7 @@ async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
 #[tokio::test]
 async fn figures_that_a_reader_reports_stay_at_the_end_of_their_numbers() {
     let b = Bench::new().await;
-    let touch = |bytes| Touch { slot: 0, epoch: 1, bytes };
+    let touch = |bytes| Touch { slot: 0, epoch: 1, bytes, read: true };
     let served = ReadCounts { by_index: u64::MAX, by_cache: 1, by_master: u64::MAX };
     for _ in 0..2 {
         let list = vec![touch(u64::MAX), touch(1)];

@@ -1,9 +1,9 @@
 //! What evictors do with objects that are pinned, or go first: in a heap that is filled many times
 //! over, after a panic of its actors, and with more hard pins than there may be.
 
-use crate::embedding::{bytes, config, eventually};
+use crate::embedding::{bytes, client_by, config, eventually};
 use nkv_actors::actor::Crash;
-use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions, TransportChoice};
 use nkv_pace::HANGS;
 use nkv_store::Retention;
 use std::time::Duration;
@@ -164,4 +164,41 @@ async fn an_object_until_read_is_removed_everywhere_some_time_after_its_first_re
     assert!(is_there(client, b"unread").await);
     assert!(client.get(b"unread").await.unwrap() == bytes(LEN, 1));
     eventually("it is removed", async || !is_there(client, b"unread").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_a_repair_nor_another_put_is_the_first_read() {
+    const LARGE: usize = 100_000;
+    let base = NodeConfig {
+        heap_bytes: 16 << 20,
+        log_bytes: Some(8 << 20),
+        device_alloc: true,
+        ..config("no-read")
+    };
+    let cluster = Cluster::start(3, base).await.unwrap();
+    let client = &cluster.client();
+    let until_read = Retention::UntilRead(Duration::from_secs(1));
+    let opts = PutOptions::default().retention(until_read).preferred_rank(1).replicas(2);
+    client.put(b"k", &bytes(LARGE, 1), &opts).await.unwrap();
+    let other = client_by(&cluster, TransportChoice::Shm).await;
+    let by_log = PutOptions::default().preferred_rank(1).device_alloc(true);
+    other.put(b"first", &bytes(LARGE, 2), &by_log).await.unwrap();
+    eventually("it is in an index that this handle maps", async || {
+        other.lookup_mapped(&[b"k"], &mut [false]) == Ok(1)
+    })
+    .await;
+    other.put(b"k", &bytes(LARGE, 1), &by_log).await.unwrap();
+    assert_eq!(other.write_counters().there_already, 1, "{:?}", other.write_counters());
+    other.flush().await.unwrap();
+    client.replicate(&[b"k"], 3).await.remove(0).unwrap();
+    eventually("there is a third", async || {
+        client.stats().await.unwrap().master.replicas_repaired == 1
+    })
+    .await;
+    client.flush().await.unwrap();
+    // Longer than its time, and than the pause between two looks.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert!(is_there(client, b"k").await);
+    assert!(client.get(b"k").await.unwrap() == bytes(LARGE, 1));
+    eventually("it is removed", async || !is_there(client, b"k").await).await;
 }

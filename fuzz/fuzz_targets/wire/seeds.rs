@@ -278,6 +278,8 @@ fn requests() -> Vec<Request> {
         key: key().into(),
         bytes_total: 1000,
         preferred_rank: Some(1),
+        medium: Medium::Device,
+        further: vec![Preferred { rank: Some(2), medium: Medium::Host }],
         nearest: Some(nkv_actors::placement::Nearest { rank: 2, distance: 3 }),
         page_bytes: 256,
         replicas: 2,
@@ -297,7 +299,7 @@ fn requests() -> Vec<Request> {
         Request::MatchPrefix(vec![key()]),
         Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),
-        Request::RemoveAt { key: key(), at: AT },
+        Request::RemoveAt(vec![(key(), AT)]),
         Request::EvictUntilBelow(0.5),
         Request::Stats,
         Request::View,
@@ -421,7 +423,7 @@ fn link(seeds: &mut Seeds) {
 
 /// Between a handle and an owner.
 fn attachment(seeds: &mut Seeds) {
-    let touch = Touch { slot: 5, epoch: 7, bytes: 1000 };
+    let touch = Touch { slot: 5, epoch: 7, bytes: 1000, read: true };
     seeds.bodies(
         "to-owner",
         &[

@@ -114,6 +114,11 @@ impl Retained {
         usual.or_else(aside).or_else(hard)
     }
 
+    /// It was read at that time, as its header says: no matter in what order it is evicted.
+    pub fn was_read(&mut self, slot: u32, epoch: u32, read_ms: u64) {
+        self.until_read.read(slot, epoch, read_ms);
+    }
+
     /// It was used.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) {
         self.until_read.read(slot, epoch, now_ms);

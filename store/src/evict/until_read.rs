@@ -29,6 +29,10 @@ impl UntilRead {
     /// A new object, which was last read at `read_ms` if it was read.
     pub(super) fn admit(&mut self, c: &Candidate, read_ms: Option<u64>) {
         let Retention::UntilRead(ttl) = c.retention else { return };
+        // What is known of a first read stays.
+        if self.held.get(&c.slot).is_some_and(|held| held.epoch == c.epoch) {
+            return read_ms.into_iter().for_each(|ms| self.read(c.slot, c.epoch, ms));
+        }
         self.forget_slot(c.slot);
         let ttl_ms = ttl.as_millis() as u64;
         self.held.insert(c.slot, Held { epoch: c.epoch, ttl_ms, due_ms: None });

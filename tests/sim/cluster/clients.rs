@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// Pause between attempts to reach the cluster.
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
+/// Pauses that the last copies of what was read are given.
+const LAST_COPIES: u32 = 50;
 /// Milliseconds until a program that ended is started again.
 const RESTART_MS: (u64, u64) = (1, 500);
 
@@ -44,9 +46,16 @@ impl Cluster {
                 std::panic::resume_unwind(e.into_panic());
             }
         }
-        let open = handle.open_plans();
         // What was read may still be put at this host's rank.
-        if open > usize::from(self.plan.config(0).cache_on_read) {
+        let pauses = if self.plan.config(0).cache_on_read { LAST_COPIES } else { 0 };
+        for _ in 0..pauses {
+            if handle.open_plans() == 0 {
+                break;
+            }
+            tokio::time::sleep(CONNECT_AGAIN).await;
+        }
+        let open = handle.open_plans();
+        if open > 0 {
             self.ledger.wrong(format!("a handle that nobody uses any more has {open} open plans"));
         }
         if dice.permille(700) {

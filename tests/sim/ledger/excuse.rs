@@ -39,9 +39,13 @@ impl History {
         if self.was_asked_to_go(put, gone) {
             return;
         }
-        // Some time after its first read, which was after its put began. Clocks differ by 8%.
-        let time = put.until_read_ms.map(|ttl| put.began_ms + ttl / 10 * 9);
-        if time.is_some_and(|time| put.gone_ms >= time) {
+        // Some time after its first read. Clocks differ by 8%.
+        let latest = put.until_read_ms.and_then(|ttl| put.gone_ms.checked_sub(ttl / 10 * 9));
+        let was_read = |(began_ms, ended_ms): &(u64, Option<u64>)| {
+            latest.is_some_and(|latest| *began_ms <= latest)
+                && ended_ms.is_none_or(|ended_ms| ended_ms >= put.began_ms)
+        };
+        if self.keys[put.key].reads.iter().any(was_read) {
             return self.excuse(Some("its time after the first read was over"));
         }
         // One of too many, while another is there or was there until its owner's own choice.

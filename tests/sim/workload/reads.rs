@@ -2,7 +2,7 @@
 
 use super::writes::MAX_VALUE;
 use super::{Worker, is_absent};
-use crate::ledger::{KnownBy, Outcome, SlotEpoch};
+use crate::ledger::{KnownBy, Outcome, Reading, SlotEpoch};
 use crate::stack;
 use nkv::message::{Existence, Location, ObjMeta};
 
@@ -23,10 +23,16 @@ impl Worker {
         self.cluster.ledger.check_absence((key, began), KnownBy::ByAll, &roster);
     }
 
+    fn reading(&self, keys: &[usize]) -> Vec<Reading> {
+        keys.iter().map(|key| self.cluster.ledger.reading(*key)).collect()
+    }
+
     pub(super) async fn get(&mut self) {
         let (key, began) = (self.key(), self.cluster.ledger.moment());
         stack::read_from();
+        let reading = self.cluster.ledger.reading(key);
         let read = self.client.get(&self.name(key)).await;
+        drop(reading);
         self.report("get", key, Outcome::of(&read));
         if is_absent(&read) {
             self.absent(key, began);
@@ -43,7 +49,9 @@ impl Worker {
         let mut buffers = vec![vec![0; MAX_VALUE as usize]; keys.len()];
         let pairs = names.iter().zip(&mut buffers);
         let mut items: Vec<_> = pairs.map(|(k, b)| (&k[..], &mut b[..])).collect();
+        let reading = self.reading(&keys);
         let read = self.client.get_many_into(&mut items).await;
+        drop(reading);
         let from = stack::read_from();
         for ((key, buffer), read) in keys.into_iter().zip(&buffers).zip(read) {
             self.report("get-many", key, Outcome::of(&read));
@@ -60,7 +68,9 @@ impl Worker {
         let (key, began) = (self.key(), self.cluster.ledger.moment());
         let limit = self.dice.ms(0, AWAITED_MS);
         stack::read_from();
+        let reading = self.cluster.ledger.reading(key);
         let read = self.client.get_when_ready(&self.name(key), limit).await;
+        drop(reading);
         self.report("get-when-ready", key, Outcome::of(&read));
         if let Ok(bytes) = read {
             self.cluster.check_bytes(key, began, &bytes, &stack::read_from());
@@ -73,6 +83,7 @@ impl Worker {
         let limit = self.dice.ms(0, AWAITED_MS);
         stack::read_from();
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
+        let reading = self.reading(&keys);
         let mut read: Vec<(usize, nkv::Result<Vec<u8>>)> = Vec::new();
         if self.dice.permille(500) {
             let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
@@ -89,6 +100,7 @@ impl Worker {
             let whole = lengths.into_iter().zip(buffers).map(whole);
             read.extend(keys.iter().copied().zip(whole));
         }
+        drop(reading);
         let from = stack::read_from();
         for (key, bytes) in read {
             self.report("get-many-when-ready", key, Outcome::of(&bytes));
@@ -135,7 +147,9 @@ impl Worker {
         let began = self.cluster.ledger.moment();
         stack::read_from();
         let mut bytes = vec![0; meta.object.bytes_total as usize];
+        let reading = self.cluster.ledger.reading(key);
         let read = self.client.read_into(&meta, &mut bytes).await;
+        drop(reading);
         self.report("read-into", key, Outcome::of(&read));
         if read.is_ok() {
             self.cluster.check_bytes(key, began, &bytes, &stack::read_from());

@@ -53,7 +53,7 @@ impl Client {
     /// Puts the replicas that the master knows a stored object to lack. It must lie in memory that
     /// this process maps. Returns how many were made.
     pub(crate) async fn add_replicas(&self, key: &[u8]) -> Result<u32> {
-        let view = self.view_stored(key).await?;
+        let view = self.view_uncounted(key).await?;
         // The master knows what its replicas have of the evictor.
         let opts = PutOptions::default().replicas(MAX_REPLICAS);
         let asked = Asking { replica_of: Some(view.at()), ..Asking::of(&opts) };

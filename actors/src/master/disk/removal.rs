@@ -13,7 +13,9 @@ use crate::message::{DiskQuestion, DiskSelection, MasterToOwner, Request, Respon
 fn selection_of(request: &Request) -> Option<DiskSelection> {
     match request {
         Request::Remove(keys) => Some(DiskSelection::Keys(keys.clone())),
-        Request::RemoveAt { key, .. } => Some(DiskSelection::Keys(vec![key.clone()])),
+        Request::RemoveAt(list) => {
+            Some(DiskSelection::Keys(list.iter().map(|(key, _)| key.clone()).collect()))
+        }
         Request::RemoveMatching(of) => Some(match &of.pattern {
             Some(pattern) => DiskSelection::Matching(pattern.clone()),
             None => DiskSelection::All,

@@ -370,6 +370,8 @@ pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
         key: k.as_bytes().to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(rank),
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: None,
         page_bytes: 4096,
         replicas: 1,

@@ -13,6 +13,8 @@ fn opening_near(request: u64, k: &str, rank: u32, units: u64) -> Request {
         key: k.as_bytes().to_vec(),
         bytes_total: units * UNIT,
         preferred_rank: None,
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: Some(Nearest { rank, distance: 0 }),
         page_bytes: 4096,
         replicas: 1,

@@ -3,8 +3,9 @@
 
 use super::bench::*;
 use crate::message::{
-    CopyPlan, EndCause, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanOpened, PlanRef,
-    ReplicaSet, Request, Response, SlotContent, SlotEntry, SlotRef,
+    CopyPlan, EndCause, ExportedMemory, MasterToOwner, Medium, OpenItem, OwnerToMaster, PlanDesc,
+    PlanOpened, PlanRef, Preferred, RankInfo, ReplicaSet, Request, Response, SeenView, SlotContent,
+    SlotEntry, SlotRef,
 };
 use nkv_store::Retention;
 
@@ -13,6 +14,8 @@ fn twice(request: u64, k: &str) -> Request {
         key: k.as_bytes().to_vec(),
         bytes_total: UNIT,
         preferred_rank: Some(1),
+        medium: Default::default(),
+        further: Vec::new(),
         nearest: None,
         page_bytes: 4096,
         replicas: 2,
@@ -261,4 +264,74 @@ async fn i6_plans_for_missing_replicas_are_granted_for_the_object_that_was_read_
     assert_eq!(located(&bench).await, [first.at, granted.meta.at]);
     let full = open(22, Some(first.at)).await.unwrap_err();
     assert_eq!(full.kind(), crate::ErrorKind::OutOfMemory);
+}
+
+/// The ranks of the plans of a put, the first one first.
+async fn ranks_of(bench: &Bench, n: u64, at: &[&str], replicas: u8) -> crate::Result<Vec<u32>> {
+    let Request::OpenForWrite { mut items, wait_ms, .. } = twice(n, &format!("k{n}")) else {
+        unreachable!()
+    };
+    let mut at = at.iter().map(|text| text.parse::<Preferred>().unwrap());
+    let first = at.next().unwrap_or_default();
+    items[0].preferred_rank = first.rank;
+    items[0].medium = first.medium;
+    items[0].further = at.collect();
+    items[0].replicas = replicas;
+    let asked = Request::OpenForWrite { request: n, wait_ms, items };
+    let Response::Plans(mut list) = bench.ask(asked).await else { panic!("no plans") };
+    let plan = list.remove(0)?;
+    let copies = plan.copies.iter().map(|c| c.meta.rank);
+    Ok(std::iter::once(plan.meta.rank).chain(copies).collect())
+}
+
+#[tokio::test]
+async fn each_replica_goes_to_the_rank_and_the_memory_that_its_put_names() {
+    const DEVICES: std::ops::Range<u32> = 2..4;
+    let bench = Bench::new(4).await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let device = ExportedMemory::Device { name: "d".into(), uuid: [1; 16] };
+        let memory = if DEVICES.contains(&rank) { device } else { ExportedMemory::Private };
+        let mut info = RankInfo { memory, ..info(rank, 100 + u64::from(rank), 4) };
+        info.layout.slots = 64;
+        info.layout.arena.len = 64 * UNIT;
+        info.layout.segment_bytes = info.layout.arena.offset + info.layout.arena.len;
+        ranks.push(bench.joins(info, term(0, 0), false, SeenView::default()).await.unwrap());
+    }
+    for rank in &mut ranks {
+        rank.reports(Vec::new()).await;
+    }
+    let puts: [(&[&str], u8); 6] = [
+        (&["1", "3", "0"], 3),
+        (&["3", "1"], 3),
+        (&["host", "device", "host"], 3),
+        (&["2:device", "0:host", "3:device"], 3),
+        (&["device", "0:device"], 2),
+        (&["3", "host", "host", "device"], 4),
+    ];
+    for (n, (at, replicas)) in (0..).zip(puts) {
+        let made = ranks_of(&bench, n, at, replicas).await.unwrap();
+        assert_eq!(made.len(), usize::from(replicas), "{at:?}: {made:?}");
+        for (named, rank) in at.iter().zip(&made) {
+            let wish: Preferred = named.parse().unwrap();
+            let fits = match wish.medium {
+                Medium::Any => true,
+                medium => (medium == Medium::Device) == DEVICES.contains(rank),
+            };
+            assert!(fits, "{at:?}: {made:?}");
+            // Memory of another kind does not do: then another rank has to.
+            if wish.rank != Some(0) || wish.medium == Medium::Host {
+                assert!(wish.rank.is_none_or(|wanted| wanted == *rank), "{at:?}: {made:?}");
+            }
+        }
+    }
+    // A rank has one replica at most.
+    let made = ranks_of(&bench, 8, &["1", "1"], 2).await.unwrap();
+    assert!(made[0] == 1 && made[1] != 1, "{made:?}");
+    let many = ranks_of(&bench, 9, &["0"; 9], 8).await.unwrap_err();
+    assert_eq!(many.kind(), crate::ErrorKind::InvalidArgument);
+    let (hosts, _ranks) = Bench::whole(2).await;
+    let none = ranks_of(&hosts, 10, &["device"], 1).await.unwrap_err();
+    assert_eq!(none.kind(), crate::ErrorKind::Unsupported);
+    assert_eq!(ranks_of(&hosts, 11, &["1", "device"], 2).await.unwrap(), [1]);
 }

@@ -96,9 +96,10 @@ impl Response {
                 Readiness::Ended(_) => Ok(()),
             }),
             Response::Listed { keys, .. } => {
-                // Of a striped object the ranks of all stripes.
+                // Of a striped object the ranks of all replicas of its stripes.
+                let most = usize::from(MAX_STRIPES) * MAX_PLACES;
                 let ranks = |row: &Listed| {
-                    list("ranks of a key", row.others.len(), usize::from(MAX_STRIPES))?;
+                    list("ranks of a key", row.others.len(), most)?;
                     list("extra replicas of a key", row.extras.len(), MAX_PLACES)
                 };
                 list("keys", keys.len(), KEYS_PER_ROUND)
@@ -143,7 +144,11 @@ impl Request {
     /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
         let n = match self {
-            Request::List { after: Some(of), .. } | Request::RemoveAt { key: of, .. } => {
+            Request::RemoveAt(list) => {
+                list.iter().try_for_each(|(of, _)| key(of))?;
+                list.len()
+            }
+            Request::List { after: Some(of), .. } => {
                 return key(of);
             }
             Request::OpenForWrite { items, .. } => items.len(),

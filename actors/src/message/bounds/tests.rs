@@ -107,7 +107,7 @@ fn i19_an_owner_takes_no_read_and_no_key_that_cannot_be() {
     let g = layout();
     let touched = |slot, epoch, bytes, served| {
         ClientToOwner::Touched(TouchBatch {
-            list: vec![Touch { slot, epoch, bytes }],
+            list: vec![Touch { slot, epoch, bytes, read: true }],
             counts: served,
         })
     };

@@ -1,0 +1,101 @@
+//! Which memory an object should be in, and at which rank.
+
+use super::ExportedMemory;
+use crate::error::Error;
+use serde::{Deserialize, Serialize};
+
+/// Memory that an object may be in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Medium {
+    /// Any.
+    #[default]
+    Any,
+    /// Of a host.
+    Host,
+    /// Of a GPU.
+    Device,
+}
+
+impl Medium {
+    /// Whether a segment of this memory is meant.
+    pub(crate) fn takes(self, memory: &ExportedMemory) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Host => !matches!(memory, ExportedMemory::Device { .. }),
+            Self::Device => matches!(memory, ExportedMemory::Device { .. }),
+        }
+    }
+}
+
+impl std::fmt::Display for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Any => "any",
+            Self::Host => "host",
+            Self::Device => "device",
+        })
+    }
+}
+
+/// Where one replica of a put should go. A rank that has no room, or is gone, is passed over; a
+/// medium is not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Preferred {
+    /// The rank; by the job's placement if absent.
+    pub rank: Option<u32>,
+    /// The memory, in any segment of the rank.
+    pub medium: Medium,
+}
+
+/// `RANK`, `MEDIUM`, `RANK:MEDIUM`, or nothing: anywhere.
+impl std::str::FromStr for Preferred {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (rank, medium) = match text.split_once(':') {
+            Some((rank, medium)) => (rank, medium),
+            None if text.starts_with(|c: char| c.is_ascii_digit()) => (text, ""),
+            None => ("", text),
+        };
+        let medium = match medium {
+            "" | "any" => Some(Medium::Any),
+            "host" => Some(Medium::Host),
+            "device" => Some(Medium::Device),
+            _ => None,
+        };
+        let number = (!rank.is_empty()).then(|| rank.parse().ok());
+        match (number, medium) {
+            (Some(None), _) | (_, None) => Err(Error::invalid(format!(
+                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, host or \
+                 device"
+            ))),
+            (rank, Some(medium)) => Ok(Self { rank: rank.flatten(), medium }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preference_names_a_rank_a_memory_both_or_nothing() {
+        let of = |rank, medium| Some(Preferred { rank, medium });
+        for (text, meant) in [
+            ("", of(None, Medium::Any)),
+            ("any", of(None, Medium::Any)),
+            ("3", of(Some(3), Medium::Any)),
+            ("device", of(None, Medium::Device)),
+            (":host", of(None, Medium::Host)),
+            ("12:device", of(Some(12), Medium::Device)),
+            ("3:", of(Some(3), Medium::Any)),
+            ("-1", None),
+            ("3:vram", None),
+            ("99999999999", None),
+            ("3:host:1", None),
+            ("x:host", None),
+        ] {
+            assert_eq!(text.parse::<Preferred>().ok(), meant, "{text}");
+        }
+    }
+}
