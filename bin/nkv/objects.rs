@@ -6,7 +6,7 @@ use crate::cli_error::CliError;
 use crate::keys::shown;
 use crate::{output, transfer};
 use clap::Args;
-use nkv::message::{Existence, Location, MAX_REPLICAS};
+use nkv::message::{Existence, Location, MAX_REPLICAS, Medium, Preferred};
 use nkv::{Blocking, Error, IfExists, MAX_STRIPES, PutOptions, Retention};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
@@ -27,6 +27,16 @@ pub(crate) struct Put {
     /// Rank that should own the value [default: by the job's placement]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<u32>,
+    /// Where each replica goes: ranks, kinds of memory (host or device, of a GPU) or both, such as
+    /// 1,2:device,host. As many replicas are made at least
+    #[arg(
+        long,
+        value_name = "RANK[:MEMORY],...",
+        value_delimiter = ',',
+        conflicts_with = "rank",
+        allow_hyphen_values = true
+    )]
+    at: Vec<Preferred>,
     /// Replicas, each on another rank, on other hosts as far as there are any
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
         value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_REPLICAS)))]
@@ -95,17 +105,24 @@ impl Put {
         let key = &cluster.key(&self.key)?;
         let handle = cluster.connect()?;
         let (largest, ranks) = cluster.retry.call(|| largest_value(&handle, self.by_log()))?;
-        if let Some(rank) = self.rank.filter(|rank| *rank >= ranks) {
+        if self.at.len() > usize::from(MAX_REPLICAS) {
+            let why = format!("--at names {} replicas: at most {MAX_REPLICAS}", self.at.len());
+            return Err(CliError::usage(why));
+        }
+        let named = self.at.iter().filter_map(|at| at.rank).chain(self.rank);
+        if let Some(rank) = named.into_iter().find(|rank| *rank >= ranks) {
             let last = ranks.saturating_sub(1);
-            let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
+            let why = format!("there is no rank {rank}; ranks are 0 to {last}");
             return Err(CliError::usage(why));
         }
         let value = transfer::read(
             &self.file,
             largest.saturating_mul(ranks.min(self.stripes.into()).into()),
         )?;
+        let first = Preferred { rank: self.rank, ..Preferred::default() };
+        let named = if self.at.is_empty() { vec![first] } else { self.at.clone() };
         let opts = PutOptions::default()
-            .preferred_rank(self.rank)
+            .at(named)
             .page_bytes(self.page_bytes.unwrap_or(0))
             .replicas(self.replicas)
             .stripes(self.stripes)
@@ -113,7 +130,7 @@ impl Put {
             .retention(self.kept.retention());
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
-        if self.replicas > 1 {
+        if self.replicas() > 1 {
             return self.run_replicas(cluster, &handle, (key, &value), &opts);
         }
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
@@ -139,7 +156,13 @@ impl Put {
     /// Whether a log may take the value.
     fn by_log(&self) -> bool {
         let usual = self.kept.retention() == Retention::Usual;
-        self.if_exists == IfExists::Keep && self.stripes == 1 && self.replicas == 1 && usual
+        let somewhere = self.at.iter().all(|at| at.medium == Medium::Any);
+        let one = self.stripes == 1 && self.replicas() == 1;
+        self.if_exists == IfExists::Keep && one && usual && somewhere
+    }
+
+    fn replicas(&self) -> u8 {
+        self.replicas.max(self.at.len() as u8)
     }
 
     fn in_stripes(&self, made: u8) -> String {

@@ -6,7 +6,7 @@ from typing import Any
 __version__: str
 
 _Location = tuple[int, int, int, int, int, int, int, int, str]
-_Wanted = tuple[int | None, int, bool, int, int, str]
+_Wanted = tuple[list[str], int, bool, int, int, str]
 _Key = str | bytes
 
 class Bytes:

@@ -11,10 +11,12 @@ from .layouts import (
     Key,
     Library,
     ObjMeta,
+    Place,
     check_fit,
     fails,
     given,
     or_none,
+    places_of,
     replicas_of,
     retention_of,
     stripes_of,
@@ -58,7 +60,7 @@ class AsyncCalls:
         key: Key,
         value: Any,
         *,
-        preferred_segment: int | None = None,
+        preferred_segment: Place | Sequence[Place] | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
@@ -72,7 +74,7 @@ class AsyncCalls:
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
         copies = replicas_of(replicas), stripes_of(stripes), kept
-        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
+        wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         await _finished(
             lambda done: self._c.start_put(
                 key, given(source), source.owner, source.trailer, wanted, done

@@ -19,6 +19,7 @@ from .layouts import (
     Library,
     ListedKey,
     ObjMeta,
+    Place,
     Registration,
     Removed,
     WritePlan,
@@ -28,6 +29,7 @@ from .layouts import (
     listed,
     of_dst,
     or_none,
+    places_of,
     replicas_of,
     retention_of,
     stripes_of,
@@ -174,7 +176,7 @@ class NanoKVCache(AsyncCalls):
         key: Key,
         value: Any,
         *,
-        preferred_segment: int | None = None,
+        preferred_segment: Place | Sequence[Place] | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
@@ -192,7 +194,9 @@ class NanoKVCache(AsyncCalls):
                 anything with the buffer protocol, DLPack, ``__array_interface__`` or
                 ``__cuda_array_interface__``. It is read in place, in a GPU after what is in its
                 stream; by tcp and by plans an array is joined with its trailer first.
-            preferred_segment: the rank that should own it; None: by the job's placement.
+            preferred_segment: the rank that should own it; None: by the job's placement. A list
+                names one for each replica, and asks for so many: a rank, a kind of memory ("host"
+                or "device", of a GPU), or both ("3:device").
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
                 AlreadyExists (and asks the master).
@@ -212,14 +216,14 @@ class NanoKVCache(AsyncCalls):
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
         copies = replicas_of(replicas), stripes_of(stripes), kept
-        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
+        wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
 
     def put_many(
         self,
         items: Iterable[tuple[Key, Any]],
         *,
-        preferred_segment: int | None = None,
+        preferred_segment: Place | Sequence[Place] | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
         replicas: int = 1,
@@ -238,7 +242,7 @@ class NanoKVCache(AsyncCalls):
         """
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
         copies = replicas_of(replicas), stripes_of(stripes), kept
-        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
+        wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done: list[Any] = self._c.put_many(*_parts(pairs), wanted)
         if not return_errors:
@@ -250,7 +254,7 @@ class NanoKVCache(AsyncCalls):
         items: Iterable[tuple[Key, Any]],
         replicas: int,
         *,
-        preferred_segment: int | None = None,
+        preferred_segment: Place | Sequence[Place] | None = None,
         page_bytes: int = 0,
         if_exists: Literal["keep", "fail"] = "keep",
     ) -> list[int]:
@@ -261,7 +265,7 @@ class NanoKVCache(AsyncCalls):
             Fewer than asked for are no error, as long as there is one.
         """
         copies = replicas_of(replicas), 1, retention_of()
-        wanted = (preferred_segment, page_bytes, fails(if_exists), *copies)
+        wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done = self._c.put_replicas(*_parts(pairs), wanted)
         _raise_first([error for error in done if isinstance(error, BaseException)])
@@ -427,7 +431,7 @@ class NanoKVCache(AsyncCalls):
         key: Key,
         bytes_total: int,
         *,
-        preferred_segment: int | None = None,
+        preferred_segment: Place | Sequence[Place] | None = None,
         page_bytes: int = 0,
     ) -> WritePlan:
         """A plan to write an object of so many bytes. AlreadyExists if the key is stored.
@@ -436,7 +440,7 @@ class NanoKVCache(AsyncCalls):
         READY; the plan is committed then without a call. The object's memory is not reused while
         the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
-        wanted = (preferred_segment, page_bytes, True, 1, 1, retention_of())
+        wanted = (places_of(preferred_segment), page_bytes, True, 1, 1, retention_of())
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
         return WritePlan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -163,6 +163,19 @@ def replicas_of(replicas: int) -> int:
 
 #: Stripes of an object, at most.
 MAX_STRIPES = 64
+
+#: A rank, a kind of memory ("host" or "device", of a GPU), or both: "3:device".
+Place = int | str
+
+
+def places_of(preferred: Place | Sequence[Place] | None) -> list[str]:
+    """Where the replicas of a put should go, as the native part takes them."""
+    if preferred is None:
+        return []
+    listed = [preferred] if isinstance(preferred, (int, str)) else list(preferred)
+    if len(listed) > MAX_REPLICAS:
+        raise InvalidArgument(f"{len(listed)} replicas: at most {MAX_REPLICAS}")
+    return [str(place) for place in listed]
 
 
 def stripes_of(stripes: int) -> int:

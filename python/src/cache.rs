@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::pool::Pool;
 use crate::reports::{Location, location, locations};
 use crate::tasks::{self, SIGNALS};
+use nkv::message::Preferred;
 use nkv::{
     Client, ClientConfig, ErrorKind, IfExists, Node, PoolOptions, PutOptions, Retention, Secret,
     TransportChoice,
@@ -74,18 +75,20 @@ impl Cache {
     }
 }
 
-/// What a put asks for: preferred rank, bytes per page (0: the cluster's), whether it fails over a
+/// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's), whether it fails over a
 /// key that exists, replicas, stripes, and its retention as a text.
-pub(crate) type Wanted = (Option<u32>, u32, bool, u8, u8, String);
+pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String);
 
 pub(crate) fn options(
     py: Python<'_>,
-    (preferred, page_bytes, fails, replicas, stripes, retention): Wanted,
+    (at, page_bytes, fails, replicas, stripes, retention): Wanted,
 ) -> PyResult<PutOptions> {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
     let retention: Retention =
         retention.parse().map_err(|e: nkv_store::StoreError| invalid(py, &e.to_string()))?;
-    let options = PutOptions::default().preferred_rank(preferred).page_bytes(page_bytes);
+    let at = at.iter().map(|text| text.parse::<Preferred>());
+    let at = at.collect::<Result<Vec<_>, _>>().map_err(|error| exception_of(py, &error))?;
+    let options = PutOptions::default().at(at).page_bytes(page_bytes);
     Ok(options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention))
 }
 

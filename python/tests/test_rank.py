@@ -108,6 +108,20 @@ def test_replicas_are_counted(cache: nkv.NanoKVCache, key: str) -> None:
         cache.get_replicas(f"{key}/4")
 
 
+def test_replicas_go_where_the_put_names_them(pair: nkv.NanoKVCache, key: str) -> None:
+    pair.put(key, b"kv", preferred_segment=[1, "0:host"])
+    assert [found.owner_rank for found in pair.get_replicas(key)] == [1, 0]
+    assert pair.put_replicas([(f"{key}/2", b"kv")], 2, preferred_segment=[1, "device"]) == [1]
+    asyncio.run(pair.aput(f"{key}/3", b"kv", preferred_segment="1:host"))
+    assert [found.owner_rank for found in pair.get_replicas(f"{key}/3")] == [1]
+    with pytest.raises(nkv.Unsupported, match="device"):
+        pair.put(f"{key}/4", b"kv", preferred_segment="device")
+    with pytest.raises(nkv.InvalidArgument, match="RANK:device"):
+        pair.put(f"{key}/4", b"kv", preferred_segment="gpu")
+    with pytest.raises(nkv.InvalidArgument, match="at most 8"):
+        pair.put(f"{key}/4", b"kv", preferred_segment=range(9))
+
+
 def test_values_in_stripes_come_back_as_they_were(pair: nkv.NanoKVCache, key: str) -> None:
     whole = np.arange(100_000, dtype=np.float32)
     pair.put(key, whole, stripes=2)

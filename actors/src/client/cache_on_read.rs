@@ -87,8 +87,8 @@ impl Client {
     ) {
         let now = self.shared.env.clock.now_ns();
         let Some(peer) = self.shared.peers.get(at.incarnation) else { return };
-        let far = peer.reader.is_none() && self.home().is_some_and(|home| home != peer.rank);
-        let wanted = bytes > 0 && far;
+        let elsewhere = peer.reader.is_none() && self.home().is_some_and(|home| home != peer.rank);
+        let wanted = bytes > 0 && elsewhere;
         if !wanted
             || cache.is_paused(now)
             || cache.is_refused(key, now)

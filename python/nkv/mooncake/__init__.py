@@ -26,9 +26,9 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
   have no effect. Leases are not needed: what is read cannot change under its reader, and
   ``remove`` and ``batch_replica_clear`` take at once what was just read or put.
 - A segment is a rank, and its name the rank's number (``transport_endpoint`` of a descriptor,
-  ``preferred_segment``, ``segment_name``). ``create_copy_task`` and ``create_move_task`` return
-  -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1: objects do not move, and a client
-  gives no memory.
+  ``preferred_segment``, ``preferred_segments``, ``segment_name``). ``create_copy_task`` and
+  ``create_move_task`` return -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1:
+  objects do not move, and a client gives no memory.
 - ``get_into_ranges`` wants its buffers registered; ranges beyond a buffer or a value are -600, each
   alone. A put session that ends before all bytes were written is -600, and stays open; there it is
   0, and the rest is whatever was there. Of two puts of one key at a time one is served, and both

@@ -70,7 +70,9 @@ class _Fields:
 
 
 class ReplicateConfig(_Fields):
-    """Wishes of a put. ``preferred_segment`` is a rank's number, or a name that is ignored."""
+    """Wishes of a put. Preferred segments are ranks' numbers, of each replica one; other names are
+    ignored.
+    """
 
     replica_num: int
     with_soft_pin: bool
@@ -166,13 +168,13 @@ def _warn_once(what: str) -> None:
 
 def wanted_of(
     config: ReplicateConfig | None, fails: bool = False
-) -> tuple[int | None, int, bool, int, int, str]:
+) -> tuple[list[str], int, bool, int, int, str]:
     """What a put asks for, as the native part takes it."""
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
     copies = max(1, min(replicas, MAX_REPLICAS))
-    return preferred_rank(config), 0, fails, copies, 1, _retention(config)
+    return preferred_ranks(config), 0, fails, copies, 1, _retention(config)
 
 
 def _retention(config: ReplicateConfig | None) -> str:
@@ -185,12 +187,13 @@ def _retention(config: ReplicateConfig | None) -> str:
     return retention_of(soft_pin_ttl=min(max(1, -(-ttl_ms // 1000)), MAX_RETENTION_S))
 
 
-def preferred_rank(config: ReplicateConfig | None) -> int | None:
-    """The rank that a put asks for, if it names one."""
+def preferred_ranks(config: ReplicateConfig | None) -> list[str]:
+    """The ranks that a put asks for, the first replica's first; other names count for nothing."""
     if config is None:
-        return None
-    named = config.preferred_segment or (config.preferred_segments or [""])[0]
-    return int(named) if named.isdecimal() and named.isascii() else None
+        return []
+    named = [config.preferred_segment, *config.preferred_segments]
+    ranks = [name for name in named if name.isdecimal() and name.isascii()]
+    return ranks[: max(1, min(config.replica_num, MAX_REPLICAS))]
 
 
 def byte_size(value: Any) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _nkv, errors
 from ..layouts import retention_of
 from .codes import INVALID_PARAMS, OK, code_of
-from .config import ReplicateConfig, log, preferred_rank
+from .config import ReplicateConfig, log, preferred_ranks
 from .core import Core
 
 _Numbers = Sequence[int]
@@ -137,7 +137,7 @@ class Ranges(Core):
     def _open(self, key: str, size: int, config: ReplicateConfig | None) -> int:
         if size <= 0 or key in self._writing:
             return INVALID_PARAMS
-        wanted = (preferred_rank(config), 0, True, 1, 1, retention_of())
+        wanted = (preferred_ranks(config)[:1], 0, True, 1, 1, retention_of())
         plan = self._try(lambda c: c.open(key, size, wanted))
         if isinstance(plan, int):
             return plan

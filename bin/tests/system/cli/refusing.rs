@@ -30,7 +30,7 @@ fn exit_codes_tell_there_from_absent_from_wrong() {
 
     let rank = nkv(&cluster, 0, &["put", "c", "/dev/null", "--rank", "7"]);
     assert_eq!(rank.code, 2);
-    let text = "--rank 7: there is no rank 7; ranks are 0 to 2";
+    let text = "there is no rank 7; ranks are 0 to 2";
     assert!(rank.sentence().contains(text), "{}", rank.stderr);
 
     for wrong in [&["put"][..], &["frob"], &["get", "a", "--json"], &["put", ""]] {
