@@ -185,7 +185,7 @@ impl Put {
         let none = || Err(Error::internal("a put without a result"));
         let put = || handle.put_replicas(&[(key, value)], opts).pop().unwrap_or_else(none);
         let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
-        let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas));
+        let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas()));
         let (key, bytes) = (shown(key), value.len());
         let stripes = handle.client().stripes_for(bytes, opts);
         let json = json!({

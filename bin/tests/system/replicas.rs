@@ -111,6 +111,20 @@ fn nkv_put_says_how_many_replicas_it_made_and_ls_where_they_are() {
     assert_eq!(listed["keys"][0]["ranks"].as_array().unwrap().len(), 2, "{listed}");
     let (code, text) = run(&["put", "k3", path, "--replicas", "9"]);
     assert_eq!(code, 2, "{text}");
+    let (code, text) = run(&["put", "named", path, "--at", "1,0:host", "--hard-pin"]);
+    assert!(code == 0 && text.contains("on ranks 0, 1"), "{code} {text}");
+    let (_, text) = run(&["ls", "--long", "named"]);
+    assert!(text.contains("1,0") && text.contains("hard-pin"), "{text}");
+    let (code, text) = run(&["put", "one", path, "--at", "1"]);
+    assert!(code == 0 && text.contains("on rank 1"), "{code} {text}");
+    let (code, text) = run(&["put", "some", path, "--at", "1,device"]);
+    assert!(code == 0 && text.contains("1 of 2 replicas"), "{code} {text}");
+    for wrong in ["2", "1:vram", "0,1,0,1,0,1,0,1,0"] {
+        assert_eq!(run(&["put", "k3", path, "--at", wrong]).0, 2, "{wrong}");
+    }
+    assert_eq!(run(&["put", "k3", path, "--at", "1", "--rank", "1"]).0, 2);
+    let done = run_to_end(cluster.cli(0, &["put", "k3", path, "--at", "device"]), HANGS);
+    assert!(done.code != 0 && done.stderr.contains("memory of the kind device"), "{}", done.stderr);
 }
 
 /// The replicas of all keys, 1 and on.

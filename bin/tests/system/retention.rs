@@ -1,6 +1,6 @@
 //! `nkv put` with pins, and values that go first, at a rank that is filled many times over.
 
-use crate::cluster_process::{ProcessCluster, run_to_end};
+use crate::cluster_process::{ProcessCluster, run_to_end, until};
 use nkv::message::Existence::{Absent, Ready};
 use nkv::{PutOptions, TransportChoice};
 use nkv_pace::HANGS;
@@ -35,8 +35,16 @@ fn nkv_put_pins_values_and_has_others_evicted_first() {
     let text = larger.path().to_str().unwrap();
     let done = run_to_end(cluster.cli(0, &["put", "larger", text, "--hard-pin"]), HANGS);
     assert!(done.code != 0 && done.stderr.contains("hard pins have"), "{}", done.stderr);
-    let wrong: [&[&str]; 3] =
-        [&["--hard-pin", "--evict-first"], &["--soft-pin", "0"], &["--soft-pin", "16777216"]];
+    assert_eq!(put("once", &["--until-read", "1"]), 0);
+    assert!(handle.get(b"once").unwrap() == vec![7; LEN]);
+    until(HANGS, "it is removed", || handle.exists(&[b"once"]).unwrap() == [Absent]);
+    let wrong: [&[&str]; 5] = [
+        &["--hard-pin", "--evict-first"],
+        &["--soft-pin", "0"],
+        &["--soft-pin", "16777216"],
+        &["--until-read", "0"],
+        &["--until-read", "1", "--hard-pin"],
+    ];
     for args in wrong {
         assert_eq!(put("wrong", args), 2, "{args:?}");
     }
