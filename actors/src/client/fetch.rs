@@ -152,7 +152,7 @@ impl Client {
             return Fetched::Unknown;
         };
         let meta = meta_of(peer, find.key, &hit);
-        self.shared.locations.keep(key, &meta);
+        self.shared.locations.keep_found(key, &meta);
         let bytes = hit.header.bytes_total;
         if bytes > find.payload.len() as u64 {
             return Fetched::Unknown;

@@ -228,7 +228,7 @@ impl Client {
         let mut asked: Vec<_> = asked.collect();
         self.at_owners(&mut asked, |peer, (wanted, hits)| self.find_at(peer, ids, wanted, hits));
         for (i, meta) in asked.into_iter().flat_map(|(_, (_, hits))| hits) {
-            self.shared.locations.keep(keys[i], &meta);
+            self.shared.locations.keep_found(keys[i], &meta);
             found.push((i, meta));
         }
         found

@@ -7,9 +7,13 @@ use hashbrown::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Reads by one location until the master is asked once more: by then there may be a replica that
-/// is nearer, or is read less.
-const READS_PER_ANSWER: u32 = 4096;
+/// Reads by one location, and their bytes, until the master is asked once more: by then there may be
+/// a replica that is nearer, or is read less.
+const READS_PER_ANSWER: u64 = 4096;
+const BYTES_PER_ANSWER: u64 = 256 << 20;
+/// From so many bytes on the master is asked before the first read: beside the time of the transfer
+/// a request is nothing, and an index knows one replica.
+const ASKED_AT_ONCE: u64 = 4 << 20;
 /// Locations per generation; two generations are kept.
 const MAX_PER_GENERATION: usize = 65_536;
 /// After the master did not answer, it is not asked about known keys for this long.
@@ -22,11 +26,17 @@ struct Generations {
     old: HashMap<Box<[u8]>, Kept>,
 }
 
-/// A location, and how often it was read by.
+/// A location, and how often it may be read by until the master is asked.
 #[derive(Debug)]
 struct Kept {
     meta: ObjMeta,
-    reads: u32,
+    left: u64,
+}
+
+impl Kept {
+    fn left(meta: &ObjMeta) -> u64 {
+        (BYTES_PER_ANSWER / meta.object.bytes_total.max(1)).clamp(1, READS_PER_ANSWER)
+    }
 }
 
 /// What is known about where a key is read.
@@ -45,8 +55,18 @@ pub(crate) struct Locations {
 }
 
 impl Locations {
-    /// Keeps a location that the master or an index returned.
+    /// Keeps a location that the master returned.
     pub(crate) fn keep(&self, key: &[u8], meta: &ObjMeta) {
+        self.keep_for(key, meta, Kept::left(meta));
+    }
+
+    /// Keeps one that an index returned.
+    pub(crate) fn keep_found(&self, key: &[u8], meta: &ObjMeta) {
+        let large = meta.object.bytes_total >= ASKED_AT_ONCE;
+        self.keep_for(key, meta, if large { 0 } else { Kept::left(meta) });
+    }
+
+    fn keep_for(&self, key: &[u8], meta: &ObjMeta, left: u64) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.young.get(key).is_some_and(|kept| kept.meta == *meta) {
             return;
@@ -54,7 +74,7 @@ impl Locations {
         if kept.young.len() >= MAX_PER_GENERATION {
             kept.old = std::mem::take(&mut kept.young);
         }
-        kept.young.insert(key.into(), Kept { meta: meta.clone(), reads: 0 });
+        kept.young.insert(key.into(), Kept { meta: meta.clone(), left });
     }
 
     /// The last known location of a key.
@@ -68,12 +88,12 @@ impl Locations {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let Generations { young, old } = &mut *kept;
         match young.get_mut(key).or_else(|| old.get_mut(key)) {
-            Some(kept) if kept.reads >= READS_PER_ANSWER => {
-                kept.reads = 0;
+            Some(kept) if kept.left == 0 => {
+                kept.left = Kept::left(&kept.meta);
                 Hint::Ask
             }
             Some(kept) => {
-                kept.reads += 1;
+                kept.left -= 1;
                 Hint::At(kept.meta.clone())
             }
             None => Hint::Unknown,
@@ -109,24 +129,39 @@ mod tests {
     use crate::message::{ObjectDesc, SlotRef};
     use nkv_store::KeyHasher;
 
-    #[test]
-    fn the_master_is_asked_again_after_so_many_reads_and_the_location_stays_known() {
-        let meta = ObjMeta {
+    fn of_bytes(bytes: u64) -> ObjMeta {
+        ObjMeta {
             key: KeyHasher::new([1; 16]).id(b"k"),
             rank: 1,
             at: SlotRef { incarnation: 1, slot: 1, epoch: 1 },
             header_off: 64,
-            object: ObjectDesc::at(4096, 1, 1),
-        };
-        let locations = Locations::default();
-        assert!(matches!(locations.read_by(b"k"), Hint::Unknown));
-        locations.keep(b"k", &meta);
-        for _ in 0..2 {
-            for _ in 0..READS_PER_ANSWER {
-                assert!(matches!(locations.read_by(b"k"), Hint::At(found) if found == meta));
+            object: ObjectDesc::at(4096, bytes, 1),
+        }
+    }
+
+    #[test]
+    fn the_master_is_asked_again_after_so_many_reads_and_the_location_stays_known() {
+        for (bytes, reads) in [(0, 4096), (64 << 10, 4096), (1 << 20, 256), (1 << 30, 1)] {
+            let (meta, locations) = (of_bytes(bytes), Locations::default());
+            assert!(matches!(locations.read_by(b"k"), Hint::Unknown));
+            locations.keep(b"k", &meta);
+            for _ in 0..2 {
+                for _ in 0..reads {
+                    assert!(matches!(locations.read_by(b"k"), Hint::At(found) if found == meta));
+                }
+                assert!(matches!(locations.read_by(b"k"), Hint::Ask), "{bytes}");
+                assert_eq!(locations.known(b"k"), Some(meta.clone()));
             }
-            assert!(matches!(locations.read_by(b"k"), Hint::Ask));
-            assert_eq!(locations.known(b"k"), Some(meta.clone()));
+        }
+    }
+
+    #[test]
+    fn where_an_index_found_a_large_object_the_master_is_asked_before_it_is_read() {
+        for (bytes, asked) in [(ASKED_AT_ONCE - 1, false), (ASKED_AT_ONCE, true)] {
+            let (meta, locations) = (of_bytes(bytes), Locations::default());
+            locations.keep_found(b"k", &meta);
+            assert_eq!(matches!(locations.read_by(b"k"), Hint::Ask), asked, "{bytes}");
+            assert!(matches!(locations.read_by(b"k"), Hint::At(_)));
         }
     }
 }

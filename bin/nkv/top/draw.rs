@@ -105,14 +105,10 @@ fn head(screen: &Screen) -> Vec<Line<'static>> {
         (Some(m), _) => {
             let of = format!("   master rank {}, term {}   {}", m.rank, m.term, m.placement);
             first.push(Span::styled(of, DIM));
-            let missing = match m.replicas_missing {
-                0 => String::new(),
-                n => format!("replicas missing {n}   "),
-            };
             let per_s = m.lookups_per_s.map_or("-".to_string(), number);
             vec![
                 Span::raw(format!(
-                    "objects {}   plans {}   waiting {}   {missing}lookups {per_s}/s   hit ",
+                    "objects {}   plans {}   waiting {}   lookups {per_s}/s   hit ",
                     m.objects, m.plans_open, m.waiting
                 )),
                 Span::styled(percent(m.hit_ratio), BOLD),
@@ -239,7 +235,10 @@ fn troubles(screen: &Screen) -> Vec<Line<'static>> {
         };
         row.actors.iter().filter_map(line).collect::<Vec<_>>()
     };
-    screen.ranks.iter().flat_map(of_rank).collect()
+    let missing = screen.master.as_ref().map_or(0, |m| m.replicas_missing);
+    let text = format!("{missing} objects have fewer replicas than they should");
+    let missing = (missing > 0).then(|| Line::styled(text, colour(Health::Odd)));
+    screen.ranks.iter().flat_map(of_rank).chain(missing).collect()
 }
 
 fn curve(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {

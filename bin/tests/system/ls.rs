@@ -55,15 +55,15 @@ fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
     assert_eq!(
         lines,
         [
-            ["bytes", "ranks", "state", "key"],
-            ["1", "0", "ready", "run-1/a"],
-            ["70000", "2", "ready", "run-1/b"],
+            ["bytes", "ranks", "state", "retention", "key"],
+            ["1", "0", "ready", "usual", "run-1/a"],
+            ["70000", "2", "ready", "usual", "run-1/b"],
         ]
     );
     let json = nkv(&cluster, 0, &["ls", "^run-2", "--json"]).stdout;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let row = serde_json::json!({
-        "key": "run-2/a", "bytes": 0, "rank": 1, "ranks": [1], "state": "ready"
+        "key": "run-2/a", "bytes": 0, "rank": 1, "ranks": [1], "extras": [], "retention": "usual", "state": "ready"
     });
     assert_eq!(json, serde_json::json!({ "keys": [row], "more": false }));
 

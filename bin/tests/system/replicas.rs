@@ -112,7 +112,7 @@ fn nkv_put_says_how_many_replicas_it_made_and_ls_where_they_are() {
     let (code, text) = run(&["put", "k3", path, "--replicas", "9"]);
     assert_eq!(code, 2, "{text}");
     let (code, text) = run(&["put", "named", path, "--at", "1,0:host", "--hard-pin"]);
-    assert!(code == 0 && text.contains("on ranks 0, 1"), "{code} {text}");
+    assert!(code == 0 && text.contains("on ranks 1, 0"), "{code} {text}");
     let (_, text) = run(&["ls", "--long", "named"]);
     assert!(text.contains("1,0") && text.contains("hard-pin"), "{text}");
     let (code, text) = run(&["put", "one", path, "--at", "1"]);

@@ -136,7 +136,7 @@ fn nkv_put_cuts_a_value_and_get_joins_it() {
     assert!(code == 0, "{text}");
     assert!(std::fs::read(back.path()).unwrap() == content(1));
     let (_, text) = run(&["ls", "--long"]);
-    assert!(text.contains("3145728    1,0  ready"), "{text}");
+    assert!(text.contains("3145728      1,0  ready"), "{text}");
     let (code, text) = run(&["put", "k2", path, "--stripes", "65"]);
     assert_eq!(code, 2, "{text}");
 }

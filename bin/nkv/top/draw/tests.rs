@@ -34,7 +34,7 @@ fn large(ranks: u32) -> Screen {
 fn three_ranks_fit_on_80_by_24_with_their_curve() {
     let rows = rows(&after(vec![sample(0), sample(1)]), (80, 24), 0);
     let expected = [
-        "nkv top   job chat   3 of 3 ranks   master rank 0, term 5",
+        "nkv top   job chat   3 of 3 ranks   master rank 0, term 5   hash",
         "objects 9000   plans 0   waiting 0   lookups 300/s   hit 66.7% (66.7% in all)",
         "",
         "RANK STATE       HEAP USED         OF     LIVE     HELD     HOLE OBJECTS  HEARD",
@@ -64,7 +64,7 @@ fn three_ranks_fit_on_80_by_24_with_their_curve() {
 fn a_dead_rank_and_a_dead_master_are_shown_in_their_rows() {
     let screen = after(vec![sample(0), without(1, true, sample(1))]);
     let gone = rows(&screen, (80, 24), 0);
-    assert_eq!(gone[0], "nkv top   job chat   2 of 3 ranks   master rank 0, term 5");
+    assert_eq!(gone[0], "nkv top   job chat   2 of 3 ranks   master rank 0, term 5   hash");
     assert_eq!(gone[5], "   1 gone        -");
     let lost = rows(&after(vec![sample(0), headless(sample(4))]), (80, 24), 0);
     assert_eq!(lost[1], "master unreachable for 4 s: Disconnected: refused");
@@ -95,6 +95,9 @@ fn what_is_wrong_with_an_actor_stands_below_the_tables() {
     assert_eq!(shown[15], "   0 FROZEN q 0 r 0    running q 0 r 0");
     assert_eq!(shown[18], "rank 0 owner: frozen in Touches");
     assert!(plain(&screen).contains("rank 2 owner: frozen in Touches\n"));
+    let mut short = after(vec![sample(0), sample(1)]);
+    short.master.as_mut().unwrap().replicas_missing = 4;
+    assert!(plain(&short).ends_with("\n4 objects have fewer replicas than they should\n"));
 }
 
 #[test]
