@@ -73,6 +73,8 @@ async fn opens(ranks: u32, placement: Placement) {
                 key: format!("opened/{request}/{i}").into_bytes(),
                 bytes_total: SLOT_BYTES,
                 preferred_rank: None,
+                medium: Default::default(),
+                further: Vec::new(),
                 nearest: placement.by_distance().then_some(Nearest { rank: 0, distance: 0 }),
                 page_bytes: 4_096,
                 replicas: 1,

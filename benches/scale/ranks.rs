@@ -294,6 +294,7 @@ impl Stub {
             object: object_desc,
             key: key(self.info.rank, object).as_bytes().into(),
             set: ReplicaSet::NONE,
+            retention: Default::default(),
         };
         SlotEntry { slot: object + LOG_SLOTS, epoch: 1, what }
     }

@@ -75,8 +75,8 @@ impl Cache {
     }
 }
 
-/// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's), whether it fails over a
-/// key that exists, replicas, stripes, and its retention as a text.
+/// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's),
+/// whether it fails over a key that exists, replicas, stripes, and its retention as a text.
 pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String);
 
 pub(crate) fn options(

@@ -7,8 +7,8 @@ use hashbrown::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Reads by one location, and their bytes, until the master is asked once more: by then there may be
-/// a replica that is nearer, or is read less.
+/// Reads by one location, and their bytes, until the master is asked once more: by then there may
+/// be a replica that is nearer, or is read less.
 const READS_PER_ANSWER: u64 = 4096;
 const BYTES_PER_ANSWER: u64 = 256 << 20;
 /// From so many bytes on the master is asked before the first read: beside the time of the transfer

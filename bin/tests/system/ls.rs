@@ -63,7 +63,8 @@ fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
     let json = nkv(&cluster, 0, &["ls", "^run-2", "--json"]).stdout;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let row = serde_json::json!({
-        "key": "run-2/a", "bytes": 0, "rank": 1, "ranks": [1], "extras": [], "retention": "usual", "state": "ready"
+        "key": "run-2/a", "bytes": 0, "rank": 1, "ranks": [1], "extras": [],
+        "retention": "usual", "state": "ready"
     });
     assert_eq!(json, serde_json::json!({ "keys": [row], "more": false }));
 
