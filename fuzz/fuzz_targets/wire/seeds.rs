@@ -8,11 +8,11 @@ use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
     Abandoned, AttachBy, Ballot, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
     DiskSelection, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport,
-    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, ObjMeta, OpenItem, OwnerGauges,
-    OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, RankInfo,
-    RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response, SeenView,
-    SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Standing, Term, Touch,
-    TouchBatch, View, Welcome,
+    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, Medium, ObjMeta, OpenItem,
+    OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Preferred,
+    Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response,
+    SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Standing,
+    Term, Touch, TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
