@@ -130,7 +130,8 @@ impl Ledger {
             // `exists` does not cover a rank whose link is down, and that rank may not know it yet.
             let heard = |s: SlotEpoch| roster.asked.contains(&s.incarnation);
             let seated = |s: SlotEpoch| roster.is_seated(s.incarnation) && heard(s);
-            there && known && put.spot.is_some_and(seated) && !asked(put)
+            let goes = history.time_is_over(put, self.trace.now_ms());
+            there && known && put.spot.is_some_and(seated) && !asked(put) && !goes
         };
         let Some(put) = history.keys[key].puts.iter().find(hidden).copied() else { return };
         let text = format!(
@@ -147,6 +148,8 @@ impl Ledger {
     pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
         let history = self.lock();
         let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());
+        let now_ms = self.trace.now_ms();
+        let live = live.filter(|p| !history.time_is_over(p, now_ms));
         let found = live.filter_map(|p| Some((p.key, p.spot?)));
         found.filter(|(_, s)| roster.is_seated(s.incarnation)).collect()
     }

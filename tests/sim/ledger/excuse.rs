@@ -39,13 +39,7 @@ impl History {
         if self.was_asked_to_go(put, gone) {
             return;
         }
-        // Some time after its first read. Clocks differ by 8%.
-        let latest = put.until_read_ms.and_then(|ttl| put.gone_ms.checked_sub(ttl / 10 * 9));
-        let was_read = |(began_ms, ended_ms): &(u64, Option<u64>)| {
-            latest.is_some_and(|latest| *began_ms <= latest)
-                && ended_ms.is_none_or(|ended_ms| ended_ms >= put.began_ms)
-        };
-        if self.keys[put.key].reads.iter().any(was_read) {
+        if self.time_is_over(put, put.gone_ms) {
             return self.excuse(Some("its time after the first read was over"));
         }
         // One of too many, while another is there or was there until its owner's own choice.
@@ -70,6 +64,17 @@ impl History {
             put.spot
         );
         self.wrong(trace, text);
+    }
+
+    /// Whether a put that is to go after its first read may be gone by then, in virtual milliseconds.
+    /// Clocks differ by 8%.
+    pub(super) fn time_is_over(&self, put: &Put, now_ms: u64) -> bool {
+        let latest = put.until_read_ms.and_then(|ttl| now_ms.checked_sub(ttl / 10 * 9));
+        let was_read = |(began_ms, ended_ms): &(u64, Option<u64>)| {
+            latest.is_some_and(|latest| *began_ms <= latest)
+                && ended_ms.is_none_or(|ended_ms| ended_ms >= put.began_ms)
+        };
+        self.keys[put.key].reads.iter().any(was_read)
     }
 
     /// Counts a residual that was allowed.
