@@ -448,6 +448,8 @@ impl Owner {
             } else if !t.read && self.is_until_read(t.slot) {
             } else if self.slots.touch(t.slot, t.epoch, now_ms) {
                 fresh.push((t.slot, t.epoch));
+            } else {
+                self.slots.touch_open(t.slot, t.epoch, now_ms);
             }
         }
         self.count_reads(&list, now_ms);

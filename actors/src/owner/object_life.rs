@@ -5,7 +5,7 @@ use super::{HeapEvent, Owner};
 use crate::message::{Gauges, OwnerToMaster, PlanRef, SLOTS_PER_FRAME, SlotRef};
 use nkv_store::Retention;
 use nkv_store::evict::Candidate;
-use nkv_store::object::Committed;
+use nkv_store::object::{Committed, live_slot};
 
 /// How the object of a plan became live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,8 @@ impl Owner {
     /// Plans are over and their objects live, in the order of their commits.
     pub(super) fn became_live(&mut self, objects: Vec<(PlanRef, Committed)>, how: Became) {
         let (mut admitted, mut second) = (Vec::with_capacity(objects.len()), Vec::new());
+        // Before the commit came.
+        let mut read = Vec::new();
         for (object, done) in objects {
             let (at, gauges) = (object.at, &self.durable.tables.gauges);
             match how {
@@ -58,13 +60,12 @@ impl Owner {
             } else {
                 let (bytes, retention) = (done.extent.len, done.retention);
                 let SlotRef { slot, epoch, .. } = at;
-                // Found in the header by an evictor that panicked.
                 match retention {
+                    // It begins now: an evictor that panicked finds it in the header.
                     Retention::SoftPin(_) => {
                         self.slots.touch(slot, epoch, self.durable.clock.now_ms());
                     }
-                    // Never read; the slot may have had another object before.
-                    Retention::UntilRead(_) => drop(self.slots.touch(slot, epoch, 0)),
+                    Retention::UntilRead(_) if self.was_read(slot) => read.push((slot, epoch)),
                     _ => {}
                 }
                 admitted.push(Candidate { slot, epoch, bytes, retention });
@@ -77,9 +78,17 @@ impl Owner {
             admitted.reverse();
             self.notify_evictor(HeapEvent::BecameLive(admitted));
         }
+        if !read.is_empty() {
+            self.notify_evictor(HeapEvent::WereRead(read));
+        }
         if !second.is_empty() {
             self.retire(&second, ObjectEnd::Removed);
         }
+    }
+
+    /// Whether an object until read was read.
+    fn was_read(&self, slot: u32) -> bool {
+        live_slot(&self.durable.heap, slot).is_some_and(|object| object.last_access_ms > 0)
     }
 
     /// Objects or slots ended.

@@ -137,6 +137,10 @@ async fn an_object_until_read_is_removed_everywhere_some_time_after_its_first_re
     let opts = PutOptions::default().retention(until_read).replicas(2);
     // Its slot had an object that was read: that is no read of the next one.
     client.put(b"before", &bytes(LEN, 0), &opts.clone().retention(Retention::Usual)).await.unwrap();
+    eventually("its owner knows that it is live", async || {
+        client.lookup_mapped(&[b"before"], &mut [false]) == Ok(1)
+    })
+    .await;
     client.get(b"before").await.unwrap();
     client.flush().await.unwrap();
     client.remove(b"before").await.unwrap();

@@ -118,7 +118,12 @@ impl Slots {
         if !self.is_open(slot, epoch) {
             return Err(refusal(slot, self.at(slot), epoch, "retention"));
         }
-        let at = self.heap.layout().header_off(slot) + OWNER_OFF;
+        let header = self.heap.layout().header_off(slot);
+        let at = header + OWNER_OFF;
+        if matches!(retention, Retention::UntilRead(_)) {
+            // The slot may have had another object, which was read.
+            self.heap.memory().store(header + LAST_ACCESS_OFF, 0)?;
+        }
         // Its plan may have lost LIVE already.
         let live = low(self.heap.memory().load(at)?) & flag::LIVE;
         self.heap.memory().store(at, word(live | retention.bits(), epoch))
@@ -271,6 +276,17 @@ impl Slots {
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
         let at = self.heap.layout().header_off(slot);
         self.is_live(slot, epoch) && self.heap.memory().store(at + LAST_ACCESS_OFF, now_ms).is_ok()
+    }
+
+    /// Notes a read of an object whose commit has not come yet, if it is to go after its first read.
+    pub fn touch_open(&mut self, slot: u32, epoch: u32, now_ms: u64) {
+        let header = self.heap.layout().header_off(slot);
+        let word = self.heap.memory().load(header + OWNER_OFF).unwrap_or_default();
+        if self.is_open(slot, epoch) && matches!(Retention::of_word(word), Retention::UntilRead(_))
+        {
+            // If it fails, one read is not known.
+            let _ = self.heap.memory().store(header + LAST_ACCESS_OFF, now_ms);
+        }
     }
 
     /// The counters. O(1).

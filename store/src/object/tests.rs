@@ -263,3 +263,24 @@ fn a_touch_reaches_only_a_live_object_of_that_epoch() {
     slots.retire(0, 1, true, 0).unwrap();
     assert!(!slots.touch(0, 1, 99));
 }
+
+#[test]
+fn a_read_before_the_commit_is_noted_of_an_object_that_goes_after_its_first_read() {
+    let mut slots = Slots::fresh(heap(4));
+    put(&mut slots, 0, 1, KEYS.id(b"before"));
+    assert!(slots.touch(0, 1, 77));
+    slots.retire(0, 1, true, 0).unwrap();
+    slots.due(Q);
+    let until_read = Retention::UntilRead(std::time::Duration::from_secs(1));
+    for (slot, epoch, retention) in [(0, 2, until_read), (1, 1, Retention::HardPin)] {
+        let at = extent(slots.heap(), slot, 1);
+        slots.open(slot, epoch, at).unwrap();
+        slots.retain(slot, epoch, retention).unwrap();
+        assert_eq!(slots.header(slot).last_access, 0, "what was read there before is another");
+        slots.touch_open(slot, epoch + 1, 88);
+        assert_eq!(slots.header(slot).last_access, 0);
+        slots.touch_open(slot, epoch, 99);
+        let noted = if retention == until_read { 99 } else { 0 };
+        assert_eq!(slots.header(slot).last_access, noted);
+    }
+}
