@@ -124,7 +124,7 @@ impl Evictor {
     }
 
     /// An object until read may have been read, and the message about it lost.
-    fn note_read(&mut self, slot: u32) {
+    pub(super) fn note_read(&mut self, slot: u32) {
         let Some(object) = live_slot(&self.durable.heap, slot) else { return };
         if matches!(object.retention, Retention::UntilRead(_)) && object.last_access_ms > 0 {
             self.policy.was_read(slot, object.epoch, object.last_access_ms);

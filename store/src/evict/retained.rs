@@ -65,11 +65,12 @@ impl Retained {
         }
     }
 
-    /// A new object. One of an older epoch in the same slot is replaced.
+    /// A new object. One of an older epoch in the same slot is replaced, and so is the same one if
+    /// it was found in its header before its owner had noted the retention there.
     pub fn admit(&mut self, c: Candidate, now_ms: u64) {
         if c.retention != Retention::Usual || self.has_special() {
             match self.epoch_of(c.slot) {
-                Some(held) if held >= c.epoch => return,
+                Some(held) if held > c.epoch || held == c.epoch && self.is_held_as(&c) => return,
                 Some(held) => self.forget(c.slot, held),
                 None => {}
             }
@@ -162,6 +163,12 @@ impl Retained {
     /// Removes and returns the next victim: slot, epoch, bytes. A soft pin that has not ended is
     /// one where nothing else is left.
     pub fn victim(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
+        let victim = self.pop(now_ms)?;
+        self.until_read.forget(victim.0, victim.1);
+        Some(victim)
+    }
+
+    fn pop(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
         if let Some(first) = self.first.pop() {
             return Some(first);
         }
@@ -203,9 +210,25 @@ impl Retained {
         self.usual.bytes() + self.first.bytes() + self.aside_bytes + self.hard_bytes
     }
 
+    /// Whether an object that is held has this retention, but for its time. What was found with
+    /// another one than usual has that.
+    fn is_held_as(&self, c: &Candidate) -> bool {
+        let held = |epoch: Option<u32>| epoch == Some(c.epoch);
+        match c.retention {
+            Retention::Usual => true,
+            Retention::EvictFirst | Retention::Extra => held(self.first.epoch_of(c.slot)),
+            Retention::SoftPin(_) => held(self.soft.get(&c.slot).map(|soft| soft.epoch)),
+            Retention::HardPin => held(self.hard.get(&c.slot).map(|(epoch, _)| *epoch)),
+            Retention::UntilRead(_) => self.until_read.holds(c.slot, c.epoch),
+        }
+    }
+
     /// Whether anything is not usual.
     fn has_special(&self) -> bool {
-        self.first.len() > 0 || !self.soft.is_empty() || !self.hard.is_empty()
+        self.first.len() > 0
+            || !self.soft.is_empty()
+            || !self.hard.is_empty()
+            || !self.until_read.is_empty()
     }
 
     fn pin_softly(&mut self, c: &Candidate, ttl: Duration, used_ms: u64) {

@@ -343,6 +343,14 @@ mod retained {
         assert_eq!(victims(&mut held, 9 * SECOND), [2, 0]);
     }
 
+    /// Whether the second says nothing new of the first.
+    fn is_alike(held: &Candidate, c: &Candidate) -> bool {
+        let kind = |r: Retention| if r.goes_first() { Retention::Extra } else { r };
+        let kinds = (kind(held.retention), kind(c.retention));
+        c.retention == Retention::Usual
+            || std::mem::discriminant(&kinds.0) == std::mem::discriminant(&kinds.1)
+    }
+
     #[derive(Debug, Default)]
     struct Model(Vec<(Candidate, u64, bool)>);
 
@@ -400,7 +408,10 @@ mod retained {
                     0..=2 => {
                         let c = Candidate { slot, epoch, bytes: n, retention: kinds(kind) };
                         held.admit(c, now);
-                        if at.is_none_or(|at| model.0[at].0.epoch < epoch) {
+                        let replaces = |held: &Candidate| {
+                            held.epoch < epoch || held.epoch == epoch && !is_alike(held, &c)
+                        };
+                        if at.is_none_or(|at| replaces(&model.0[at].0)) {
                             at.map(|at| model.0.remove(at));
                             model.0.push((c, now, false));
                         }

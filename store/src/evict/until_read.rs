@@ -30,7 +30,7 @@ impl UntilRead {
     pub(super) fn admit(&mut self, c: &Candidate, read_ms: Option<u64>) {
         let Retention::UntilRead(ttl) = c.retention else { return };
         // What is known of a first read stays.
-        if self.held.get(&c.slot).is_some_and(|held| held.epoch == c.epoch) {
+        if self.holds(c.slot, c.epoch) {
             return read_ms.into_iter().for_each(|ms| self.read(c.slot, c.epoch, ms));
         }
         self.forget_slot(c.slot);
@@ -50,9 +50,17 @@ impl UntilRead {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    pub(super) fn holds(&self, slot: u32, epoch: u32) -> bool {
+        self.held.get(&slot).is_some_and(|held| held.epoch == epoch)
+    }
+
     /// It is gone.
     pub(super) fn forget(&mut self, slot: u32, epoch: u32) {
-        if self.held.get(&slot).is_some_and(|held| held.epoch == epoch) {
+        if self.holds(slot, epoch) {
             self.forget_slot(slot);
         }
     }
