@@ -48,8 +48,9 @@ fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, CliEr
 
 fn too_large(name: &Path, limit: u64) -> CliError {
     CliError::too_large(format!(
-        "{} is larger than the largest heap of the cluster, {limit} bytes ({}): split it, or start \
-         ranks with a larger --heap-bytes",
+        "{} is larger than what a rank can take for this put, {limit} bytes ({}): cut it over the \
+         ranks by --stripes, or start ranks with a larger --heap-bytes; what takes a plan (all but \
+         a plain put with --if-exists keep) has the part of it that --log-bytes leaves",
         name.display(),
         show_bytes(limit)
     ))

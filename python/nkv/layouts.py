@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -204,7 +205,7 @@ def retention_of(
     for name, ttl in given_times.items():
         if not 1 <= ttl <= MAX_RETENTION_S:
             raise InvalidArgument(f"{name} {ttl}: 1 to {MAX_RETENTION_S} seconds")
-        return f"{'soft-pin' if name == 'soft_pin_ttl' else 'until-read'}:{int(ttl)}"
+        return f"{'soft-pin' if name == 'soft_pin_ttl' else 'until-read'}:{math.ceil(ttl)}"
     return "evict-first" if evict_first else "hard-pin" if hard_pin else "usual"
 
 

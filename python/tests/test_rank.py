@@ -114,7 +114,7 @@ def test_replicas_go_where_the_put_names_them(pair: nkv.NanoKVCache, key: str) -
     assert pair.put_replicas([(f"{key}/2", b"kv")], 2, preferred_segment=[1, "device"]) == [1]
     asyncio.run(pair.aput(f"{key}/3", b"kv", preferred_segment="1:host"))
     assert [found.owner_rank for found in pair.get_replicas(f"{key}/3")] == [1]
-    with pytest.raises(nkv.Unsupported, match="device"):
+    with pytest.raises(nkv.InvalidArgument, match="kind device"):
         pair.put(f"{key}/4", b"kv", preferred_segment="device")
     with pytest.raises(nkv.InvalidArgument, match="RANK:device"):
         pair.put(f"{key}/4", b"kv", preferred_segment="gpu")

@@ -40,7 +40,8 @@ impl Master {
         let (has, most) = self.hard_pins(best);
         Err(Error::out_of_memory(format!(
             "hard pins have {has} of the {most} bytes that they may have on {best}, and this one \
-             is of {bytes}: remove some, use a soft pin, or raise --heap-bytes"
+             is of {bytes}: remove some, use a soft pin, or give plans more memory by a lower \
+             --log-bytes or a larger --heap-bytes"
         ))
         .at_rank(best.rank))
     }

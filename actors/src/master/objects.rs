@@ -134,7 +134,7 @@ impl Master {
             }
             return self.awaiting.note(id);
         }
-        self.repairs.was_surplus(at);
+        self.repairs.ended(&id, at);
         if let Some(e) = self.take_object(&id) {
             if let State::Writing(plan) = e.state() {
                 let cause = self.plans.get(&plan).and_then(|p| p.ending);

@@ -112,6 +112,13 @@ impl Master {
             let text = format!("{} replicas: at most {MAX_REPLICAS}", open.further.len() + 1);
             return Err(Error::invalid(text));
         }
+        let named = open.further.iter().filter_map(|p| p.rank).chain(open.preferred_rank);
+        let mut ranks: Vec<u32> = named.collect();
+        ranks.sort_unstable();
+        if let Some(twice) = ranks.windows(2).find(|two| two[0] == two[1]) {
+            let text = format!("rank {} is named for two replicas: it takes one", twice[0]);
+            return Err(Error::invalid(text));
+        }
         let page_bytes = match open.page_bytes {
             0 => self.durable.settings.page_bytes,
             n => n,

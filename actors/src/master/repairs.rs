@@ -66,6 +66,14 @@ impl Repairs {
         }
     }
 
+    /// An object is gone.
+    pub(super) fn ended(&mut self, id: &KeyId, at: SlotRef) {
+        self.was_surplus(at);
+        if !self.known.is_empty() {
+            self.forget(id);
+        }
+    }
+
     fn forget(&mut self, id: &KeyId) {
         self.known.remove(id);
         self.asked.remove(id);

@@ -65,8 +65,9 @@ impl Master {
         }
         usable().max_by_key(largest).map(|too_small| (Vec::new(), too_small)).ok_or_else(|| {
             if open.medium != Medium::Any {
-                return Error::unsupported(format!(
-                    "no rank that is alive has memory of the kind {}",
+                return Error::invalid(format!(
+                    "no rank that is alive has memory of the kind {}: start one with --memory, or \
+                     mount a segment",
                     open.medium
                 ));
             }

@@ -47,29 +47,30 @@ pub struct Preferred {
     pub medium: Medium,
 }
 
-/// `RANK`, `MEDIUM`, `RANK:MEDIUM`, or nothing: anywhere.
+/// `RANK`, `MEDIUM` or `RANK:MEDIUM`; the medium `any` alone is anywhere.
 impl std::str::FromStr for Preferred {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let (rank, medium) = match text.split_once(':') {
-            Some((rank, medium)) => (rank, medium),
-            None if text.starts_with(|c: char| c.is_ascii_digit()) => (text, ""),
-            None => ("", text),
+        let wrong = || {
+            Error::invalid(format!(
+                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, host, \
+                 device or any"
+            ))
         };
-        let medium = match medium {
-            "" | "any" => Some(Medium::Any),
-            "host" => Some(Medium::Host),
-            "device" => Some(Medium::Device),
-            _ => None,
+        let medium = |name: &str| match name {
+            "any" => Ok(Medium::Any),
+            "host" => Ok(Medium::Host),
+            "device" => Ok(Medium::Device),
+            _ => Err(wrong()),
         };
-        let number = (!rank.is_empty()).then(|| rank.parse().ok());
-        match (number, medium) {
-            (Some(None), _) | (_, None) => Err(Error::invalid(format!(
-                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, host or \
-                 device"
-            ))),
-            (rank, Some(medium)) => Ok(Self { rank: rank.flatten(), medium }),
+        let rank = |digits: &str| digits.parse().map(Some).map_err(|_| wrong());
+        match text.split_once(':') {
+            Some((number, name)) => Ok(Self { rank: rank(number)?, medium: medium(name)? }),
+            None if text.starts_with(|c: char| c.is_ascii_digit()) => {
+                Ok(Self { rank: rank(text)?, medium: Medium::Any })
+            }
+            None => Ok(Self { rank: None, medium: medium(text)? }),
         }
     }
 }
@@ -79,16 +80,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preference_names_a_rank_a_memory_both_or_nothing() {
+    fn a_preference_names_a_rank_a_memory_or_both() {
         let of = |rank, medium| Some(Preferred { rank, medium });
         for (text, meant) in [
-            ("", of(None, Medium::Any)),
+            ("", None),
             ("any", of(None, Medium::Any)),
             ("3", of(Some(3), Medium::Any)),
             ("device", of(None, Medium::Device)),
-            (":host", of(None, Medium::Host)),
+            (":host", None),
             ("12:device", of(Some(12), Medium::Device)),
-            ("3:", of(Some(3), Medium::Any)),
+            ("3:", None),
+            ("3:any", of(Some(3), Medium::Any)),
             ("-1", None),
             ("3:vram", None),
             ("99999999999", None),

@@ -278,7 +278,8 @@ impl Slots {
         self.is_live(slot, epoch) && self.heap.memory().store(at + LAST_ACCESS_OFF, now_ms).is_ok()
     }
 
-    /// Notes a read of an object whose commit has not come yet, if it is to go after its first read.
+    /// Notes a read of an object whose commit has not come yet, if it is to go after its first
+    /// read.
     pub fn touch_open(&mut self, slot: u32, epoch: u32, now_ms: u64) {
         let header = self.heap.layout().header_off(slot);
         let word = self.heap.memory().load(header + OWNER_OFF).unwrap_or_default();

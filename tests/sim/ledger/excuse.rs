@@ -66,8 +66,8 @@ impl History {
         self.wrong(trace, text);
     }
 
-    /// Whether a put that is to go after its first read may be gone by then, in virtual milliseconds.
-    /// Clocks differ by 8%.
+    /// Whether a put that is to go after its first read may be gone by then, in virtual
+    /// milliseconds. Clocks differ by 8%.
     pub(super) fn time_is_over(&self, put: &Put, now_ms: u64) -> bool {
         let latest = put.until_read_ms.and_then(|ttl| now_ms.checked_sub(ttl / 10 * 9));
         let was_read = |(began_ms, ended_ms): &(u64, Option<u64>)| {

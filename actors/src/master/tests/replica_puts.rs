@@ -326,12 +326,12 @@ async fn each_replica_goes_to_the_rank_and_the_memory_that_its_put_names() {
         }
     }
     // A rank has one replica at most.
-    let made = ranks_of(&bench, 8, &["1", "1"], 2).await.unwrap();
-    assert!(made[0] == 1 && made[1] != 1, "{made:?}");
-    let many = ranks_of(&bench, 9, &["0"; 9], 8).await.unwrap_err();
-    assert_eq!(many.kind(), crate::ErrorKind::InvalidArgument);
+    for (n, wrong) in [(8, &["1", "host", "1"][..]), (9, &["any"; 9])] {
+        let refused = ranks_of(&bench, n, wrong, 8).await.unwrap_err();
+        assert_eq!(refused.kind(), crate::ErrorKind::InvalidArgument, "{wrong:?}");
+    }
     let (hosts, _ranks) = Bench::whole(2).await;
     let none = ranks_of(&hosts, 10, &["device"], 1).await.unwrap_err();
-    assert_eq!(none.kind(), crate::ErrorKind::Unsupported);
+    assert_eq!(none.kind(), crate::ErrorKind::InvalidArgument);
     assert_eq!(ranks_of(&hosts, 11, &["1", "device"], 2).await.unwrap(), [1]);
 }
