@@ -25,7 +25,7 @@ use crate::message::{
 use crate::striping::check_new;
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
-use hashbrown::HashMap;
+
 use holding::{Asked, Granted, Unfinished};
 pub(in crate::client) use in_place::InPlace;
 use nkv_store::Key;
@@ -33,7 +33,7 @@ use nkv_store::key::key_hash;
 use nkv_store::object::Publication;
 use repeated::name_repeated;
 use replicas::{Plans, any_of, each};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 pub use write_plan::{PublishError, WritePlan};
@@ -55,8 +55,8 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Owners by incarnation.
-type Peers = HashMap<u64, Result<Arc<Peer>>>;
+/// Owners by incarnation, in an order that does not depend on the map: they may end with it.
+type Peers = BTreeMap<u64, Result<Arc<Peer>>>;
 
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
