@@ -160,7 +160,7 @@ impl Evictor {
             let live = live_slot(&self.durable.heap, slot).filter(|o| o.epoch == epoch);
             let retention = live.map_or(Retention::Usual, |o| o.retention);
             self.policy.admit(Candidate { slot, epoch, bytes, retention }, now_ms);
-            self.note_read(slot);
+            live.into_iter().for_each(|object| self.note_read(&object));
         }
     }
 

@@ -58,9 +58,10 @@ impl PutOptions {
     }
 
     /// Where each replica should go, the first one first: as many are asked for at least, and those
-    /// beyond go by the job's placement. A rank that is gone or full is passed over, memory of
-    /// another kind is not: the replica is not made then, or the put fails if it is the first. No
-    /// two replicas go to one rank. A put that names a kind of memory takes a plan.
+    /// beyond go by the job's placement. The first one waits for room at its rank, a further one
+    /// goes elsewhere; either does if its rank is gone. Memory of another kind does not do: the
+    /// replica is not made then, or the put fails if it is the first. A rank named twice is an
+    /// error. A put that names a kind of memory takes a plan.
     ///
     /// ```
     /// use nkv_actors::PutOptions;

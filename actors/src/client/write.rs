@@ -25,7 +25,6 @@ use crate::message::{
 use crate::striping::check_new;
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
-
 use holding::{Asked, Granted, Unfinished};
 pub(in crate::client) use in_place::InPlace;
 use nkv_store::Key;

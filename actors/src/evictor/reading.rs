@@ -102,7 +102,11 @@ impl Evictor {
                     // Objects admitted since the reading began are newer than all of these.
                     let candidate = self.candidate(&object);
                     self.policy.admit_oldest(candidate, object.last_access_ms);
-                    self.note_read(object.slot);
+                    if matches!(object.retention, Retention::UntilRead(_)) {
+                        // It may have been read since its piece was.
+                        let now = live_slot(&heap, object.slot);
+                        now.into_iter().for_each(|now| self.note_read(&now));
+                    }
                     latest.extend(pieces[n].last().map(|object| (object.last_access_ms, n)));
                 }
                 Some(Reading::Merging { pieces, latest })
@@ -120,14 +124,13 @@ impl Evictor {
         if let Some(object) = live.filter(|l| listed != Some(l.epoch)) {
             self.policy.admit(self.candidate(&object), self.durable.clock.now_ms());
         }
-        self.note_read(slot);
+        live.into_iter().for_each(|object| self.note_read(&object));
     }
 
     /// An object until read may have been read, and the message about it lost.
-    pub(super) fn note_read(&mut self, slot: u32) {
-        let Some(object) = live_slot(&self.durable.heap, slot) else { return };
+    pub(super) fn note_read(&mut self, object: &LiveSlot) {
         if matches!(object.retention, Retention::UntilRead(_)) && object.last_access_ms > 0 {
-            self.policy.was_read(slot, object.epoch, object.last_access_ms);
+            self.policy.was_read(object.slot, object.epoch, object.last_access_ms);
         }
     }
 }

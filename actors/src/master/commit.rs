@@ -7,7 +7,8 @@ use super::entry::State;
 use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
-    EndCause, MasterToOwner, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME, SegmentId,
+    EndCause, MasterToOwner, PlanId, PlanRef, RankState, ReplicaSet, Response, SLOTS_PER_FRAME,
+    SegmentId,
 };
 
 /// How long a commit waits until the owner has recorded its plan. Short enough that a client can
@@ -116,12 +117,12 @@ impl Master {
             return Ok(Some(segment_id));
         }
         e.commits(c.plan);
-        let extra = e.is_extra(c.at);
+        let one_of_several = e.set() != ReplicaSet::NONE && !e.is_extra(c.at);
         self.plans.remove(&c.plan);
         self.counters.committed += 1;
         self.commits_out.entry(segment_id).or_default().push(*c);
         self.became_live(id, segment_id);
-        if !extra {
+        if one_of_several {
             self.note_unmade(id);
         }
         Ok(None)

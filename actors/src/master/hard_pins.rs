@@ -18,8 +18,11 @@ impl Master {
         bytes: u64,
         retention: Retention,
     ) -> bool {
+        if retention != Retention::HardPin {
+            return true;
+        }
         let (has, most) = self.hard_pins(segment_id);
-        retention != Retention::HardPin || has.saturating_add(bytes) <= most
+        has.saturating_add(bytes) <= most
     }
 
     /// Where an open waits for room: the segment of these ranks that may take most hard pins.

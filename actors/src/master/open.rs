@@ -108,17 +108,7 @@ impl Master {
             }
             self.durable.members.lock().superseded.insert(id);
         }
-        if open.further.len() >= usize::from(MAX_REPLICAS) {
-            let text = format!("{} replicas: at most {MAX_REPLICAS}", open.further.len() + 1);
-            return Err(Error::invalid(text));
-        }
-        let named = open.further.iter().filter_map(|p| p.rank).chain(open.preferred_rank);
-        let mut ranks: Vec<u32> = named.collect();
-        ranks.sort_unstable();
-        if let Some(twice) = ranks.windows(2).find(|two| two[0] == two[1]) {
-            let text = format!("rank {} is named for two replicas: it takes one", twice[0]);
-            return Err(Error::invalid(text));
-        }
+        check_named(open)?;
         let page_bytes = match open.page_bytes {
             0 => self.durable.settings.page_bytes,
             n => n,
@@ -422,5 +412,26 @@ impl Master {
 
     pub(super) fn header_off(&self, segment_id: SegmentId, slot: u32) -> u64 {
         self.allocators.get(&segment_id).map_or(NOWHERE, |b| b.info.layout.header_off(slot))
+    }
+}
+
+/// `InvalidArgument` if more replicas are named than there may be, or one rank for two.
+fn check_named(open: &OpenItem) -> Result<()> {
+    if open.further.is_empty() {
+        return Ok(());
+    }
+    if open.further.len() >= usize::from(MAX_REPLICAS) {
+        let text = format!("{} replicas: at most {MAX_REPLICAS}", open.further.len() + 1);
+        return Err(Error::invalid(text));
+    }
+    let named = open.further.iter().filter_map(|p| p.rank).chain(open.preferred_rank);
+    let mut ranks: Vec<u32> = named.collect();
+    ranks.sort_unstable();
+    match ranks.windows(2).find(|two| two[0] == two[1]) {
+        Some(twice) => {
+            let text = format!("rank {} is named for two replicas: it takes one", twice[0]);
+            Err(Error::invalid(text))
+        }
+        None => Ok(()),
     }
 }

@@ -211,7 +211,8 @@ impl Master {
         if holders.is_empty() {
             return Next::Later;
         }
-        let retention = match e.begun().0 < wanted.0 {
+        let lacks = e.begun().0 < wanted.0;
+        let retention = match lacks {
             true => e.retention(),
             false => Retention::Extra,
         };
@@ -220,7 +221,7 @@ impl Master {
             let mut extras = e.replicas().filter(|r| e.is_extra(r.at));
             let kept = e.replicas().any(|r| !e.is_extra(r.at) && self.reachable(r.segment_id));
             let extra = extras.find(|r| self.reachable(r.segment_id));
-            let extra = extra.filter(|_| kept && e.begun().0 < wanted.0);
+            let extra = extra.filter(|_| kept && lacks);
             return extra.map_or(Next::Later, Next::Replace);
         }
         // Each time another one, as far as there are several.

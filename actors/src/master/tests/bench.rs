@@ -5,9 +5,9 @@ use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
 use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
-    ExportedMemory, KeyBytes, Location, MasterToOwner, ObjectDesc, OpenItem, OwnerToMaster,
-    PlanDesc, PlanRef, RankInfo, Refusal, ReplicaSet, Request, Response, SeenView, SegmentId,
-    Settings, SlotContent, SlotEntry, SlotRef, Term,
+    CopyPlan, ExportedMemory, KeyBytes, Location, MasterToOwner, ObjectDesc, OpenItem,
+    OwnerToMaster, PlanDesc, PlanRef, RankInfo, Refusal, ReplicaSet, Request, Response, SeenView,
+    SegmentId, Settings, SlotContent, SlotEntry, SlotRef, Term,
 };
 use crate::placement::Placement;
 use crate::{ErrorKind, Result};
@@ -397,6 +397,10 @@ pub(super) fn plan_ref(p: &PlanDesc) -> PlanRef {
     PlanRef { plan: p.plan, at: p.meta.at, key: p.meta.key }
 }
 
+pub(super) fn copy_ref(c: &CopyPlan) -> PlanRef {
+    PlanRef { plan: c.plan, at: c.meta.at, key: c.meta.key }
+}
+
 impl Rank {
     pub(super) async fn sends(&self, up: OwnerToMaster) {
         let (segment_id, incarnation, link) = (self.info.id(), self.info.incarnation, self.link);
@@ -485,4 +489,12 @@ impl Rank {
 /// Where an object lies in memory.
 pub(super) fn at(location: &Location) -> SlotRef {
     location.in_memory().expect("in memory").at
+}
+
+/// The locations of key k; none if it is not there.
+pub(super) async fn located(bench: &Bench) -> Vec<SlotRef> {
+    let keys = vec![key("k")];
+    let asked = Request::GetLocation { keys, gone: Vec::new(), promote: Default::default() };
+    let Response::Locations(mut list) = bench.ask(asked).await else { panic!("no locations") };
+    list.remove(0).unwrap_or_default().iter().map(at).collect()
 }

@@ -4,8 +4,8 @@
 use super::bench::*;
 use crate::ErrorKind;
 use crate::message::{
-    KeyBytes, MasterToOwner, OwnerToMaster, PlanDesc, RankInfo, Request, Response, SeenView,
-    SlotRef,
+    KeyBytes, MasterToOwner, OwnerToMaster, PlanDesc, PlanRef, RankInfo, Request, Response,
+    SeenView, SlotRef,
 };
 use nkv_store::Retention;
 
@@ -36,6 +36,15 @@ async fn open(
     granted(bench.ask(Request::OpenForWrite { request, wait_ms, items }).await)
 }
 
+/// A put of two replicas, of which the first is committed; the plan of the other one, and its rank.
+async fn first_of_two(bench: &Bench) -> (PlanDesc, PlanRef, usize) {
+    let plan = open(bench, 1, |item| item.replicas = 2).await.unwrap();
+    bench.commit(&plan).await.unwrap();
+    let copy = &plan.copies[0];
+    let (copied, other) = (copy_ref(copy), copy.meta.rank as usize);
+    (plan, copied, other)
+}
+
 async fn extra(
     bench: &Bench,
     request: u64,
@@ -46,13 +55,6 @@ async fn extra(
         item.retention = Retention::Extra;
     };
     open(bench, request, change).await
-}
-
-async fn located(bench: &Bench) -> Vec<SlotRef> {
-    let keys = vec![key("k")];
-    let asked = Request::GetLocation { keys, gone: Vec::new(), promote: Default::default() };
-    let Response::Locations(mut list) = bench.ask(asked).await else { panic!("no locations") };
-    list.remove(0).unwrap_or_default().iter().map(at).collect()
 }
 
 async fn missing(bench: &Bench) -> u64 {
@@ -133,17 +135,13 @@ async fn what_goes_after_its_first_read_gets_no_extra_replica() {
 #[tokio::test]
 async fn an_extra_replica_makes_way_for_one_that_is_lost() {
     let (bench, mut ranks) = three_hosts().await;
-    let plan = open(&bench, 1, |item| item.replicas = 2).await.unwrap();
-    let other = plan.copies[0].meta.rank;
-    let third = 3 - 1 - other;
-    bench.commit(&plan).await.unwrap();
-    let copy = &plan.copies[0];
-    let copied = crate::message::PlanRef { plan: copy.plan, at: copy.meta.at, key: copy.meta.key };
+    let (plan, copied, other) = first_of_two(&bench).await;
+    let third = 3 - 1 - other as u32;
     bench.done(Request::Commit(vec![copied])).await.unwrap();
     let extra = extra(&bench, 2, (Some(third), Some(plan.meta.at))).await.unwrap();
     bench.commit(&extra).await.unwrap();
     assert_eq!(located(&bench).await.len(), 3);
-    ranks[other as usize].sends(OwnerToMaster::Leave).await;
+    ranks[other].sends(OwnerToMaster::Leave).await;
     let retire = |d: &MasterToOwner| match d {
         MasterToOwner::Retire(list) => Some(list.clone()),
         _ => None,
@@ -151,7 +149,7 @@ async fn an_extra_replica_makes_way_for_one_that_is_lost() {
     assert_eq!(ranks[third as usize].receives(retire).await, [extra.meta.at]);
     ranks[third as usize].sends(OwnerToMaster::Retired(vec![extra.meta.at])).await;
     ranks[third as usize].sends(OwnerToMaster::Freed(vec![extra.meta.at])).await;
-    let left: Vec<&Rank> = ranks.iter().filter(|rank| rank.info.rank != other).collect();
+    let left: Vec<&Rank> = ranks.iter().filter(|rank| rank.info.rank as usize != other).collect();
     passes(&bench, 500, &left).await;
     assert_eq!(ranks[1].receives(asked_to_make).await, [key("k")]);
 }
@@ -159,14 +157,10 @@ async fn an_extra_replica_makes_way_for_one_that_is_lost() {
 #[tokio::test]
 async fn a_replica_that_a_put_did_not_make_is_made_later() {
     let (bench, mut ranks) = three_hosts().await;
-    let plan = open(&bench, 1, |item| item.replicas = 2).await.unwrap();
-    let copy = &plan.copies[0];
-    let other = copy.meta.rank as usize;
-    bench.commit(&plan).await.unwrap();
+    let (_plan, copied, other) = first_of_two(&bench).await;
     assert_eq!(missing(&bench).await, 0, "it is being written");
-    let copied = crate::message::PlanRef { plan: copy.plan, at: copy.meta.at, key: copy.meta.key };
     bench.done(Request::Abort(vec![copied])).await.unwrap();
-    ranks[other].sends(OwnerToMaster::Retired(vec![copy.meta.at])).await;
+    ranks[other].sends(OwnerToMaster::Retired(vec![copied.at])).await;
     assert_eq!(missing(&bench).await, 1);
     passes(&bench, 3_500, &ranks.iter().collect::<Vec<_>>()).await;
     assert_eq!(ranks[1].receives(asked_to_make).await, [key("k")]);
@@ -175,19 +169,15 @@ async fn a_replica_that_a_put_did_not_make_is_made_later() {
 #[tokio::test]
 async fn i6_a_key_is_removed_when_an_owner_says_that_its_time_is_over() {
     let (bench, mut ranks) = three_hosts().await;
-    let plan = open(&bench, 1, |item| item.replicas = 2).await.unwrap();
-    let copy = &plan.copies[0];
-    let other = copy.meta.rank as usize;
-    bench.commit(&plan).await.unwrap();
-    let copied = crate::message::PlanRef { plan: copy.plan, at: copy.meta.at, key: copy.meta.key };
+    let (plan, copied, other) = first_of_two(&bench).await;
     bench.done(Request::Commit(vec![copied])).await.unwrap();
     // Of another object: it changes nothing.
     let older = SlotRef { epoch: plan.meta.at.epoch + 1, ..plan.meta.at };
     ranks[1].sends(OwnerToMaster::Expired(vec![older])).await;
     assert_eq!(located(&bench).await.len(), 2);
-    ranks[other].sends(OwnerToMaster::Expired(vec![copy.meta.at])).await;
+    ranks[other].sends(OwnerToMaster::Expired(vec![copied.at])).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
     assert_eq!(ranks[1].retires().await, plan.meta.at);
-    assert_eq!(ranks[other].retires().await, copy.meta.at);
+    assert_eq!(ranks[other].retires().await, copied.at);
     assert_eq!(missing(&bench).await, 0);
 }

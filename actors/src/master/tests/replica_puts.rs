@@ -3,9 +3,9 @@
 
 use super::bench::*;
 use crate::message::{
-    CopyPlan, EndCause, ExportedMemory, MasterToOwner, Medium, OpenItem, OwnerToMaster, PlanDesc,
-    PlanOpened, PlanRef, Preferred, RankInfo, ReplicaSet, Request, Response, SeenView, SlotContent,
-    SlotEntry, SlotRef,
+    EndCause, ExportedMemory, MasterToOwner, Medium, OpenItem, OwnerToMaster, PlanDesc, PlanOpened,
+    PlanRef, Preferred, RankInfo, ReplicaSet, Request, Response, SeenView, SlotContent, SlotEntry,
+    SlotRef,
 };
 use nkv_store::Retention;
 
@@ -32,10 +32,6 @@ async fn granted(bench: &Bench, request: u64) -> PlanDesc {
     list.remove(0).unwrap()
 }
 
-fn copy_ref(c: &CopyPlan) -> PlanRef {
-    PlanRef { plan: c.plan, at: c.meta.at, key: c.meta.key }
-}
-
 /// Two plans for a key: the first on rank 1.
 async fn opened_twice() -> (Bench, Vec<Rank>, PlanRef, PlanRef) {
     let (bench, ranks) = Bench::whole(3).await;
@@ -47,16 +43,6 @@ async fn opened_twice() -> (Bench, Vec<Rank>, PlanRef, PlanRef) {
 
 async fn commit(bench: &Bench, plan: PlanRef) -> crate::Result<()> {
     bench.done(Request::Commit(vec![plan])).await
-}
-
-async fn located(bench: &Bench) -> Vec<SlotRef> {
-    let asked = Request::GetLocation {
-        keys: vec![key("k")],
-        gone: Vec::new(),
-        promote: Default::default(),
-    };
-    let Response::Locations(mut list) = bench.ask(asked).await else { panic!("no locations") };
-    list.remove(0).unwrap_or_default().iter().map(at).collect()
 }
 
 fn ended(down: &MasterToOwner) -> Option<(crate::message::PlanId, EndCause)> {
