@@ -86,10 +86,7 @@ class Cache:
         addresses: Sequence[str],
         job: str,
         secret_file: str | None,
-        transport: str,
-        call_timeout_ms: int,
-        device_alloc: bool,
-        cache_on_read: bool,
+        access: tuple[str, int, bool, bool],
     ) -> Cache: ...
     @property
     def rank(self) -> int | None: ...

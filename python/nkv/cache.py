@@ -138,8 +138,8 @@ class NanoKVCache(AsyncCalls):
         way = transport or os.environ.get("NKV_TRANSPORT") or "auto"
         secret = None if secret_file is None else os.fspath(secret_file)
         job = job if job is not None else os.environ.get("NKV_JOB") or "nkv"
-        choices = (call_timeout_ms, device_alloc, cache_on_read)
-        self._attach(_nkv.Cache.connect(named, job, secret, way, *choices))
+        access = (way, call_timeout_ms, device_alloc, cache_on_read)
+        self._attach(_nkv.Cache.connect(named, job, secret, access))
         return self
 
     def _attach(self, native: _nkv.Cache) -> None:

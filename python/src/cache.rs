@@ -75,6 +75,10 @@ impl Cache {
     }
 }
 
+/// How a client reaches memory: transport, limit of a request to the master, whether it puts into
+/// device logs, whether it keeps what it reads from another host. See [`ClientConfig`].
+type Access = (String, u64, bool, bool);
+
 /// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's),
 /// whether it fails over a key that exists, replicas, stripes, and its retention as a text.
 pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String);
@@ -133,11 +137,9 @@ impl Cache {
         addresses: Vec<String>,
         job: String,
         secret_file: Option<String>,
-        transport: &str,
-        call_timeout_ms: u64,
-        device_alloc: bool,
-        cache_on_read: bool,
+        access: Access,
     ) -> PyResult<Cache> {
+        let (transport, call_timeout_ms, device_alloc, cache_on_read) = access;
         let mut nodes = Vec::new();
         for address in &addresses {
             nodes.push(endpoints::endpoint(address).map_err(|why| invalid(py, &why))?);

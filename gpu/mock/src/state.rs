@@ -1,7 +1,7 @@
 //! What exists: each handle, range, stream and registration, until it is given back.
 
 use crate::kernels::Function;
-use crate::stream::{Event, Stream};
+use crate::stream::{Event, Queued, Stream};
 use crate::{Outcome, code};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -39,6 +39,8 @@ pub struct State {
     pub pinned: BTreeMap<u64, usize>,
     pub registered: BTreeMap<u64, usize>,
     pub streams: HashMap<u64, Arc<Stream>>,
+    /// Of destroyed streams in which something may still run.
+    pub ending: Vec<Queued>,
     pub events: HashMap<u64, Arc<Event>>,
     pub modules: HashMap<u64, Arc<nkv_ptx::Module>>,
     /// Of loaded modules.

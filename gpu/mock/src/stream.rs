@@ -99,10 +99,25 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns when what is queued now has run.
-    fn synchronize(&self) -> Outcome {
-        let queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner).1;
-        self.ran.wait_for(queued);
+    /// What is queued now.
+    fn queued(&self) -> Queued {
+        let last = self.queue.lock().unwrap_or_else(PoisonError::into_inner).1;
+        Queued { last, ran: self.ran.clone(), failed: self.failed.clone() }
+    }
+}
+
+/// What was queued in a stream until some time. It outlives the stream.
+#[derive(Clone)]
+pub struct Queued {
+    last: u64,
+    ran: Arc<Counter>,
+    failed: Arc<AtomicU32>,
+}
+
+impl Queued {
+    /// Returns when it has run.
+    fn wait(&self) -> Outcome {
+        self.ran.wait_for(self.last);
         match self.failed.load(Ordering::SeqCst) {
             0 => Ok(()),
             e => Err(e),
@@ -167,14 +182,23 @@ driver_calls! {
     }
     Context cuStreamDestroy_v2(handle: u64) {
         // What is queued still runs, as with the real call.
-        state().streams.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
+        let mut state = state();
+        let stream = state.streams.remove(&handle).ok_or(code::INVALID_HANDLE)?;
+        state.ending.retain(|queued| queued.ran.now() < queued.last);
+        state.ending.push(stream.queued());
+        Ok(())
     }
     Context cuStreamSynchronize(handle: u64) {
-        stream(handle)?.synchronize()
+        stream(handle)?.queued().wait()
     }
     Context cuCtxSynchronize() {
-        let all: Vec<_> = state().streams.values().cloned().collect();
-        all.iter().chain([&stream(0)?]).try_for_each(|stream| stream.synchronize())
+        let mut all = vec![stream(0)?.queued()];
+        {
+            let state = state();
+            all.extend(state.streams.values().map(|stream| stream.queued()));
+            all.extend(state.ending.iter().cloned());
+        }
+        all.iter().try_for_each(Queued::wait)
     }
     Context cuMemcpyHtoDAsync_v2(into: u64, from: *const c_void, bytes: usize, handle: u64) {
         state().check_device(into, bytes)?;

@@ -136,6 +136,7 @@ table! {
     );
     cuEventQuery(CUevent);
     cuEventSynchronize(CUevent);
+    cuCtxSynchronize();
     cuFlushGPUDirectRDMAWrites(
         CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope
     );

@@ -287,6 +287,14 @@ impl LaunchMemory {
         current.check("cuEventSynchronize", rc, about)
     }
 
+    /// Waits until the device is done with all that was queued on it.
+    pub fn wait_for_device(&self) -> Result<(), DriverError> {
+        let current = self.device.enter()?;
+        // SAFETY: a call without arguments, with its context current.
+        let rc = unsafe { (current.api().cuCtxSynchronize)() };
+        current.check("cuCtxSynchronize", rc, || format!("on GPU {}", self.device.ordinal()))
+    }
+
     /// Whether the device is done with it.
     pub fn is_done(&self) -> Result<bool, DriverError> {
         let current = self.device.enter()?;

@@ -141,7 +141,8 @@ impl Drop for LaunchPool {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         for memory in &state.left {
             let waited = memory.wait(|| "for a launch that nobody waited for".to_string());
-            // What a lost context used is lost with it.
+            // A context that cannot be waited for either is lost, and runs nothing any more.
+            let waited = waited.or_else(|_| memory.wait_for_device());
             waited.unwrap_or_else(|e| tracing::debug!("{e}"));
         }
     }

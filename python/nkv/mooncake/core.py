@@ -88,7 +88,7 @@ class Core:
         addresses = [master] if master else []
         transport = os.environ.get("NKV_TRANSPORT") or "auto"
         try:
-            cache = _nkv.Cache.connect(addresses, job, None, transport, 2_000, True, False)
+            cache = _nkv.Cache.connect(addresses, job, None, (transport, 2_000, True, False))
         except Exception as error:
             log.error("setup: %s", error)
             return code_of(error)
