@@ -7,6 +7,7 @@ pub use crate::placement::Nearest;
 use nkv_store::KeyId;
 use nkv_store::Retention;
 pub use nkv_store::object::ObjectDesc;
+use nkv_store::object::SetMark;
 use serde::{Deserialize, Serialize};
 
 mod awaiting;
@@ -130,11 +131,12 @@ pub struct CopyPlan {
 
 /// Replicas of one object, at most.
 pub const MAX_REPLICAS: u8 = MAX_PLACES as u8;
+const _: () = assert!(MAX_REPLICAS == SetMark::MOST);
 
 /// The replicas of one put. Objects of one key that are of one set have the same bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReplicaSet {
-    /// Random; 0: an object that is alone.
+    /// Random: 64 bits of the master's, or 28 of a producer's; 0: an object that is alone.
     pub id: u64,
     /// How many replicas the put asked for.
     pub wanted: u8,
@@ -143,6 +145,11 @@ pub struct ReplicaSet {
 impl ReplicaSet {
     /// Of an object that is alone.
     pub const NONE: Self = Self { id: 0, wanted: 0 };
+
+    /// Of a put into logs, as the headers of its objects name it.
+    pub fn of_mark(mark: SetMark) -> Self {
+        Self { id: mark.word().into(), wanted: mark.wanted() }
+    }
 
     /// Whether two objects of one key have the same bytes because one put wrote them.
     pub fn is_same(self, other: Self) -> bool {

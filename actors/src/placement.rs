@@ -7,6 +7,7 @@ mod local_first;
 mod most_free;
 mod rack;
 mod random;
+mod spread;
 mod topology;
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 
 pub use distance::{FARTHEST, Nearest, Site};
 pub use rack::RackPath;
+pub use spread::{Place, apart};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

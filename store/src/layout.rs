@@ -198,7 +198,8 @@ pub const EXT_OFF: u64 = 192;
 pub struct ObjHeader {
     /// xxh64 of the key. Producer.
     pub key_hash: u64,
-    /// Number of pages. Producer.
+    /// Number of pages; or, of an object that was put into several logs, its
+    /// [`crate::object::SetMark`]. Producer.
     pub n_pages: u32,
     /// Bytes per page. Producer.
     pub page_size: u32,

@@ -4,6 +4,7 @@
 //! put that the log cannot take uses a plan.
 
 mod append;
+mod replicas;
 
 use super::Client;
 use super::peer::Peer;
@@ -97,10 +98,12 @@ pub(crate) enum TryPut {
 
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
+        opts.wanted_replicas() <= 1 && self.allows_logs(opts)
+    }
+
+    fn allows_logs(&self, opts: &PutOptions) -> bool {
         let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
-        let usual = opts.wanted_replicas() <= 1
-            && opts.medium == Medium::Any
-            && opts.retention == Retention::Usual;
+        let usual = opts.medium == Medium::Any && opts.retention == Retention::Usual;
         allowed && usual && opts.if_exists == IfExists::Keep
     }
 
@@ -112,6 +115,9 @@ impl Client {
     /// Puts through the device log of the key's owner, without a message. Parts are put so only
     /// into a mapped log and by RDMA.
     pub(crate) fn try_put(&self, key: &[u8], value: Value<'_>, opts: &PutOptions) -> TryPut {
+        if self.wants_logs(opts) {
+            return TryPut::NotAttached;
+        }
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
@@ -145,7 +151,11 @@ impl Client {
         // Hashed as the owner hashes: under another identity nobody could find the object in its
         // log.
         let id = KeyId { hash, check: peer.hasher.check(key) };
-        let put = || self.put_into((&peer, log), (key, id), value, opts);
+        let put = LogPut::new(log.layout, id, self.page_bytes(opts), value.len() as u64);
+        let put = || match &put {
+            Some(put) => self.put_into((&peer, log), key, put, value),
+            None => Ok(Took::No),
+        };
         match peer.run_blocking(put) {
             Ok(Took::Written) => {
                 log.was_served();
@@ -181,40 +191,36 @@ impl Client {
     fn put_into(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        (key, id): (&[u8], KeyId),
+        key: &[u8],
+        put: &LogPut,
         value: Value<'_>,
-        opts: &PutOptions,
     ) -> Result<Took> {
-        let page_bytes = self.page_bytes(opts);
-        let Some(put) = LogPut::new(log.layout, id, page_bytes, value.len() as u64) else {
-            return Ok(Took::No);
-        };
         if let (Kind::Tcp, Value::Whole(bytes)) = (peer.kind(), value)
-            && let Some(took) = self.append((peer, log), key, &put, bytes)?
+            && let Some(took) = self.append((peer, log), key, put, bytes)?
         {
             return Ok(took);
         }
         let checked = value.len() >= CHECKED_BYTES;
         let mut line = ControlLine::unread();
         let mut inside = log.gate.enter();
-        let mut room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
-        if checked && is_there(peer, id) {
+        let mut room = or_plan(peer, log.room(&*peer.verbs, put, &mut line))?.flatten();
+        if checked && is_there(peer, put.key()) {
             return Ok(Took::There);
         }
         if room.is_none() {
             drop(inside);
-            if !self.wait_for_room(peer, log, &put, &mut line)? {
+            if !self.wait_for_room(peer, log, put, &mut line)? {
                 return Ok(Took::No);
             }
             inside = log.gate.enter();
-            room = or_plan(peer, log.room(&*peer.verbs, &put, &mut line))?.flatten();
+            room = or_plan(peer, log.room(&*peer.verbs, put, &mut line))?.flatten();
         }
         let _inside = inside;
         let Some(bound) = room else { return Ok(Took::No) };
         let Some(open) = log.open.enter(bound) else { return Ok(Took::No) };
         for _ in 0..CLAIMS_PER_PUT {
             // If a claim is lost in flight, its slot stays in doubt until the data path is severed.
-            let Some(p) = or_plan(peer, log.claim(&*peer.verbs, &put, &mut line))? else {
+            let Some(p) = or_plan(peer, log.claim(&*peer.verbs, put, &mut line))? else {
                 return Ok(Took::No);
             };
             open.note(p);
@@ -338,7 +344,11 @@ impl Client {
         if self.shared.world.load(Ordering::Relaxed) == 0 && self.membership().await.is_err() {
             return;
         }
+        let several = |hash: &u64| self.shared.ranks_for_replicas(*hash, opts);
         let mut ranks: Vec<u32> = match opts.preferred_rank {
+            _ if opts.wanted_replicas() > 1 => {
+                hashes.iter().filter_map(several).flatten().collect()
+            }
             Some(rank) => vec![rank],
             None => self.shared.ranks_for(hashes),
         };

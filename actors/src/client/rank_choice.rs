@@ -2,10 +2,12 @@
 
 use super::peer::Peer;
 use super::peer_log::PeerLog;
-use super::{ClientConfig, Shared};
+use super::{ClientConfig, PutOptions, Shared};
 use crate::environment::Environment;
-use crate::message::{RankState, View};
-use crate::placement::{Candidate, Nearest, Placement, Site, Strategy, best};
+use crate::message::{Medium, Preferred, RankState, View};
+use crate::placement::{
+    Candidate, Nearest, Place, Placement, RackPath, Site, Strategy, apart, best,
+};
 use nkv_store::device_log::ControlLine;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -25,6 +27,8 @@ pub(crate) struct RankChoice {
     /// All ranks that take plans or puts into logs.
     all: Vec<Candidate>,
     nearest: Option<Nearest>,
+    /// Hosts and racks of ranks.
+    places: BTreeMap<u32, (u64, RackPath)>,
     /// Ranks to which this handle tried to attach since it has this view.
     tried: Mutex<BTreeSet<u32>>,
 }
@@ -49,6 +53,7 @@ impl RankChoice {
             strategy: view.placement.strategy(view.world_size),
             with_logs: all.iter().copied().filter(|c| c.free_bytes > 0).collect(),
             all,
+            places: view.nodes().map(|(i, _)| (i.rank, (i.boot_id, i.rack.clone()))).collect(),
             nearest: nearest.map(|(distance, rank)| Nearest { rank, distance }),
             tried: Mutex::default(),
         }
@@ -104,6 +109,51 @@ impl Shared {
     pub(crate) fn tried_to_attach(&self, ranks: &[u32]) {
         let choice = self.rank_choice.load();
         choice.tried.lock().unwrap_or_else(PoisonError::into_inner).extend(ranks);
+    }
+
+    /// The ranks whose logs take the replicas of a new object with a key of this hash, the first
+    /// replica's first. None if fewer ranks have logs, or a rank that the put names has none.
+    pub(crate) fn ranks_for_replicas(&self, hash: u64, opts: &PutOptions) -> Option<Vec<u32>> {
+        if opts.further.iter().any(|wish| wish.medium != Medium::Any) {
+            return None;
+        }
+        let choice = self.rank_choice.load();
+        let first = opts.preferred_rank.or_else(|| self.rank_for(hash))?;
+        let wanted = usize::from(opts.wanted_replicas());
+        let mut ranks = vec![first];
+        let mut others = self.further_ranks(&choice, hash, first).into_iter();
+        for n in 0..wanted.saturating_sub(1) {
+            let named = opts.further.get(n).and_then(|wish| wish.rank);
+            let mut free = others.by_ref().filter(|rank| {
+                let is_named = |wish: &Preferred| wish.rank == Some(*rank);
+                !opts.further.iter().any(is_named)
+            });
+            ranks.push(named.or_else(|| free.next())?);
+        }
+        let has_log = |rank: &u32| choice.with_logs.iter().any(|c| c.rank == *rank);
+        let distinct = ranks.iter().collect::<BTreeSet<_>>().len() == wanted;
+        (distinct && ranks.iter().all(has_log)).then_some(ranks)
+    }
+
+    /// The other ranks with logs, in the order in which they get further replicas: where neither
+    /// room nor distance counts, one after another from the first.
+    fn further_ranks(&self, choice: &RankChoice, hash: u64, first: u32) -> Vec<u32> {
+        let known = match choice.placement.by_room() {
+            true => self.with_room(choice),
+            false => choice.with_logs.iter().map(|c| Candidate { free_bytes: 0, ..*c }).collect(),
+        };
+        let mut ranks: Vec<_> = known
+            .iter()
+            .filter(|c| c.rank != first)
+            .map(|c| (choice.strategy.cost(hash, c), c.rank < first, c.rank))
+            .collect();
+        ranks.sort_unstable();
+        let place = |rank: u32| {
+            let (host, rack) = choice.places.get(&rank)?;
+            Some(Place { host: *host, rack })
+        };
+        let ranks = ranks.into_iter().filter_map(|(.., rank)| Some((rank, place(rank)?)));
+        apart(place(first).into_iter(), ranks.collect())
     }
 
     /// The rank where a key of this hash most likely is; None: it may be anywhere.

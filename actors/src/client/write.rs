@@ -167,19 +167,20 @@ impl Client {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
-        if !self.wants_log(opts) {
+        let several = self.wants_logs(opts);
+        if !several && !self.wants_log(opts) {
             let planned = self.put_all_planned(items, opts).await;
             return planned.into_iter().map(|done| done.map(drop)).collect();
         }
         let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
         self.attach_log_owners(&hashes, opts).await;
-        let now = |(key, value): &(&[u8], &[u8])| match self.try_put(key, Value::Whole(value), opts)
-        {
-            TryPut::Done(done) => Some(done),
-            TryPut::NeedsPlan | TryPut::NotAttached => None,
+        let done: Vec<_> = match several {
+            true => {
+                let made = self.put_in_logs(items, &hashes, opts).into_iter();
+                made.map(|done| done.map(|made| made.map(drop))).collect()
+            }
+            false => self.put_in_log(items, &hashes, opts),
         };
-        let together = self.put_together(items, &hashes, opts).into_iter();
-        let done: Vec<_> = together.zip(items).map(|(done, i)| done.or_else(|| now(i))).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned = match left.is_empty() {
@@ -187,6 +188,22 @@ impl Client {
             false => self.put_planned(&left, &at, opts).await,
         };
         filled(done, planned.into_iter().map(|done| done.map(drop)).collect())
+    }
+
+    /// Puts each item into its owner's log. None: it needs a plan.
+    fn put_in_log(
+        &self,
+        items: &[(&[u8], &[u8])],
+        hashes: &[u64],
+        opts: &PutOptions,
+    ) -> Vec<Option<Result<()>>> {
+        let now = |(key, value): &(&[u8], &[u8])| match self.try_put(key, Value::Whole(value), opts)
+        {
+            TryPut::Done(done) => Some(done),
+            TryPut::NeedsPlan | TryPut::NotAttached => None,
+        };
+        let together = self.put_together(items, hashes, opts).into_iter();
+        together.zip(items).map(|(done, item)| done.or_else(|| now(item))).collect()
     }
 
     /// As [`Client::put_many`], with as many replicas as the options ask for. For each item: how

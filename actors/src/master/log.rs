@@ -430,6 +430,8 @@ impl Master {
         }
         if let Some(at) = at {
             self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));
+            // It went because of that object, and not since its rank needed room.
+            self.note_unmade(id);
         }
     }
 
@@ -537,7 +539,12 @@ impl Master {
             Some((other, State::Live, _)) if other != at => {
                 // The object listed first is the one that is served, as long as its rank, or that
                 // of another replica, can be reached.
-                return self.objects.get(&id).is_none_or(|e| !self.is_readable(e));
+                let stays = self.objects.get(&id).is_none_or(|e| !self.is_readable(e));
+                if !stays {
+                    // A replica of the other one may have gone because this one was served there.
+                    self.note_unmade(id);
+                }
+                return stays;
             }
             // The listed one is being written or removed. This one stays, and is listed once the
             // other has ended. A remove asks the logs in any case.
@@ -555,6 +562,7 @@ impl Master {
         }
         if self.allocators.contains_key(&segment_id) {
             self.enter(id, entry);
+            self.expect_others(id);
         }
         true
     }

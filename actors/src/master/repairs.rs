@@ -27,6 +27,8 @@ const MOST_ASKED: usize = 512;
 /// longer each time, up to a bound; and how often.
 const AGAIN_MS: u64 = 100;
 const MOST_AGAIN_MS: u64 = 3_000;
+/// Owners of logs announce all replicas of a put within this time.
+const ANNOUNCED_MS: u64 = 3_000;
 const MOST_TRIES: u32 = 24;
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(super) struct Repairs {
     /// No rank can take or give one now: when they are looked at again, in this order.
     later: VecDeque<(u64, Waiting)>,
     known: HashSet<KeyId>,
+    /// Put into logs, of which not all have announced it: when they are looked at, in this order.
+    announced: VecDeque<(u64, KeyId)>,
     /// Replicas that are being retired because they were too many.
     surplus: HashSet<SlotRef>,
 }
@@ -117,6 +121,25 @@ impl Master {
         }
     }
 
+    /// A log announced the first replica of a put. The others are announced soon, or were not made.
+    pub(super) fn expect_others(&mut self, id: KeyId) {
+        if self.objects.get(&id).is_some_and(|e| e.set().wanted > 1) {
+            let until_ms = self.now_ms() + ANNOUNCED_MS;
+            self.repairs.announced.push_back((until_ms, id));
+        }
+    }
+
+    /// Notes those of which no further replica was announced in time.
+    fn note_unannounced(&mut self) {
+        let now = self.now_ms();
+        while let Some((until_ms, id)) = self.repairs.announced.front().copied()
+            && (until_ms <= now || self.repairs.announced.len() > MOST_WAITING)
+        {
+            self.repairs.announced.pop_front();
+            self.note_short(id);
+        }
+    }
+
     /// How many objects have fewer replicas than they should.
     pub(super) fn waiting_repairs(&self) -> u64 {
         self.repairs.known.len() as u64
@@ -124,6 +147,7 @@ impl Master {
 
     /// Asks nodes for what is missing; called at every tick.
     pub(super) fn repair(&mut self) {
+        self.note_unannounced();
         if self.repairs.known.is_empty()
             || self.check_all_reported().is_err()
             || self.check_quorum().is_err()

@@ -5,10 +5,10 @@ use super::Master;
 use super::allocator::Need;
 use crate::error::{Error, Result};
 use crate::message::{Medium, OpenItem, RankInfo, RankState, SegmentId};
-use crate::placement::{Candidate, FARTHEST, Nearest, RackPath, Site};
+use crate::placement::{Candidate, FARTHEST, Nearest, Place, Site, apart};
 use nkv_store::{KeyId, Retention};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// What of a rank can hold an object.
 struct RankSpace<'a> {
@@ -147,19 +147,12 @@ impl Master {
         let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
         let ranks = self.ranked(key, nearest, need).into_iter();
         let ranks = ranks.filter(|(rank, _)| is_free(*rank)).map(|(_, best)| best).filter(takes);
-        let info = |s: &SegmentId| self.allocators.get(s).map(|b| &b.info);
-        let mut hosts: BTreeSet<u64> = taken.iter().filter_map(info).map(|i| i.boot_id).collect();
-        let mut racks: BTreeSet<&RackPath> =
-            taken.iter().filter_map(info).map(|i| &i.rack).collect();
-        let ranks: Vec<_> = ranks.filter_map(|s| Some((s, info(&s)?))).collect();
-        // The first one of each rack, and then of each host, that has none.
-        let (alone, rest): (Vec<_>, Vec<_>) = ranks.into_iter().partition(|(_, info)| {
-            let new = !racks.contains(&info.rack) && !hosts.contains(&info.boot_id);
-            new && racks.insert(&info.rack) && hosts.insert(info.boot_id)
-        });
-        let (apart, shared): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|(_, info)| hosts.insert(info.boot_id));
-        alone.into_iter().chain(apart).chain(shared).map(|(s, _)| s).collect()
+        let place = |s: &SegmentId| {
+            let info = &self.allocators.get(s)?.info;
+            Some(Place { host: info.boot_id, rack: &info.rack })
+        };
+        let ranks: Vec<_> = ranks.filter_map(|s| Some((s, place(&s)?))).collect();
+        apart(taken.iter().filter_map(place), ranks)
     }
 
     /// Whether a rank that has no replica yet has room for one of so many bytes now.

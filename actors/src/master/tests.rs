@@ -11,6 +11,7 @@ mod lease;
 mod lies;
 mod listing;
 mod log;
+mod log_replicas;
 mod objects;
 mod placement;
 mod replica_puts;

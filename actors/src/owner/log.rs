@@ -7,7 +7,7 @@ use super::awaited::AwaitedKeys;
 use super::log_producers::ProducerState;
 use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
-use super::{Owner, OwnerDurable};
+use super::{Owner, OwnerDurable, OwnerTables};
 use crate::actor::{Context, Message, On, Reply};
 use crate::counted_queue::CountedQueue;
 use crate::message::{
@@ -18,7 +18,7 @@ use nkv_store::device_log::{
     DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogRules, Retire,
 };
 use nkv_store::layout::AtomicDomain;
-use nkv_store::object::Slots;
+use nkv_store::object::{SetMark, Slots};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -66,6 +66,17 @@ struct Changes {
     moved: Vec<((u32, u32), LogObject)>,
     /// Objects that callers wait for.
     awaited: Vec<LogObject>,
+    /// Objects that are served now and belong to several replicas.
+    marked: Vec<((u32, u32), SetMark)>,
+}
+
+impl Changes {
+    /// Before any of these objects moves or is reported.
+    fn note_marks(&self, tables: &OwnerTables) {
+        if !self.marked.is_empty() {
+            tables.lock().note_marks(&self.marked);
+        }
+    }
 }
 
 /// The index of the segment, as the log updates it, and what changed.
@@ -78,6 +89,9 @@ impl Directory for SegmentDirectory<'_> {
 
     fn insert(&mut self, object: &LogObject) {
         self.0.index_mut().insert(object.key, object.slot, object.epoch);
+        if !object.mark.is_none() {
+            self.1.marked.push(((object.slot, object.epoch), object.mark));
+        }
         if self.2.is_some_and(|awaited| awaited.contains(&object.key)) {
             self.1.awaited.push(*object);
         }
@@ -90,7 +104,7 @@ impl Directory for SegmentDirectory<'_> {
 
     fn in_heap(&self, slot: u32, epoch: u32) -> Option<LogObject> {
         let (key, object) = self.0.live_object(slot, epoch)?;
-        Some(LogObject { key, slot, epoch, object })
+        Some(LogObject { key, slot, epoch, object, mark: SetMark::NONE })
     }
 
     fn serves(&self, key: &KeyId, slot: u32) -> bool {
@@ -134,6 +148,7 @@ impl Log {
         let rules = (rules, durable.tables.moves.clone());
         let mut segment = SegmentDirectory(slots, Changes::default(), None);
         let rebuilt = DeviceLog::rebuild(memory, log, rules, now_ns, &mut segment);
+        segment.1.note_marks(&durable.tables);
         let rebuilt = rebuilt.and_then(|mut log| {
             // A pin outlives the actor, and so does what it holds behind the tail.
             log.find_left_behind(slots.held()?)?;
@@ -261,6 +276,7 @@ impl Owner {
         log.log.restart_quarantines(clock.now_ns());
         // Also for objects that changed before an error.
         let changes = segment.1;
+        changes.note_marks(&self.durable.tables);
         self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
         self.forget_evicted(&changes.ended);
         self.accepted_for_disk(count);
@@ -285,9 +301,11 @@ impl Owner {
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
         self.demote(evicted);
         let reported: Vec<SlotRef> = {
-            let t = self.durable.tables.lock();
-            let reported = evicted.iter().filter(|(slot, epoch)| t.is_reported(*slot, *epoch));
-            reported.map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+            let mut t = self.durable.tables.lock();
+            let (reported, unreported): (Vec<_>, Vec<_>) =
+                evicted.iter().partition(|(slot, epoch)| t.is_reported(*slot, *epoch));
+            unreported.into_iter().for_each(|(slot, epoch)| t.forget(slot, epoch));
+            reported.into_iter().map(|(slot, epoch)| self.at(slot, epoch)).collect()
         };
         self.ended(&reported, ObjectEnd::InLog);
     }
@@ -327,6 +345,7 @@ impl Owner {
                 let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
                 let closed = log.log.close_holes(report, now, &mut segment);
                 let changes = segment.1;
+                changes.note_marks(&self.durable.tables);
                 self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
                 self.report_awaited(log, &changes.awaited);
                 closed?;

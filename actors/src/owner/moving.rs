@@ -7,7 +7,7 @@ use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::device_log::{DeviceLog, LogObject};
-use nkv_store::object::{LiveSlot, live_slot};
+use nkv_store::object::{LiveSlot, SetMark, live_slot};
 use std::collections::VecDeque;
 
 /// Moves in one frame to the master.
@@ -79,7 +79,7 @@ impl Owner {
                 Some((key, object)) if self.spilling.by_time.len() < MOST_SPILLING => {
                     self.spilling.by_time.push_back(((slot, epoch), until));
                     self.spilling.objects.insert((slot, epoch));
-                    copied.push(LogObject { key, slot, epoch, object });
+                    copied.push(LogObject { key, slot, epoch, object, mark: SetMark::NONE });
                 }
                 _ => evicted.push((slot, epoch)),
             }
@@ -153,7 +153,7 @@ impl Owner {
                     None => unnamed.add(*from, (to.slot, to.epoch)),
                 }
                 if named || asked || of_heap {
-                    let LogObject { key: id, slot, epoch, object } = *to;
+                    let LogObject { key: id, slot, epoch, object, .. } = *to;
                     let key = key.map_or_else(KeyBytes::default, KeyBytes::shared);
                     let to = LogObjectEntry { key, id, slot, epoch, object, set };
                     list.push(MovedObject { slot: from.0, epoch: from.1, to });

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use nkv_store::SegmentLayout;
 use nkv_store::device_log::Moves;
 use nkv_store::heap::Heap;
-use nkv_store::object::Usage;
+use nkv_store::object::{SetMark, Usage};
 use nkv_store::{Key, KeyPool};
 use nkv_transport::grants::{Grant, Grants};
 use std::collections::BTreeMap;
@@ -118,6 +118,16 @@ impl Tables {
     pub fn note_set(&mut self, at: (u32, u32), set: ReplicaSet) {
         if self.is_reported(at.0, at.1) {
             self.sets.insert(at.0, (at.1, set));
+        }
+    }
+
+    /// The log serves these objects, whose producers put them into several logs. What the master
+    /// has said of them since stays.
+    pub fn note_marks(&mut self, marked: &[((u32, u32), SetMark)]) {
+        for ((slot, epoch), mark) in marked {
+            if self.set(*slot, *epoch) == ReplicaSet::NONE {
+                self.sets.insert(*slot, (*epoch, ReplicaSet::of_mark(*mark)));
+            }
         }
     }
 

@@ -24,6 +24,7 @@ mod placement;
 mod pool;
 mod prefetch;
 mod replicas;
+mod replicas_in_logs;
 mod retention;
 mod round_trips;
 mod segment_faults;

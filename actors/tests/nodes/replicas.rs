@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 const LEN: usize = 20_000;
 
-async fn start(job: &str, ranks: u32, base: NodeConfig) -> Cluster {
+pub async fn start(job: &str, ranks: u32, base: NodeConfig) -> Cluster {
     Cluster::start(ranks, NodeConfig { job: config(job).job, ..base }).await.unwrap()
 }
 
@@ -30,7 +30,7 @@ async fn put(client: &Client, prefix: &str, n: usize, opts: &PutOptions) -> Vec<
     made
 }
 
-async fn check(client: &Client, prefix: &str, n: usize) {
+pub async fn check(client: &Client, prefix: &str, n: usize) {
     for i in 0..n {
         let got = client.get(format!("{prefix}{i}").as_bytes()).await;
         assert!(got.unwrap() == bytes(LEN, i as u8), "{prefix}{i}");
@@ -38,7 +38,7 @@ async fn check(client: &Client, prefix: &str, n: usize) {
 }
 
 /// The ranks that the master names for a key.
-async fn ranks(client: &Client, key: &str) -> BTreeSet<u32> {
+pub async fn ranks(client: &Client, key: &str) -> BTreeSet<u32> {
     let found = client.get_replicas(key.as_bytes()).await;
     found.unwrap_or_default().iter().map(|place| place.rank()).collect()
 }

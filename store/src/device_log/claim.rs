@@ -9,7 +9,7 @@
 use super::LogLayout;
 use crate::key::KeyId;
 use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
-use crate::object::{ObjectDesc, Publication, dead, producer_fields};
+use crate::object::{ObjectDesc, Publication, SetMark, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
 use zerocopy::IntoBytes;
@@ -66,6 +66,7 @@ pub struct LogPut {
     page_bytes: u32,
     bytes_total: u64,
     n: u64,
+    mark: SetMark,
 }
 
 impl LogPut {
@@ -73,7 +74,13 @@ impl LogPut {
     /// the plan path.
     pub fn new(layout: LogLayout, key: KeyId, page_bytes: u32, bytes_total: u64) -> Option<LogPut> {
         let n = layout.claim_bytes(bytes_total)?;
-        Some(LogPut { layout, key, page_bytes, bytes_total, n })
+        Some(LogPut { layout, key, page_bytes, bytes_total, n, mark: SetMark::NONE })
+    }
+
+    /// The same object as one of several replicas.
+    #[must_use]
+    pub fn in_set(self, mark: SetMark) -> LogPut {
+        LogPut { mark, ..self }
     }
 
     /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
@@ -115,6 +122,11 @@ impl LogPut {
     /// Its key.
     pub fn key(&self) -> KeyId {
         self.key
+    }
+
+    /// The replicas to which it belongs.
+    pub fn mark(&self) -> SetMark {
+        self.mark
     }
 
     /// Logical page size in bytes.
@@ -172,6 +184,7 @@ impl Claim {
         let object = ObjectDesc::at(payload_off, put.bytes_total, put.page_bytes);
         ClaimStep::Write(ClaimWrite {
             key: put.key,
+            mark: put.mark,
             position: p,
             slot: (slot, epoch),
             header_off,
@@ -219,6 +232,7 @@ impl Skip {
 #[derive(Debug)]
 pub struct ClaimWrite {
     key: KeyId,
+    mark: SetMark,
     header_off: u64,
     /// Position at which it begins.
     pub position: u64,
@@ -232,12 +246,13 @@ impl ClaimWrite {
     /// The verbs: header and WRITING, pages, READY, in the order of [I4].
     #[inline]
     pub fn publication(&self) -> Publication {
-        Publication::new((self.header_off, self.slot.1), self.key, &self.object)
+        let object = Publication::new((self.header_off, self.slot.1), self.key, &self.object);
+        object.in_set(self.mark)
     }
 
     /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
-        let fields = producer_fields(self.key, &self.object);
+        let fields = *self.publication().fields();
         Abort(Skip { header_off: self.header_off, epoch: self.slot.1, fields })
     }
 }

@@ -84,7 +84,7 @@ impl Copier {
         }
         let page = from.object.page_bytes;
         let put = LogPut::new(self.layout, from.key, page, from.object.bytes_total);
-        let Some(put) = put else { return Ok(None) };
+        let Some(put) = put.map(|put| put.in_set(from.mark)) else { return Ok(None) };
         let mut line = ControlLine::unread();
         line.read().run(&*self.memory)?;
         let Some(bound) = put.in_line(&line) else { return self.no_room(&from) };

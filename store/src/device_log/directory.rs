@@ -3,7 +3,7 @@
 
 use crate::key::KeyId;
 use crate::layout::ObjHeader;
-use crate::object::{ObjectDesc, key_of};
+use crate::object::{ObjectDesc, SetMark, key_of};
 
 /// A live object of the log: what a location needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,13 +16,16 @@ pub struct LogObject {
     pub epoch: u32,
     /// As its header describes it.
     pub object: ObjectDesc,
+    /// The replicas to which its producer said that it belongs.
+    pub mark: SetMark,
 }
 
 impl LogObject {
     /// The object that the header of a claim describes.
     #[inline]
     pub(super) fn of((slot, epoch): (u32, u32), header: &ObjHeader) -> LogObject {
-        LogObject { key: key_of(header), slot, epoch, object: ObjectDesc::of_header(header) }
+        let (key, object) = (key_of(header), ObjectDesc::of_header(header));
+        LogObject { key, slot, epoch, object, mark: SetMark::of_word(header.n_pages) }
     }
 }
 

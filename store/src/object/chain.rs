@@ -2,10 +2,13 @@
 //! incomplete object [I4] [I7]. They are the same over every transport and in the models. Who may
 //! post them, and when, is not decided here.
 
-use super::{Expect, ObjectDesc, Unreadable, producer_fields, ready, unchanged, validate, writing};
+use super::{
+    Expect, ObjectDesc, SetMark, Unreadable, producer_fields, ready, unchanged, validate, writing,
+};
 use crate::key::KeyId;
 use crate::layout::{ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
 use crate::op::{Op, Source};
+use std::mem::offset_of;
 use zerocopy::IntoBytes;
 
 /// The verbs with which a producer writes the object of one plan.
@@ -22,6 +25,21 @@ impl Publication {
     pub fn new((header_off, epoch): (u64, u32), key: KeyId, object: &ObjectDesc) -> Self {
         let fields = producer_fields(key, object);
         Self { header_off, payload_base: object.payload_off(), epoch, fields }
+    }
+
+    /// The same, with the mark of its replicas.
+    #[must_use]
+    pub fn in_set(mut self, mark: SetMark) -> Self {
+        if !mark.is_none() {
+            let at = offset_of!(ObjHeader, n_pages);
+            self.fields[at..at + 4].copy_from_slice(&mark.word().to_le_bytes());
+        }
+        self
+    }
+
+    /// The header's fields.
+    pub(crate) fn fields(&self) -> &[u8; PRODUCER_FIELDS as usize] {
+        &self.fields
     }
 
     /// The header, then (WRITING, epoch): posted before the first page.

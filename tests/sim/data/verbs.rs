@@ -49,10 +49,11 @@ impl SimVerbs {
         layout: LogLayout,
         append: &Append<'_>,
     ) -> Result<Appended, TransportError> {
-        let Append { key, page_bytes, payload, .. } = *append;
+        let Append { key, page_bytes, payload, mark, .. } = *append;
         let mut line = ControlLine::unread();
         self.post(0, &mut [line.read()])?;
         let put = LogPut::new(layout, key, page_bytes, payload.len() as u64);
+        let put = put.map(|put| put.in_set(mark));
         let Some(put) = put.filter(|put| put.room(&line).is_some()) else {
             return Ok(Appended::NoRoom);
         };

@@ -7,14 +7,14 @@ use super::batch::{Outgoing, Piece};
 use super::broken::End;
 use super::client::TcpVerbs;
 use super::frame::{
-    APPEND_CODES, APPEND_NO_ROOM, APPEND_READY, APPEND_REFUSED, APPEND_VOID, APPEND_WAITS,
-    OP_APPEND, OP_READ, OP_WRITE,
+    APPEND_CODES, APPEND_LEN, APPEND_LEN_BITS, APPEND_NO_ROOM, APPEND_READY, APPEND_REFUSED,
+    APPEND_VOID, APPEND_WAITS, OP_APPEND, OP_READ, OP_WRITE,
 };
+use super::request::ToAppend;
 use super::serve::Connection;
 use crate::access::{Intent, Permit};
 use crate::error::TransportError;
 use crate::verbs::{Append, Appended, Op, Verbs};
-use nkv_store::KeyId;
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF, LogPut,
 };
@@ -31,15 +31,10 @@ enum Claimed {
 }
 
 impl Connection<'_> {
-    /// Receives an object of `len` bytes into the log; returns the result of the append.
-    pub(super) fn append(
-        &mut self,
-        permit: &dyn Permit,
-        key: KeyId,
-        page_bytes: u32,
-        len: u64,
-    ) -> Result<u64, End> {
-        match self.claim(permit, key, page_bytes, len)? {
+    /// Receives an object into the log; returns the result of the append.
+    pub(super) fn append(&mut self, permit: &dyn Permit, object: &ToAppend) -> Result<u64, End> {
+        let len = object.len;
+        match self.claim(permit, object)? {
             Claimed::Write(write) => self.write_claim(permit, &write, len).inspect_err(|_| {
                 // Its producer may be gone, and nobody else knows the position. If this fails, too,
                 // the claim stays open until the producer's rights end.
@@ -59,15 +54,12 @@ impl Connection<'_> {
     fn claim(
         &self,
         permit: &dyn Permit,
-        key: KeyId,
-        page_bytes: u32,
-        len: u64,
+        &ToAppend { key, page_bytes, mark, len }: &ToAppend,
     ) -> Result<Claimed, End> {
         let segment = &self.shared.segment;
         let Some(layout) = permit.log() else { return Ok(Claimed::Not(APPEND_REFUSED)) };
-        let Some(put) = LogPut::new(layout, key, page_bytes, len) else {
-            return Ok(Claimed::Not(APPEND_NO_ROOM));
-        };
+        let put = LogPut::new(layout, key, page_bytes, len).map(|put| put.in_set(mark));
+        let Some(put) = put else { return Ok(Claimed::Not(APPEND_NO_ROOM)) };
         let add = Intent::FetchAdd { offset: BUMP_PTR_OFF, add: put.claim_bytes() };
         for _ in 0..CLAIMS_PER_APPEND {
             let limit = segment.load(HEAP_LIMIT_OFF)?;
@@ -159,7 +151,8 @@ impl Outgoing {
         self.begin();
         for (i, append) in appends.iter().enumerate() {
             let (first, len) = (i * OPS_PER_APPEND, append.payload.len());
-            let key = (append.key.hash, len as u64, append.key.check);
+            let len_and_mark = len as u64 | u64::from(append.mark.word()) << APPEND_LEN_BITS;
+            let key = (append.key.hash, len_and_mark, append.key.check);
             let itself = Piece { op: first, from: 0, len: 0 };
             self.describe((OP_APPEND, append.page_bytes), key, itself);
             let payload = Piece { op: first + 1, from: 0, len };
@@ -183,7 +176,8 @@ impl TcpVerbs {
         line: &mut ControlLine,
     ) -> Option<Result<(), TransportError>> {
         // Stripes over several connections bring a large object faster than one request.
-        if appends.iter().any(|append| self.cuts(append.payload.len() as u64)) {
+        let too_large = |bytes: u64| bytes > APPEND_LEN || self.cuts(bytes);
+        if appends.iter().any(|append| too_large(append.payload.len() as u64)) {
             return None;
         }
         let mut ops: Vec<Op<'_>> = Vec::with_capacity(appends.len() * OPS_PER_APPEND + 1);

@@ -29,8 +29,8 @@ impl Connection<'_> {
             Step::Flush => segment.flush(),
             // Only in requests without a change, whose reads the answer makes.
             Step::Find(_) | Step::ReadFound { .. } => {}
-            Step::Append { key, page_bytes, len } => {
-                let result = self.append(permit, key, page_bytes, len)?;
+            Step::Append(object) => {
+                let result = self.append(permit, &object)?;
                 self.results.push(result);
             }
             // Received by the append before it.

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// Version of everything below.
-pub const TCP_VERSION: u32 = 6;
+pub const TCP_VERSION: u32 = 7;
 /// Most verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
 /// Most payload bytes of one request in each direction; the client splits larger verbs. Default of
@@ -115,6 +115,10 @@ pub(super) const OP_FIND: u32 = 7;
 /// An append of `a` bytes, which the write after it brings: the agent claims, writes and publishes.
 /// Its result is the claim's position, which leaves the low bits free, and one of the codes below.
 pub(super) const OP_APPEND: u32 = 8;
+/// The bytes of an append are the low bits of their word, below the mark of its replicas.
+pub(super) const APPEND_LEN_BITS: u32 = 32;
+pub(super) const APPEND_LEN: u64 = (1 << APPEND_LEN_BITS) - 1;
+const _: () = assert!(MAX_REQUEST_BYTES <= APPEND_LEN);
 pub(super) const APPEND_CODES: u64 = 7;
 pub(super) const APPEND_READY: u64 = 0;
 pub(super) const APPEND_WAITS: u64 = 1;

@@ -2,15 +2,26 @@
 //! byte is written. This file accesses neither the segment nor the socket.
 
 use super::frame::{
-    MAX_EARLY_BYTES, MAX_OPS, NOT_FOUND, NOT_READ, OP_APPEND, OP_COMPARE_SWAP, OP_FETCH_ADD,
-    OP_FIND, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc, REQUEST_MAGIC, Request, Status,
+    APPEND_LEN, APPEND_LEN_BITS, MAX_EARLY_BYTES, MAX_OPS, NOT_FOUND, NOT_READ, OP_APPEND,
+    OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FIND, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
+    REQUEST_MAGIC, Request, Status,
 };
 use crate::access::{Intent, Permit};
 use crate::verbs::check_range;
 use nkv_store::KeyId;
 use nkv_store::layout::HEADER_BYTES;
+use nkv_store::object::SetMark;
 use nkv_store::reader::{Hit, Reader};
 use zerocopy::FromBytes;
+
+/// An object to be put into the log, before its payload is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ToAppend {
+    pub key: KeyId,
+    pub page_bytes: u32,
+    pub mark: SetMark,
+    pub len: u64,
+}
 
 /// One verb of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,11 +40,7 @@ pub(super) enum Step {
         len: u64,
     },
     /// An object to be put into the log: claim, write and publish it.
-    Append {
-        key: KeyId,
-        page_bytes: u32,
-        len: u64,
-    },
+    Append(ToAppend),
     /// The payload of the append before it.
     Appended {
         len: u64,
@@ -47,11 +54,12 @@ impl Step {
             OP_READ if d.relative.get() == 1 => Step::ReadFound { offset, len: a },
             OP_READ => Step::Read { offset, len: a },
             OP_FIND => Step::Find(KeyId { hash: offset, check: b }),
-            OP_APPEND => Step::Append {
+            OP_APPEND => Step::Append(ToAppend {
                 key: KeyId { hash: offset, check: b },
                 page_bytes: d.relative.get(),
-                len: a,
-            },
+                mark: SetMark::of_word((a >> APPEND_LEN_BITS) as u32),
+                len: a & APPEND_LEN,
+            }),
             OP_WRITE if d.relative.get() == 1 => Step::Appended { len: a },
             OP_WRITE => Step::Change(Intent::Write { offset, len: a }),
             OP_STORE => Step::Change(Intent::Store { offset, value: a }),
@@ -73,14 +81,14 @@ impl Step {
                 | Intent::CompareSwap { offset, .. },
             ) => check_range(offset, 8, true, segment_len),
             // An append goes where a claim lies.
-            Step::Append { .. } | Step::Appended { .. } => Ok(()),
+            Step::Append(_) | Step::Appended { .. } => Ok(()),
             Step::Flush | Step::Find(_) | Step::ReadFound { .. } => Ok(()),
         }
     }
 
     /// Whether it changes memory.
     fn changes(&self) -> bool {
-        matches!(self, Step::Change(_) | Step::Append { .. } | Step::Appended { .. })
+        matches!(self, Step::Change(_) | Step::Append(_) | Step::Appended { .. })
     }
 
     /// Bytes of payload that the request brings for it.
@@ -143,7 +151,7 @@ impl Steps {
                 _ => writes = writes.saturating_add(step.brings().unwrap_or(0)),
             }
             let due = match self.all.last() {
-                Some(Step::Append { len, .. }) => Some(Step::Appended { len: *len }),
+                Some(Step::Append(ToAppend { len, .. })) => Some(Step::Appended { len: *len }),
                 _ => None,
             };
             if due.is_some() != matches!(step, Step::Appended { .. })
@@ -166,7 +174,7 @@ impl Steps {
                 header.read_bytes.get()
             ));
         }
-        if matches!(self.all.last(), Some(Step::Append { .. })) {
+        if matches!(self.all.last(), Some(Step::Append(_))) {
             return Err("an append without its payload".to_string());
         }
         if self.finds && self.tail > 0 {

@@ -1,6 +1,7 @@
 //! A put into the log that the owner's end makes.
 
 use nkv_store::KeyId;
+use nkv_store::object::SetMark;
 
 /// What the owner's end did with an object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Append<'a> {
     pub key: KeyId,
     /// Logical page size in bytes.
     pub page_bytes: u32,
+    /// The replicas to which it belongs.
+    pub mark: SetMark,
     /// The whole object.
     pub payload: &'a [u8],
     /// Result.
@@ -35,6 +38,13 @@ pub struct Append<'a> {
 impl<'a> Append<'a> {
     /// An object that is still to be put.
     pub fn new(key: KeyId, page_bytes: u32, payload: &'a [u8]) -> Self {
-        Self { key, page_bytes, payload, outcome: Appended::default() }
+        let (mark, outcome) = (SetMark::NONE, Appended::default());
+        Self { key, page_bytes, mark, payload, outcome }
+    }
+
+    /// The same object as one of several replicas.
+    #[must_use]
+    pub fn in_set(self, mark: SetMark) -> Self {
+        Self { mark, ..self }
     }
 }

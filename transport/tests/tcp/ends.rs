@@ -37,7 +37,7 @@ fn after_hello(listener: &TcpListener) -> TcpStream {
 /// An agent's answer to a hello.
 fn welcome() -> Vec<u8> {
     let mut welcome = b"nkvtcp-w".to_vec();
-    for word in [6u32, 0] {
+    for word in [nkv_transport::tcp::TCP_VERSION, 0] {
         welcome.extend(word.to_le_bytes());
     }
     for word in [INCARNATION, SEGMENT_BYTES, 1 << 30] {

@@ -5,6 +5,7 @@ use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, rig_with};
 use nkv_pace::timed;
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_transport::tcp::TCP_VERSION;
 use nkv_transport::{AgentLimits, TcpOptions, TransportError, Verbs};
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
@@ -36,7 +37,7 @@ fn i19_garbage_closes_its_own_connection_and_harms_no_other() {
         let dropped = || rig.agent.counters().dropped.load(Ordering::Relaxed);
         eventually("the connection was counted", || dropped() == before as u64 + 1);
     }
-    for bytes in [http, vec![0xff; 500], hello(6, INCARNATION, &"x".repeat(300))] {
+    for bytes in [http, vec![0xff; 500], hello(TCP_VERSION, INCARNATION, &"x".repeat(300))] {
         let mut peer = Raw::dial(rig.agent.local_addr());
         peer.send(&bytes);
         assert!(peer.is_closed());
@@ -53,7 +54,7 @@ fn i19_garbage_closes_its_own_connection_and_harms_no_other() {
 fn i19_half_a_hello_or_half_a_request_is_a_closed_connection() {
     let rig = rig_with(AgentLimits::default(), true);
     let whole = request(1, TOKEN, &[(WRITE, 0, 100, 0)]);
-    let first = hello(6, INCARNATION, JOB);
+    let first = hello(TCP_VERSION, INCARNATION, JOB);
     for cut in [1, 12, first.len() - 1] {
         let mut peer = Raw::dial(rig.agent.local_addr());
         peer.send(&first[..cut]);
@@ -120,7 +121,7 @@ fn i19_a_peer_that_dribbles_is_dropped_wherever_it_does() {
     let limits = AgentLimits { hello_ms: 400, ..quick() };
     let rig = rig_with(limits, false);
     let mut silent_for_long = rig.raw();
-    let hello = hello(6, INCARNATION, JOB);
+    let hello = hello(TCP_VERSION, INCARNATION, JOB);
     assert!(Raw::dial(rig.agent.local_addr()).is_closed_while_it_dribbles(&hello), "the hello");
     let header = request(1, TOKEN, &[(WRITE, 1 << 20, 100, 0); 3]);
     assert!(rig.raw().is_closed_while_it_dribbles(&header[..40]), "a header");
@@ -192,9 +193,9 @@ fn a_client_of_another_job_incarnation_or_version_is_turned_away() {
     let why = connect(INCARNATION, "job-b");
     assert!(why.contains("job-a") && why.contains("job-b"), "{why}");
     let mut peer = Raw::dial(to);
-    peer.send(&hello(7, INCARNATION, JOB));
+    peer.send(&hello(TCP_VERSION + 1, INCARNATION, JOB));
     let (status, text) = peer.welcome();
-    assert!(status != OK && text.contains("version 7"), "{text}");
+    assert!(status != OK && text.contains(&format!("version {}", TCP_VERSION + 1)), "{text}");
     assert!(peer.is_closed());
     assert_eq!(rig.memory.load(0).unwrap(), 0);
 }

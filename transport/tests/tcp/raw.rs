@@ -1,6 +1,7 @@
 //! A peer that sends the tcp data protocol byte by byte, so that it can also violate it. The
 //! numbers are written out on purpose: they pin the format.
 
+use nkv_transport::tcp::TCP_VERSION;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -80,7 +81,7 @@ impl Raw {
     /// Connects and completes the handshake.
     pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
         let mut r = Self::dial(to);
-        r.send(&hello(6, incarnation, job));
+        r.send(&hello(TCP_VERSION, incarnation, job));
         let (status, text) = r.welcome();
         assert_eq!(status, OK, "{text}");
         r

@@ -22,17 +22,27 @@ const PUTS_PER_REQUEST: usize = 256;
 const BYTES_PER_REQUEST: u64 = 8 << 20;
 
 /// One put of a batch.
-struct Wanted<'a> {
+pub(super) struct Wanted<'a> {
     /// Its position in the caller's batch.
-    index: usize,
-    key: &'a [u8],
-    value: &'a [u8],
-    put: LogPut,
-    done: Option<Result<()>>,
+    pub index: usize,
+    pub key: &'a [u8],
+    pub value: &'a [u8],
+    pub put: LogPut,
+    pub done: Option<Result<()>>,
 }
 
 /// An owner, and the puts that go to it.
-type OfOwner<'a> = (Arc<Peer>, Vec<Wanted<'a>>);
+pub(super) type OfOwner<'a> = (Arc<Peer>, Vec<Wanted<'a>>);
+
+/// The put as the owner's end makes it.
+fn appended_by<'a>(put: &LogPut, value: &'a [u8]) -> Append<'a> {
+    Append::new(put.key(), put.page_bytes(), value).in_set(put.mark())
+}
+
+/// Whether a value is brought by a request of its own.
+pub(super) fn goes_alone(peer: &Peer, bytes: u64) -> bool {
+    bytes > BYTES_PER_REQUEST || peer.verbs.cuts(bytes)
+}
 
 /// How many of these fit below the limit, first to last.
 fn room_for(part: &[Wanted<'_>], line: &ControlLine) -> usize {
@@ -64,7 +74,7 @@ impl Client {
             }
             if !full {
                 let inside = log.gate.enter();
-                let mut append = [Append::new(put.key(), put.page_bytes(), value)];
+                let mut append = [appended_by(put, value)];
                 let Some(done) = log.append(&*peer.verbs, &mut append, &mut line) else {
                     return Ok(None);
                 };
@@ -197,14 +207,13 @@ impl Client {
         opts: &PutOptions,
     ) -> Option<LogPut> {
         let bytes = value.len() as u64;
-        let alone = bytes > BYTES_PER_REQUEST || peer.verbs.cuts(bytes);
-        let alone = alone || self.stripes_for(value.len(), opts) > 1;
+        let alone = goes_alone(peer, bytes) || self.stripes_for(value.len(), opts) > 1;
         Self::check_new(key, opts).ok().filter(|()| !alone)?;
         let id = KeyId { hash, check: peer.hasher.check(key) };
         LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
     }
 
-    fn put_at(&self, peer: &Peer, mut rest: &mut [Wanted<'_>]) {
+    pub(super) fn put_at(&self, peer: &Peer, mut rest: &mut [Wanted<'_>]) {
         let Some(log) = peer.open_log() else { return };
         while !rest.is_empty() {
             let sizes = rest.iter().map(|wanted| wanted.value.len() as u64);
@@ -227,8 +236,7 @@ impl Client {
         }
         let part = &mut part[..n];
         part.first()?;
-        let mut appends: Vec<_> =
-            part.iter().map(|w| Append::new(w.put.key(), w.put.page_bytes(), w.value)).collect();
+        let mut appends: Vec<_> = part.iter().map(|w| appended_by(&w.put, w.value)).collect();
         if let Err(e) = log.append(&*peer.verbs, &mut appends, &mut line)? {
             // Refused: the owner revoked the token. Put alone, they take plans.
             if e.kind() == ErrorKind::Reclaimed {

@@ -57,12 +57,12 @@ async fn extra(
     open(bench, request, change).await
 }
 
-async fn missing(bench: &Bench) -> u64 {
+pub(super) async fn missing(bench: &Bench) -> u64 {
     let Response::Stats(stats) = bench.ask(Request::Stats).await else { panic!("no stats") };
     stats.master.repairs_waiting
 }
 
-fn asked_to_make(down: &MasterToOwner) -> Option<Vec<KeyBytes>> {
+pub(super) fn asked_to_make(down: &MasterToOwner) -> Option<Vec<KeyBytes>> {
     match down {
         MasterToOwner::MakeReplicas(list) => Some(list.clone()),
         _ => None,
@@ -70,7 +70,7 @@ fn asked_to_make(down: &MasterToOwner) -> Option<Vec<KeyBytes>> {
 }
 
 /// Some seconds, in which these ranks send frames.
-async fn passes(bench: &Bench, ms: u64, ranks: &[&Rank]) {
+pub(super) async fn passes(bench: &Bench, ms: u64, ranks: &[&Rank]) {
     for _ in 0..ms / 125 {
         bench.clock.advance_ms(125);
         for rank in ranks {

@@ -10,7 +10,7 @@ use nkv_store::SegmentLayout;
 use nkv_store::layout::Region;
 
 /// A log of eight units before its arena.
-fn with_log_slots(info: RankInfo) -> RankInfo {
+pub(super) fn with_log_slots(info: RankInfo) -> RankInfo {
     let (len, arena) = (8 * UNIT, info.layout.arena);
     let log = Region { offset: arena.offset - len, len };
     let slots = info.layout.slots + 8;

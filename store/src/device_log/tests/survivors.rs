@@ -1,6 +1,7 @@
 //! What was read stays: handed to the thread that copies, awaited for a while, counted when lost.
 
 use super::*;
+use crate::object::{Publication, SetMark};
 
 /// A log of 32 units, a quarter of it kept free, in which `room` units have to be retired.
 fn full(room: u64) -> (World, Copier) {
@@ -40,6 +41,28 @@ fn what_is_read_after_the_survey_is_copied_all_the_same() {
     assert_eq!((w.get(2), w.get(3)), (None, None));
     assert_eq!(w.log.counts().lost_reads, Sum::default());
     w.check_counts();
+}
+
+#[test]
+fn a_copy_has_the_mark_of_its_original_and_a_retired_object_none() {
+    let (mut w, mut copier) = full(2);
+    let mark = SetMark::new(9, 2);
+    let (slot, _) = slot_of(&w, 1);
+    // As its producer would have written it.
+    let publication = Publication::new((0, 1), key(1), &w.index.objects[&key(1)].object);
+    let marked = publication.in_set(mark);
+    let Op::Write { src, .. } = marked.announce()[0] else { unreachable!() };
+    w.memory.write(w.layout.header_off(slot), src).unwrap();
+    assert_eq!(w.log.survivors().unwrap(), []);
+    read(&mut w, 1);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 0);
+    copy_all(&mut copier);
+    assert_eq!(w.log.accept(20, &mut w.index).unwrap(), 1);
+    assert_eq!(w.log.retire_ahead(20, &mut w.index).unwrap(), 2);
+    let copy = w.log.live().find(|o| o.key == key(1)).unwrap();
+    assert!(copy.slot != slot && copy.mark == mark, "{copy:?}");
+    assert_eq!(w.get(1), Some(payload(1, U)));
+    assert!(w.log.live().filter(|o| o.key != key(1)).all(|o| o.mark.is_none()));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::*;
 use crate::raw::{OK, WRITE, append, request_of};
 use nkv_store::StoreError;
 use nkv_store::layout::{state, word};
+use nkv_store::object::SetMark;
 use nkv_store::testkit::MemoryDouble;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::verbs::{Append, Appended};
@@ -53,6 +54,22 @@ fn i13_many_objects_are_put_by_one_request_and_the_owner_accepts_each() {
     }
     // The connection is in step.
     assert_eq!(client.load(BUMP_PTR_OFF).unwrap(), p);
+}
+
+#[test]
+fn the_mark_of_replicas_arrives_in_the_header() {
+    let mut rig = rig(64, 4096, AgentLimits::default());
+    let client = rig.client();
+    let mark = SetMark::new(77, 3);
+    let (marked, alone) = (fill(1, 5000), fill(2, 5000));
+    let mut appends =
+        [Append::new(key(1), 4096, &marked).in_set(mark), Append::new(key(2), 4096, &alone)];
+    client.append(ONE, &mut appends, &mut ControlLine::unread()).unwrap().unwrap();
+    rig.log.accept(0, &mut rig.index).unwrap();
+    let mut marks: Vec<_> = rig.log.live().map(|o| (o.key, o.mark)).collect();
+    marks.sort_by_key(|(id, _)| *id != key(1));
+    assert_eq!(marks, [(key(1), mark), (key(2), SetMark::NONE)]);
+    assert!(rig.payload_of(1) == marked && rig.payload_of(2) == alone);
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! Puts of several replicas into the logs of as many ranks, side by side where these are on other
+//! hosts. Each replica is claimed, written and published like an object that is alone; a mark in
+//! their headers tells owners and master that they belong together.
+
+use super::append::{OfOwner, Wanted, goes_alone};
+use super::{LogPut, Took};
+use crate::client::peer::Peer;
+use crate::client::peer_log::PeerLog;
+use crate::client::value::Value;
+use crate::client::{Client, PutOptions};
+use crate::error::{ErrorKind, Result};
+use crate::message::MAX_REPLICAS;
+use nkv_store::KeyId;
+use nkv_store::object::SetMark;
+use nkv_transport::verbs::Kind;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Client {
+    /// Whether replicas of a put may go into logs.
+    pub(in crate::client) fn wants_logs(&self, opts: &PutOptions) -> bool {
+        (2..=MAX_REPLICAS).contains(&opts.wanted_replicas()) && self.allows_logs(opts)
+    }
+
+    /// Puts each item into as many logs as it is to have replicas; for each, how many took it.
+    /// None: it needs plans, because fewer logs could take it, or none did.
+    pub(in crate::client) fn put_in_logs(
+        &self,
+        items: &[(&[u8], &[u8])],
+        hashes: &[u64],
+        opts: &PutOptions,
+    ) -> Vec<Option<Result<u32>>> {
+        let mut done: Vec<Option<Result<u32>>> = vec![None; items.len()];
+        // The plan path returns the error of a node that is shutting down.
+        if self.shared.draining.load(Ordering::Acquire) {
+            return done;
+        }
+        let mut by_owner: BTreeMap<u32, OfOwner<'_>> = BTreeMap::new();
+        for (index, ((key, value), hash)) in items.iter().zip(hashes).enumerate() {
+            if let Err(e) = Self::check_new(key, opts) {
+                done[index] = Some(Err(e));
+                continue;
+            }
+            for (peer, put) in self.replicas_in_logs((key, *hash), value, opts).unwrap_or_default()
+            {
+                let of_owner = by_owner.entry(peer.rank).or_insert_with(|| (peer, Vec::new()));
+                of_owner.1.push(Wanted { index, key, value, put, done: None });
+            }
+        }
+        let mut all: Vec<_> = by_owner.into_values().collect();
+        self.at_owners(&mut all, |peer, wanted| self.put_replicas_at(peer, wanted));
+        let mut results: Vec<Vec<Option<Result<()>>>> = vec![Vec::new(); items.len()];
+        for put in all.into_iter().flat_map(|(_, wanted)| wanted) {
+            results[put.index].push(put.done);
+        }
+        for (done, results) in done.iter_mut().zip(results).filter(|(done, _)| done.is_none()) {
+            *done = self.taken(results, opts.wanted_replicas());
+        }
+        done
+    }
+
+    /// The logs for the replicas of one object, and what each is to take. None if not all of them
+    /// can be written now.
+    fn replicas_in_logs(
+        &self,
+        (key, hash): (&[u8], u64),
+        value: &[u8],
+        opts: &PutOptions,
+    ) -> Option<Vec<(Arc<Peer>, LogPut)>> {
+        if self.stripes_for(value.len(), opts) > 1 {
+            return None;
+        }
+        let ranks = self.shared.ranks_for_replicas(hash, opts)?;
+        let mark = SetMark::new(self.shared.env.random.u64(), opts.wanted_replicas());
+        let clock = &*self.shared.env.clock;
+        let replica = |rank: u32| {
+            let peer = self.shared.peers.claiming(self.shared.peers.first_of(rank)?)?;
+            let takes = |log: &&PeerLog| {
+                log.layout.claims_by_hosts() && !log.is_refused(clock) && !log.is_stuck(clock)
+            };
+            let log = peer.open_log().filter(takes)?;
+            let id = KeyId { hash, check: peer.hasher.check(key) };
+            let put = LogPut::new(log.layout, id, self.page_bytes(opts), value.len() as u64)?;
+            Some((peer, put.in_set(mark)))
+        };
+        ranks.into_iter().map(replica).collect()
+    }
+
+    /// Puts what one owner is to take: by tcp together, and else, and what that left, one by one.
+    fn put_replicas_at(&self, peer: &Arc<Peer>, wanted: &mut [Wanted<'_>]) {
+        let Some(log) = peer.open_log() else { return };
+        if peer.kind() == Kind::Tcp {
+            wanted.sort_by_key(|put| goes_alone(peer, put.value.len() as u64));
+            let together = wanted.partition_point(|p| !goes_alone(peer, p.value.len() as u64));
+            self.put_at(peer, &mut wanted[..together]);
+        }
+        for put in wanted.iter_mut().filter(|put| put.done.is_none()) {
+            match self.put_into((peer, log), put.key, &put.put, Value::Whole(put.value)) {
+                Ok(Took::Written) => {
+                    log.was_served();
+                    self.shared.writes.by_log.one();
+                    put.done = Some(Ok(()));
+                }
+                Ok(Took::There) => {
+                    self.shared.writes.there_already.one();
+                    put.done = Some(Ok(()));
+                }
+                Ok(Took::No) => self.shared.writes.log_full.one(),
+                Err(e) if e.kind() == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
+                    log.was_refused(&*self.shared.env.clock);
+                }
+                Err(e) => put.done = Some(Err(e)),
+            }
+        }
+    }
+
+    /// What became of one object. The master has those replicas made that its logs did not take.
+    fn taken(&self, results: Vec<Option<Result<()>>>, asked_for: u8) -> Option<Result<u32>> {
+        let made = results.iter().filter(|done| matches!(done, Some(Ok(())))).count() as u32;
+        if made == 0 {
+            return results.into_iter().flatten().next().map(|failed| failed.map(|()| 0));
+        }
+        let short = u32::from(asked_for).saturating_sub(made);
+        self.shared.writes.replicas_short.add(short as usize);
+        Some(Ok(made))
+    }
+}
