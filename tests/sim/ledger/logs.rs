@@ -44,8 +44,8 @@ impl History {
         self.wrong(trace, text);
     }
 
-    /// A further replica of a put of which several were asked for: its bytes were readable before,
-    /// no removal of them was acknowledged [I6], and none of them is on the same rank.
+    /// A further replica of a put of which several were asked for: its bytes were READY before, no
+    /// removal of them was acknowledged [I6], and none of them is on the same rank.
     pub(super) fn replica(
         &mut self,
         trace: &Trace,
@@ -61,7 +61,7 @@ impl History {
         let all: Vec<PutId> = self.keys[key].puts.iter().filter(of).copied().collect();
         let (first, now) = (*all.first()?, self.now);
         let put = self.put(first);
-        put.spot?;
+        put.spot.or(put.logged)?;
         // Not of a rank that was no member any more when the removal was acknowledged.
         let here = |r: &&Removal| !r.late && r.members.contains(&spot.incarnation);
         let mut removals = self.keys[key].removals.values().filter(here);
@@ -159,7 +159,9 @@ impl Ledger {
             history.copies.insert(spot, put);
             return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
         }
-        let Some(put) = history.fresh(id, bytes) else {
+        let fresh = history.fresh(id, bytes);
+        let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
+        let Some(put) = put else {
             return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
         let now = history.tick();

@@ -45,7 +45,11 @@ impl Worker {
         let by_log = *opts == opts.clone().device_alloc(true);
         let ledger = self.cluster.ledger.clone();
         let (put, value) = ledger.begin_put(key, self.size(), by_log);
-        if *opts != opts.clone().replicas(1) || self.cluster.plan.makes_extras() {
+        let several = *opts != opts.clone().replicas(1);
+        if by_log && several {
+            self.cluster.coverage.borrow_mut().count("puts: of several replicas, into logs");
+        }
+        if several || self.cluster.plan.makes_extras() {
             ledger.asks_for_replicas(put);
         }
         if let Some(ttl) = self.until_read {
