@@ -1,4 +1,4 @@
-//! Puts of two replicas beside puts of one, and reads of one hot object by four clients beside
+//! Puts of two replicas beside puts of one, by plans and into logs, and reads of one hot object by four clients beside
 //! three replicas and beside one.
 //!
 //!   cargo bench --bench replicas
@@ -24,13 +24,12 @@ fn main() {
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
     let cluster = runtime.block_on(async {
         let job = format!("replicas-bench-{}", std::process::id());
-        // All puts take plans.
-        let (heap_bytes, log_bytes) = (512 << 20, Some(0));
+        let (heap_bytes, log_bytes) = (1 << 30, Some(512 << 20));
         let config = NodeConfig { job, heap_bytes, log_bytes, ..NodeConfig::default() };
         Cluster::start(3, config).await.unwrap()
     });
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        for bytes in [64 << 10, 1 << 20, 16 << 20] {
+        for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
             puts(&runtime, &cluster, transport, bytes);
         }
     }
@@ -60,32 +59,37 @@ fn puts(
     let handle = client.blocking().unwrap();
     let value = vec![7u8; bytes];
     let count = PUTS.min((64 << 20) / bytes * 4);
-    let round = |name: &str, replicas: u8| {
-        // One replica by a plan, too, so that the two differ in the replicas alone.
-        let opts = PutOptions::default().replicas(replicas).device_alloc(false);
+    let round = |name: &str, replicas: u8, by_log: bool| {
+        let opts = PutOptions::default().replicas(replicas).device_alloc(by_log);
         let mut times = Vec::new();
         for i in 0..count {
             let key = format!("{name}/{i}");
             let began = BootClock.now_ns();
-            let made = handle.put_replicas(&[(key.as_bytes(), &value)], &opts).remove(0).unwrap();
+            handle.put(key.as_bytes(), &value, &opts).unwrap();
             times.push((BootClock.now_ns() - began) as f64 / 1e3);
-            assert_eq!(made, u32::from(replicas));
             handle.remove(key.as_bytes()).unwrap();
         }
         median(times)
     };
-    round("warm", 2);
-    let (mut one, mut two, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for i in 0..ROUNDS {
-        let (a, b) = (round(&format!("one{i}"), 1), round(&format!("two{i}"), 2));
-        one.push(a);
-        two.push(b);
-        ratios.push(b / a);
+    for by_log in [false, true] {
+        let how = if by_log { "into logs" } else { "by plans" };
+        round("warm", 2, by_log);
+        let (mut one, mut two, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for i in 0..ROUNDS {
+            let name = |n: u8| format!("{how}-{n}-{i}");
+            let (a, b) = (round(&name(1), 1, by_log), round(&name(2), 2, by_log));
+            one.push(a);
+            two.push(b);
+            ratios.push(b / a);
+        }
+        let (one, two, ratio) = (median(one), median(two), median(ratios));
+        println!(
+            "put of {bytes} B, {transport:?}, {how}: {one:.0} us, of 2 replicas {two:.0} us, \
+             x{ratio:.2}"
+        );
+        let counters = handle.client().write_counters();
+        assert_eq!((counters.by_log > 0, counters.replicas_short), (by_log, 0));
     }
-    let (one, two, ratio) = (median(one), median(two), median(ratios));
-    println!(
-        "put of {bytes} B, {transport:?}: {one:.0} us, of 2 replicas {two:.0} us, x{ratio:.2}"
-    );
     handle.close();
 }
 

@@ -118,7 +118,7 @@ pub struct Master {
     awaiting: Awaiting,
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
     // segment.
-    aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
+    aside: HashMap<KeyId, BTreeMap<SegmentId, entry::Replica>>,
     // Those of them whose listed object a reader found gone: then the logged object is no
     // duplicate.
     found_gone: HashSet<KeyId>,

@@ -108,6 +108,8 @@ struct Put {
     rank: u32,
     // Where READY was set in a log, and when.
     logged: Option<SlotEpoch>,
+    // Of a replica that was made later: the place in a log of what it was made of.
+    made_of: Option<SlotEpoch>,
     settled: Option<LogicalTime>,
     // Where its bytes became readable.
     spot: Option<SlotEpoch>,
@@ -184,7 +186,7 @@ impl Removal {
     fn met(&self, put: &Put) -> bool {
         let asked =
             |at: SlotEpoch| self.known_by == KnownBy::ByAll && self.asked.contains(&at.incarnation);
-        put.logged.is_none_or(asked)
+        put.logged.or(put.made_of).is_none_or(asked)
     }
 
     /// Acknowledged before that moment.
@@ -352,6 +354,7 @@ impl Ledger {
             until_read_ms: None,
             rank: 0,
             logged: None,
+            made_of: None,
             settled: None,
             spot: None,
             gone: None,

@@ -165,17 +165,17 @@ impl Master {
 
     /// No reader is sent to an object any more, and its owners must retire it.
     pub(super) fn retire_object(&mut self, id: KeyId, retire: &mut Retire) {
-        let Some(e) = self.objects.get(&id) else { return };
+        let now = self.now_ms();
+        let Some(e) = self.objects.get_mut(&id) else { return };
         let state = e.state();
+        if state != State::Removing || e.remove_until_ms() <= now {
+            e.removes_until(now + REMOVE_LIMIT_MS);
+        }
+        self.remove_aside(id);
+        let Some(e) = self.objects.get(&id) else { return };
         // What is being removed already is retired once more: its owner answers again.
         let ends = |at| if state == State::Removing { None } else { e.plan_at(at) };
         let places: SmallVec<[_; 1]> = e.places().map(|r| (ends(r.at), r)).collect();
-        let now = self.now_ms();
-        if let Some(e) = self.objects.get_mut(&id)
-            && (state != State::Removing || e.remove_until_ms() <= now)
-        {
-            e.removes_until(now + REMOVE_LIMIT_MS);
-        }
         for (plan, r) in places {
             match plan {
                 Some(plan) => self.end_plan(plan, EndCause::Removed),

@@ -13,8 +13,8 @@ use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    KeyBytes, Location, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta, Promote,
-    Request, Response, SegmentId, SlotRef,
+    KeyBytes, Location, LogObjectEntry, LogQuestion, MAX_REPLICAS, MasterToOwner, MovedObject,
+    ObjMeta, Promote, Request, Response, SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -242,13 +242,12 @@ impl Master {
                 let is_gone = listed.replicas().all(|replica| gone.contains(&replica.at));
                 // Also if the listed one can be read now: it may be retired before the last owner
                 // has answered.
-                if let Some(entry) = self.logged_entry(segment_id, at, o) {
-                    asked.known.besides.insert(id, self.meta(&entry.key, &entry.replica()));
-                }
+                let Some(entry) = self.logged_entry(segment_id, at, o) else { continue };
+                asked.known.besides.insert(id, self.meta(&entry.key, &entry.replica()));
                 // It is listed once the owner of the other object has reported that one as retired.
                 // Until then it does not count as a duplicate.
                 if is_gone {
-                    self.put_aside(id, segment_id, at);
+                    self.put_aside(id, entry.replica());
                     self.found_gone.insert(id);
                 }
             }
@@ -383,8 +382,28 @@ impl Master {
     }
 
     /// Remembers an object that a log serves under a key whose entry is another one.
-    fn put_aside(&mut self, id: KeyId, segment_id: SegmentId, at: SlotRef) {
-        self.aside.entry(id).or_default().insert(segment_id, at);
+    fn put_aside(&mut self, id: KeyId, served: Replica) {
+        self.aside.entry(id).or_default().insert(served.segment_id, served);
+    }
+
+    /// A removal of this key begins: what logs serve under it goes with its entry, and is waited
+    /// for [I6].
+    pub(super) fn remove_aside(&mut self, id: KeyId) {
+        let (Some(aside), Some(e)) = (self.aside.get_mut(&id), self.objects.get_mut(&id)) else {
+            return;
+        };
+        let room = usize::from(MAX_REPLICAS).saturating_sub(e.places().count());
+        let others: Vec<_> =
+            aside.extract_if(.., |_, served| !e.is_at(served.at)).take(room).collect();
+        if aside.is_empty() {
+            self.aside.remove(&id);
+        }
+        for (segment_id, served) in others {
+            if let Some(e) = self.objects.get_mut(&id) {
+                e.add_live(served);
+            }
+            self.list_at(id, segment_id, served.at);
+        }
     }
 
     /// A plan's object is live now: objects that logs of other segments serve under its key are
@@ -396,8 +415,8 @@ impl Master {
             return;
         }
         let Some(places) = self.aside.get_mut(&id) else { return };
-        for (segment_id, at) in places.extract_if(.., |segment_id, _| *segment_id != but) {
-            self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));
+        for (segment_id, served) in places.extract_if(.., |segment_id, _| *segment_id != but) {
+            self.durable.members.send(segment_id, MasterToOwner::Retire(vec![served.at]));
         }
         if places.is_empty() {
             self.aside.remove(&id);
@@ -424,7 +443,7 @@ impl Master {
     /// key meanwhile is a duplicate of those.
     pub(super) fn drop_aside(&mut self, id: KeyId, segment_id: Option<SegmentId>) {
         let Some((segment_id, served)) = segment_id.zip(self.aside.get_mut(&id)) else { return };
-        let at = served.remove(&segment_id);
+        let at = served.remove(&segment_id).map(|served| served.at);
         if served.is_empty() {
             self.aside.remove(&id);
         }
@@ -474,9 +493,9 @@ impl Master {
             let at = SlotRef { incarnation, slot: to.slot, epoch: to.epoch };
             let from = SlotRef { incarnation, slot, epoch };
             if let Some(aside) = self.aside.get_mut(&to.id).and_then(|a| a.get_mut(&segment_id))
-                && *aside == from
+                && aside.at == from
             {
-                *aside = at;
+                *aside = Replica { segment_id, at, object: to.object };
             }
             let Some(entry) = self.objects.get_mut(&to.id).filter(|e| e.is_at(from)) else {
                 // Announced, and then listed elsewhere or not any more.
@@ -533,7 +552,7 @@ impl Master {
             Some((other, State::Live, there))
                 if other != at && (there == segment_id || self.found_gone.contains(&id)) =>
             {
-                self.put_aside(id, segment_id, at);
+                self.put_aside(id, replica);
                 return true;
             }
             Some((other, State::Live, _)) if other != at => {
@@ -549,7 +568,7 @@ impl Master {
             // The listed one is being written or removed. This one stays, and is listed once the
             // other has ended. A remove asks the logs in any case.
             Some((other, ..)) if other != at => {
-                self.put_aside(id, segment_id, at);
+                self.put_aside(id, replica);
                 return true;
             }
             Some((_, state, _)) => {

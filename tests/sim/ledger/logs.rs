@@ -74,7 +74,9 @@ impl History {
             other.rank == rank && other.is_live() && other.spot.is_some_and(member)
         };
         let beside = all.iter().find(beside).copied();
-        let fresh = Put { spot: None, logged: None, settled: None, gone: None, ..put.clone() };
+        let made_of = put.logged.or(put.made_of);
+        let fresh =
+            Put { spot: None, logged: None, made_of, settled: None, gone: None, ..put.clone() };
         let name = self.name(key);
         if removed {
             self.wrong(

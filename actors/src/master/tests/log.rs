@@ -312,3 +312,32 @@ async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
         assert_eq!(e.kind(), ErrorKind::NotReady, "{e}");
     }
 }
+
+/// Its put had returned before the removal began.
+#[tokio::test]
+async fn i6_a_removal_by_pattern_takes_what_a_log_serves_beside_a_plan_and_waits_for_it() {
+    let (bench, mut first, mut logs) = with_log().await;
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
+    first.drain().await;
+    logs.drain().await;
+    let of = Selection { pattern: Some("k".to_string()), from: None };
+    let removed = bench.asks(Request::RemoveMatching(of));
+    let (number, _) = is_asked(&mut logs).await;
+    answers(&logs, number, Vec::new()).await;
+    let retire = |d: &MasterToOwner| match d {
+        MasterToOwner::Retire(list) => list.first().copied(),
+        _ => None,
+    };
+    let at = logs.receives(retire).await;
+    assert_eq!(at, logs.at(3, 1));
+    let ends = |d: &MasterToOwner| matches!(d, MasterToOwner::EndPlan { .. }).then_some(());
+    first.receives(ends).await;
+    first.sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
+    bench.goes_on_meanwhile().await;
+    assert!(!removed.is_finished(), "the log has not said so");
+    logs.sends(OwnerToMaster::Retired(vec![at])).await;
+    let answer = tokio::time::timeout(LIMIT, removed).await.expect("no answer").unwrap();
+    let Response::Swept(swept) = answer else { panic!("{answer:?}") };
+    assert_eq!((swept.removed, swept.unconfirmed), (1, 0));
+}
