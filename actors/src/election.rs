@@ -14,7 +14,7 @@ use crate::client::Shared;
 use crate::control_hello::hello;
 use crate::current_master::{CurrentMaster, LocalMaster, MasterPath};
 use crate::error::Result;
-use crate::master::is_quorum;
+use crate::message::is_quorum;
 use crate::message::{Purpose, RankInfo, RankState, Standing, Term, Welcome};
 use futures_util::future::join_all;
 use nkv_store::clock::Clock;

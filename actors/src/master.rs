@@ -55,8 +55,8 @@ use std::time::Duration;
 use stripes::Stripes;
 use waiting::WaitingOpens;
 
+pub(crate) use members::WATCH_LIMIT;
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
-pub(crate) use members::{WATCH_LIMIT, is_quorum};
 pub use membership::Joined;
 
 /// Interval between checks of deadlines, TTLs and waiting requests.
@@ -375,7 +375,7 @@ impl Master {
                 reply.send(Response::View(self.durable.members.view()))
             }
             Request::List { .. } | Request::RemoveMatching(_) => {
-                self.enter_round(Round { ask, reply, taken })
+                self.enter_round(Round { ask, reply, taken, sets_ended: false })
             }
         }
     }

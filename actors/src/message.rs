@@ -35,10 +35,11 @@ pub use link::{
     ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
-pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MovedObject};
+pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MAX_ENDED_SETS, MovedObject};
 pub use medium::{Medium, Preferred};
 pub use members::{
     ExportedMemory, MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View, is_news,
+    is_quorum,
 };
 pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
@@ -47,7 +48,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 33;
+pub const MESSAGES_VERSION: u32 = 34;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -149,6 +150,12 @@ impl ReplicaSet {
     /// Of a put into logs, as the headers of its objects name it.
     pub fn of_mark(mark: SetMark) -> Self {
         Self { id: mark.word().into(), wanted: mark.wanted() }
+    }
+
+    /// The mark in the headers of its objects, if they were put into logs.
+    pub fn mark(self) -> Option<u32> {
+        let word = u32::try_from(self.id).ok()?;
+        (!SetMark::of_word(word).is_none()).then_some(word)
     }
 
     /// Whether two objects of one key have the same bytes because one put wrote them.

@@ -7,6 +7,7 @@ pub mod attachments;
 mod awaited;
 mod clearing;
 mod disk;
+pub mod ended_sets;
 mod ending;
 mod heap_observer;
 mod hot;

@@ -151,7 +151,7 @@ impl std::str::FromStr for Placement {
 
 /// A number drawn by a seed, a key and a rank. The least of a key's numbers selects a rank evenly,
 /// and a rank that joins or leaves changes no other choice (rendezvous hashing).
-fn drawn(seed: u64, key: u64, rank: u32) -> u64 {
+pub fn drawn(seed: u64, key: u64, rank: u32) -> u64 {
     // The finalizer of splitmix64, twice: keys and ranks may be neighbours.
     let mixed = |x: u64| {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

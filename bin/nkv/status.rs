@@ -12,6 +12,8 @@ use serde::Serialize;
 struct Status {
     world_size: u32,
     members: usize,
+    /// False while these are too few: then the master serves nothing.
+    serves: bool,
     view: u64,
     /// The rank that is master, and its term.
     master: u32,
@@ -108,7 +110,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
     refused.retain(|r| missing.contains(&r.rank));
     Status {
         world_size: view.world_size,
-        members: view.nodes().count() - link_down.len(),
+        members: view.linked().count(),
+        serves: view.has_quorum(),
         view: view.number,
         master: view.master,
         term: view.term.number,
@@ -179,7 +182,7 @@ fn text(status: &Status) -> String {
     }
     format!(
         "{}\n{} of {} ranks, {} objects, {} plans open; master: rank {}, term {}; placement: \
-         {}\n{}{}{}",
+         {}\n{}{}{}{}",
         output::lines(&table),
         status.members,
         status.world_size,
@@ -188,9 +191,22 @@ fn text(status: &Status) -> String {
         status.master,
         status.term,
         status.placement,
+        too_few(status),
         replicas(status),
         links_down(status),
         refusals(status)
+    )
+}
+
+/// A line about a master that serves nothing.
+fn too_few(status: &Status) -> String {
+    if status.serves {
+        return String::new();
+    }
+    format!(
+        "the master serves nothing: {} of {} ranks are linked to it, and it needs more than half, \
+         or half with rank 0: start the missing ranks\n",
+        status.members, status.world_size
     )
 }
 

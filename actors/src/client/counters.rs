@@ -9,7 +9,8 @@ use serde::Serialize;
 counters! {
     /// Puts of one handle (and its clones) since it was made.
     Writes as WriteCounters {
-        /// Objects put through a device log, without waiting for a message.
+        /// Objects put through a device log, without waiting for a message; of several replicas
+        /// each.
         by_log,
         /// Puts of at least 64 KiB under a key that a mapped segment served already: nothing was
         /// written.
@@ -21,8 +22,8 @@ counters! {
         /// Replicas that puts asked for and did not make: no other rank had room, or none could be
         /// reached.
         replicas_short,
-        /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given
-        /// up.
+        /// Puts that tried a log and then used a plan, and replicas that a log did not take: no room
+        /// in it, now or ever, or a claim given up.
         log_full,
         /// Claims given up while they waited for room.
         log_abandoned,

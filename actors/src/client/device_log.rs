@@ -181,7 +181,8 @@ impl DeviceLog {
             claim_bytes,
             key_hash: key_hash(put.key),
             key_check: self.peer.hasher.check(put.key),
-            n_pages: ObjectDesc::at(0, put.bytes, page_size).n_pages(),
+            // As in other headers: no mark of replicas.
+            n_pages: ObjectDesc::at(0, put.bytes, page_size).n_pages().min(u32::MAX >> 1),
             page_size,
         })
     }

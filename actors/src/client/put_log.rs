@@ -341,17 +341,22 @@ impl Client {
     /// Attaches to the owners whose logs take keys with these hashes, unless attached already. Only
     /// the first put of a handle to an owner waits for this.
     pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
-        if self.shared.world.load(Ordering::Relaxed) == 0 && self.membership().await.is_err() {
-            return;
+        if self.knows_members().await {
+            let ranks = match opts.preferred_rank {
+                Some(rank) => vec![rank],
+                None => self.shared.ranks_for(hashes),
+            };
+            self.attach_logs_of(ranks).await;
         }
-        let several = |hash: &u64| self.shared.ranks_for_replicas(*hash, opts);
-        let mut ranks: Vec<u32> = match opts.preferred_rank {
-            _ if opts.wanted_replicas() > 1 => {
-                hashes.iter().filter_map(several).flatten().collect()
-            }
-            Some(rank) => vec![rank],
-            None => self.shared.ranks_for(hashes),
-        };
+    }
+
+    /// Whether this handle has a view of the membership, which it asks for if it has none.
+    pub(super) async fn knows_members(&self) -> bool {
+        self.shared.world.load(Ordering::Relaxed) > 0 || self.membership().await.is_ok()
+    }
+
+    /// Attaches to the owners of these ranks' logs, unless attached already.
+    pub(super) async fn attach_logs_of(&self, mut ranks: Vec<u32>) {
         ranks.sort_unstable();
         ranks.dedup();
         ranks.retain(|rank| self.shared.peers.first_of(*rank).is_none());

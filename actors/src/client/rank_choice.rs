@@ -6,7 +6,7 @@ use super::{ClientConfig, PutOptions, Shared};
 use crate::environment::Environment;
 use crate::message::{Medium, Preferred, RankState, View};
 use crate::placement::{
-    Candidate, Nearest, Place, Placement, RackPath, Site, Strategy, apart, best,
+    Candidate, Nearest, Place, Placement, RackPath, Site, Strategy, apart, best, drawn,
 };
 use nkv_store::device_log::ControlLine;
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,6 +57,40 @@ impl RankChoice {
             nearest: nearest.map(|(distance, rank)| Nearest { rank, distance }),
             tried: Mutex::default(),
         }
+    }
+
+    /// Ranks in the placement's order for a key of this hash; equally good ones drawn by the key.
+    fn ordered(&self, hash: u64, known: &[Candidate]) -> Vec<u32> {
+        let cost = |c: &Candidate| (self.strategy.cost(hash, c), drawn(0, hash, c.rank), c.rank);
+        let mut ranks: Vec<_> = known.iter().map(cost).collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(.., rank)| rank).collect()
+    }
+
+    /// The first one, and so many others: those that the put names, and ranks on other hosts and
+    /// racks, in this order. None if these are not as many ranks with logs.
+    fn replicas_from(
+        &self,
+        first: u32,
+        ordered: Vec<u32>,
+        (further, wanted): (&[Preferred], usize),
+    ) -> Option<Vec<u32>> {
+        let named = |rank: u32| further.iter().any(|wish| wish.rank == Some(rank));
+        let place = |rank: u32| {
+            let (host, rack) = self.places.get(&rank)?;
+            Some(Place { host: *host, rack })
+        };
+        let others = ordered.into_iter().filter(|rank| *rank != first && !named(*rank));
+        let others = others.filter_map(|rank| Some((rank, place(rank)?))).collect();
+        let mut others = apart(place(first).into_iter(), others).into_iter();
+        let mut ranks = vec![first];
+        for n in 1..wanted {
+            let wish = further.get(n - 1).and_then(|wish| wish.rank);
+            ranks.push(wish.or_else(|| others.next())?);
+        }
+        let has_log = |rank: &u32| self.with_logs.iter().any(|c| c.rank == *rank);
+        let distinct = ranks.iter().collect::<BTreeSet<_>>().len() == wanted;
+        (distinct && ranks.iter().all(has_log)).then_some(ranks)
     }
 
     /// As `View`'s ranks are placed by hash: their number; else 0.
@@ -111,49 +145,38 @@ impl Shared {
         choice.tried.lock().unwrap_or_else(PoisonError::into_inner).extend(ranks);
     }
 
-    /// The ranks whose logs take the replicas of a new object with a key of this hash, the first
+    /// For keys of these hashes, the ranks whose logs take the replicas of new objects, the first
     /// replica's first. None if fewer ranks have logs, or a rank that the put names has none.
-    pub(crate) fn ranks_for_replicas(&self, hash: u64, opts: &PutOptions) -> Option<Vec<u32>> {
-        if opts.further.iter().any(|wish| wish.medium != Medium::Any) {
-            return None;
-        }
-        let choice = self.rank_choice.load();
-        let first = opts.preferred_rank.or_else(|| self.rank_for(hash))?;
+    pub(crate) fn ranks_for_replicas(
+        &self,
+        hashes: &[u64],
+        opts: &PutOptions,
+    ) -> Vec<Option<Vec<u32>>> {
         let wanted = usize::from(opts.wanted_replicas());
-        let mut ranks = vec![first];
-        let mut others = self.further_ranks(&choice, hash, first).into_iter();
-        for n in 0..wanted.saturating_sub(1) {
-            let named = opts.further.get(n).and_then(|wish| wish.rank);
-            let mut free = others.by_ref().filter(|rank| {
-                let is_named = |wish: &Preferred| wish.rank == Some(*rank);
-                !opts.further.iter().any(is_named)
-            });
-            ranks.push(named.or_else(|| free.next())?);
+        let choice = self.rank_choice.load();
+        if opts.further.iter().any(|wish| wish.medium != Medium::Any)
+            || choice.with_logs.len() < wanted
+        {
+            return vec![None; hashes.len()];
         }
-        let has_log = |rank: &u32| choice.with_logs.iter().any(|c| c.rank == *rank);
-        let distinct = ranks.iter().collect::<BTreeSet<_>>().len() == wanted;
-        (distinct && ranks.iter().all(has_log)).then_some(ranks)
-    }
-
-    /// The other ranks with logs, in the order in which they get further replicas: where neither
-    /// room nor distance counts, one after another from the first.
-    fn further_ranks(&self, choice: &RankChoice, hash: u64, first: u32) -> Vec<u32> {
         let known = match choice.placement.by_room() {
-            true => self.with_room(choice),
+            true => self.with_room(&choice),
             false => choice.with_logs.iter().map(|c| Candidate { free_bytes: 0, ..*c }).collect(),
         };
-        let mut ranks: Vec<_> = known
-            .iter()
-            .filter(|c| c.rank != first)
-            .map(|c| (choice.strategy.cost(hash, c), c.rank < first, c.rank))
-            .collect();
-        ranks.sort_unstable();
-        let place = |rank: u32| {
-            let (host, rack) = choice.places.get(&rank)?;
-            Some(Place { host: *host, rack })
+        let one = |hash: &u64| {
+            let ordered = choice.ordered(*hash, &known);
+            let placed = || self.hashed(*hash).or_else(|| ordered.first().copied());
+            let first = opts.preferred_rank.or_else(placed)?;
+            choice.replicas_from(first, ordered, (&opts.further, wanted))
         };
-        let ranks = ranks.into_iter().filter_map(|(.., rank)| Some((rank, place(rank)?)));
-        apart(place(first).into_iter(), ranks.collect())
+        hashes.iter().map(one).collect()
+    }
+
+    /// The ranks whose room has to be known before a choice: all where it counts.
+    pub(crate) fn logs_to_compare(&self) -> Vec<u32> {
+        let choice = self.rank_choice.load();
+        let compared = choice.with_logs.iter().filter(|_| choice.placement.by_room());
+        compared.map(|c| c.rank).collect()
     }
 
     /// The rank where a key of this hash most likely is; None: it may be anywhere.

@@ -173,13 +173,15 @@ impl Client {
             return planned.into_iter().map(|done| done.map(drop)).collect();
         }
         let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
-        self.attach_log_owners(&hashes, opts).await;
         let done: Vec<_> = match several {
             true => {
-                let made = self.put_in_logs(items, &hashes, opts).into_iter();
+                let made = self.put_in_logs(items, &hashes, opts).await.into_iter();
                 made.map(|done| done.map(|made| made.map(drop))).collect()
             }
-            false => self.put_in_log(items, &hashes, opts),
+            false => {
+                self.attach_log_owners(&hashes, opts).await;
+                self.put_in_log(items, &hashes, opts)
+            }
         };
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
         let left: Vec<_> = at.iter().map(|i| items[*i]).collect();

@@ -225,6 +225,7 @@ fn downs(all: &mut Vec<Lie>) {
         MasterToOwner::View(view),
         asked(LogQuestion::Find(vec![seeds::KEY; many])),
         asked(LogQuestion::Remove(vec![seeds::KEY; many])),
+        asked(LogQuestion::EndSets(vec![(seeds::KEY, 9); 4 * many])),
         asked(LogQuestion::Await { keys: vec![seeds::KEY; many], wait_ms: 1 }),
         asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
         on_disk(DiskQuestion::Find(vec![seeds::key(); many])),

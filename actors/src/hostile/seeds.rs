@@ -179,6 +179,10 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::AskLog { number: 1, question: find },
         MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
         MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+        MasterToOwner::AskLog {
+            number: 4,
+            question: LogQuestion::EndSets(vec![(KEY, 1 << 31 | 9)]),
+        },
         MasterToOwner::AskLog { number: 5, question: LogQuestion::AnnounceAll },
         MasterToOwner::AskLog {
             number: u64::MAX,

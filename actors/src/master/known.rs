@@ -22,6 +22,10 @@ pub(super) struct Known {
     pub removed: HashSet<KeyId>,
     /// Objects that disks have removed for a pattern, or because all are.
     pub removed_count: u64,
+    /// The same of logs, for all keys.
+    pub from_logs: u64,
+    /// The sets of what a round found were ended.
+    pub sets_ended: bool,
 }
 
 /// What disks have of what is not in memory.

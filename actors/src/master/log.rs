@@ -13,8 +13,8 @@ use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    KeyBytes, Location, LogObjectEntry, LogQuestion, MAX_REPLICAS, MasterToOwner, MovedObject,
-    ObjMeta, Promote, Request, Response, SegmentId, SlotRef,
+    KeyBytes, Location, LogObjectEntry, LogQuestion, MAX_ENDED_SETS, MAX_REPLICAS, MasterToOwner,
+    MovedObject, ObjMeta, Promote, Request, Response, SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -41,6 +41,8 @@ pub(super) struct Asked {
     removed: HashSet<KeyId>,
     // Number of objects that logs retired for a removal of all keys.
     taken: u64,
+    // Sets of replicas of which logs retired some.
+    sets: Vec<(KeyId, u32)>,
 }
 
 /// Locations in memory, as an answer.
@@ -58,7 +60,7 @@ fn any_of(question: &LogQuestion) -> String {
         LogQuestion::Find(keys) | LogQuestion::Remove(keys) | LogQuestion::Await { keys, .. } => {
             format!("any of these {} keys", keys.len())
         }
-        LogQuestion::RemoveAll | LogQuestion::AnnounceAll => {
+        LogQuestion::RemoveAll | LogQuestion::AnnounceAll | LogQuestion::EndSets(_) => {
             "keys that are not listed yet".to_string()
         }
     }
@@ -141,7 +143,7 @@ impl Master {
             known.about.extend(keys.iter().copied());
         }
         let (removed, taken) = (std::mem::take(&mut known.removed), 0);
-        let asked = Asked { ask, reply, question, left, known, removed, taken };
+        let asked = Asked { ask, reply, question, left, known, removed, taken, sets: Vec::new() };
         self.log_questions.insert(number, asked);
         None
     }
@@ -246,12 +248,15 @@ impl Master {
                 asked.known.besides.insert(id, self.meta(&entry.key, &entry.replica()));
                 // It is listed once the owner of the other object has reported that one as retired.
                 // Until then it does not count as a duplicate.
-                if is_gone {
+                if is_gone && !self.is_replica_of(listed, &entry.replica(), o.set) {
                     self.put_aside(id, entry.replica());
                     self.found_gone.insert(id);
                 }
             }
             self.announced(segment_id, named);
+        } else {
+            let sets = served.iter().filter_map(|o| Some((o.id, o.set.mark()?)));
+            asked.sets.extend(sets);
         }
         asked.removed.extend(removed);
         asked.taken = asked.taken.saturating_add(taken);
@@ -329,7 +334,7 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, known, taken: from_logs, .. } = asked;
+        let Asked { ask, reply, question, removed, mut known, taken, mut sets, .. } = asked;
         if looked_up(&ask.request).is_some() {
             match self.question_of(&ask.request, &known.about) {
                 // A key that was listed at the first question may be gone since, and a log may hold
@@ -340,16 +345,50 @@ impl Master {
             }
             return self.flush_commits();
         }
-        match ask.request {
-            Request::Remove(keys) => self.remove(&keys, &removed, reply),
-            request => {
-                let ask = Ask { request, ..ask };
-                let taken = RemovedBefore { from_logs, from_disks: known.removed_count };
-                self.enter_round(Round { ask, reply, taken });
+        if !matches!(question, LogQuestion::EndSets(_)) {
+            known.from_logs = taken;
+            if let Request::Remove(keys) = &ask.request {
+                sets.extend(self.sets_of(keys.iter().map(|key| self.id_of(key))));
+            }
+        }
+        let (from_logs, from_disks) = (known.from_logs, known.removed_count);
+        let (sets_ended, gone) = (known.sets_ended, removed.clone());
+        known.removed = removed;
+        if let Some((ask, reply)) = self.end_sets(sets, ask, reply, known) {
+            match ask.request {
+                Request::Remove(keys) => self.remove(&keys, &gone, reply),
+                request => {
+                    let ask = Ask { request, ..ask };
+                    let taken = RemovedBefore { from_logs, from_disks };
+                    self.enter_round(Round { ask, reply, taken, sets_ended });
+                }
             }
         }
         // Send what this put into the queues to owners before anything else is sent to them.
         self.flush_commits();
+    }
+
+    /// The sets of replicas that were put into logs, of these keys.
+    pub(super) fn sets_of(&self, ids: impl Iterator<Item = KeyId>) -> Vec<(KeyId, u32)> {
+        ids.filter_map(|id| Some((id, self.objects.get(&id)?.set().mark()?))).collect()
+    }
+
+    /// Before objects of these sets are removed: owners of logs serve no replica of them that comes
+    /// later [I6]. Gives the request back if there is nothing to ask.
+    pub(super) fn end_sets(
+        &mut self,
+        mut sets: Vec<(KeyId, u32)>,
+        ask: Ask,
+        reply: Reply<Response>,
+        known: Known,
+    ) -> Option<(Ask, Reply<Response>)> {
+        if sets.is_empty() || !removes(&ask.request) {
+            return Some((ask, reply));
+        }
+        sets.sort_unstable();
+        sets.dedup();
+        sets.truncate(MAX_ENDED_SETS);
+        self.ask_logs(LogQuestion::EndSets(sets), ask, reply, known)
     }
 
     /// The answer to a lookup, after all that were to be asked have answered.
@@ -531,12 +570,18 @@ impl Master {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
         let replica = entry.replica();
-        let further = |e: &Entry| !e.is_at(at) && self.is_replica_of(e, &replica, o.set);
-        if self.objects.get(&id).is_some_and(further) {
+        let further = |e: &&Entry| !e.is_at(at) && self.is_replica_of(e, &replica, o.set);
+        if let Some(e) = self.objects.get(&id).filter(further) {
+            // Fewer may be wanted since, or another one was made instead.
+            let asked_for = |r: &Replica| !e.is_extra(r.at) && self.reachable(r.segment_id);
+            if e.replicas().filter(asked_for).count() >= usize::from(e.set().wanted) {
+                return false;
+            }
             if let Some(e) = self.objects.get_mut(&id) {
                 e.add_live(replica);
             }
             self.list_at(id, segment_id, at);
+            self.mend_set(id, segment_id, at, o.set);
             self.became_live(id, segment_id);
             return true;
         }

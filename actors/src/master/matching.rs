@@ -3,6 +3,7 @@
 //! collects the keys of a part, and later removes those that matched as any other remove does.
 
 use super::entry::{Entry, State};
+use super::known::Known;
 use super::{Ask, Master};
 use crate::actor::{Context, Message, On, Reply};
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ pub(super) struct Round {
     pub ask: Ask,
     pub reply: Reply<Response>,
     pub taken: RemovedBefore,
+    /// The sets of what it removes were ended in all logs, a moment ago.
+    pub sets_ended: bool,
 }
 
 /// What was removed for a round before it began.
@@ -137,10 +140,20 @@ impl Master {
             // The actor was rebuilt meanwhile: run the round again once the index is complete.
             return self.enter_round(round);
         }
-        let Round { ask, reply, mut taken } = round;
+        let Round { ask, reply, mut taken, sets_ended } = round;
         if let Some(e) = self.refuse_round(&ask.request) {
             return reply.send(Response::Failed(e));
         }
+        // Then the round runs again.
+        let sets =
+            if sets_ended { Vec::new() } else { self.sets_of(found.keys.iter().map(|k| k.0)) };
+        let known = Known {
+            from_logs: taken.from_logs,
+            removed_count: taken.from_disks,
+            sets_ended: true,
+            ..Known::default()
+        };
+        let Some((ask, reply)) = self.end_sets(sets, ask, reply, known) else { return };
         // Each round asks the disks again, and they answer the same until the last one is over.
         if !matches!(&ask.request, Request::RemoveMatching(of) if of.from.is_none()) {
             taken.from_disks = 0;

@@ -10,7 +10,7 @@ use crate::durations::{Durations, Histogram, named};
 use crate::error::Result;
 use crate::message::{
     MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
-    SeenView, SegmentId, Term, View, is_news,
+    SeenView, SegmentId, Term, View, is_news, is_quorum,
 };
 use crate::placement::Placement;
 use crate::slow_path::MasterSlowPath;
@@ -29,12 +29,6 @@ pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long an elected master waits for ranks that were alive when it was elected.
 const LATE_MS: u64 = 3_000;
-
-/// True if so many ranks may be served: more than half of the world, or half with rank 0.
-pub(crate) fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
-    let world = world_size as usize;
-    n * 2 > world || (n * 2 == world && with_first)
-}
 
 /// Identifies one connection of one segment. A type of its own, so that it is not confused with an
 /// incarnation.

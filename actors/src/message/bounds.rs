@@ -8,9 +8,9 @@ mod calls;
 
 use super::{
     Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion,
-    MAX_BATCH, MAX_OTHERS, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner,
-    OwnerToMaster, PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent, SlotEntry, SlotRef,
-    Standing,
+    MAX_BATCH, MAX_ENDED_SETS, MAX_OTHERS, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS,
+    MasterToOwner, OwnerToMaster, PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent,
+    SlotEntry, SlotRef, Standing,
 };
 use crate::error::{Error, Result};
 use crate::message::{KeyBytes, ObjectDesc};
@@ -257,6 +257,7 @@ impl RankInfo {
                     time("a wait", *wait_ms)?;
                     list("keys", keys.len(), MAX_BATCH)
                 }
+                LogQuestion::EndSets(sets) => list("sets", sets.len(), MAX_ENDED_SETS),
                 LogQuestion::RemoveAll | LogQuestion::AnnounceAll => Ok(()),
             },
             MasterToOwner::AskDisk { question, .. } => question.check(),

@@ -171,7 +171,8 @@ pub enum OwnerToMaster {
     LogAnswer {
         /// Number of the question.
         number: u64,
-        /// To `Find`: objects that the log serves.
+        /// To `Find`: objects that the log serves. To removals: those of several replicas that lost
+        /// LIVE, as far as the master may not list them.
         served: Vec<LogObjectEntry>,
         /// To `Remove`: keys whose objects lost LIVE.
         removed: Vec<KeyId>,

@@ -48,11 +48,17 @@ pub enum LogQuestion {
     },
     /// Retire the objects of these keys; answer which of them the log served.
     Remove(Vec<KeyId>),
+    /// Replicas of these sets, which producers named, are not served from now on, also if they are
+    /// written later: the keys are being removed.
+    EndSets(Vec<(KeyId, u32)>),
     /// Retire every object of the log.
     RemoveAll,
     /// Announce every object whose put has returned, before the answer.
     AnnounceAll,
 }
+
+/// Sets of one `EndSets` at most.
+pub const MAX_ENDED_SETS: usize = 4 * super::MAX_BATCH;
 
 /// The key of an object that a producer put into a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -201,6 +201,12 @@ pub struct View {
     pub ranks: Vec<(RankInfo, RankState)>,
 }
 
+/// True if so many ranks may be served: more than half of the world, or half with rank 0.
+pub fn is_quorum(n: usize, with_first: bool, world_size: u32) -> bool {
+    let world = world_size as usize;
+    n * 2 > world || (n * 2 == world && with_first)
+}
+
 impl View {
     /// Later views are greater, across masters.
     pub fn order(&self) -> (Term, u64) {
@@ -210,6 +216,17 @@ impl View {
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.id().is_first())
+    }
+
+    /// The members whose links to the master were up.
+    pub fn linked(&self) -> impl Iterator<Item = &RankInfo> {
+        self.nodes().filter(|(_, state)| *state != RankState::Suspect).map(|(info, _)| info)
+    }
+
+    /// Whether the master served with these members: an approximation, since it counts answers.
+    pub fn has_quorum(&self) -> bool {
+        let with_first = self.linked().any(|info| info.rank == 0);
+        is_quorum(self.linked().count(), with_first, self.world_size)
     }
 
     /// The first segment of a rank, if the rank is a member.

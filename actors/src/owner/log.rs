@@ -4,6 +4,7 @@
 
 use super::attachments::AttachId;
 use super::awaited::AwaitedKeys;
+use super::ended_sets::EndedSets;
 use super::log_producers::ProducerState;
 use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
@@ -11,7 +12,8 @@ use super::{Owner, OwnerDurable, OwnerTables};
 use crate::actor::{Context, Message, On, Reply};
 use crate::counted_queue::CountedQueue;
 use crate::message::{
-    Abandoned, Gauges, KeyBytes, LogObjectEntry, LogQuestion, OwnerToMaster, SlotRef,
+    Abandoned, Gauges, KeyBytes, LogObjectEntry, LogQuestion, MAX_BATCH, OwnerToMaster, ReplicaSet,
+    SlotRef,
 };
 use nkv_store::KeyId;
 use nkv_store::device_log::{
@@ -28,6 +30,11 @@ const PIN_CHECK_NS: u64 = 5_000_000;
 /// so for a second at most. Not every wait should keep a processor of every rank awake.
 const FAST_POLLS_PER_MS: u64 = 40;
 const MAX_FAST_POLLS: u64 = 40_000;
+
+/// Whether it is one of several replicas.
+fn in_set(o: &LogObjectEntry) -> bool {
+    o.set != ReplicaSet::NONE
+}
 
 /// The master has the key string already; with it an answer might exceed the frame limit.
 fn nameless(o: LogObjectEntry) -> LogObjectEntry {
@@ -80,45 +87,64 @@ impl Changes {
 }
 
 /// The index of the segment, as the log updates it, and what changed.
-struct SegmentDirectory<'a>(&'a mut Slots, Changes, Option<&'a AwaitedKeys>);
+struct SegmentDirectory<'a> {
+    slots: &'a mut Slots,
+    changes: Changes,
+    awaited: Option<&'a AwaitedKeys>,
+    ended_sets: &'a EndedSets,
+}
+
+impl<'a> SegmentDirectory<'a> {
+    fn new(
+        slots: &'a mut Slots,
+        awaited: Option<&'a AwaitedKeys>,
+        tables: &'a OwnerTables,
+    ) -> Self {
+        Self { slots, changes: Changes::default(), awaited, ended_sets: &tables.ended_sets }
+    }
+}
 
 impl Directory for SegmentDirectory<'_> {
     fn contains(&self, key: &KeyId) -> bool {
-        self.0.serving(*key, |_| true).is_some()
+        self.slots.serving(*key, |_| true).is_some()
+    }
+
+    fn refuses(&self, object: &LogObject) -> bool {
+        self.ended_sets.contains(object.key, object.mark)
     }
 
     fn insert(&mut self, object: &LogObject) {
-        self.0.index_mut().insert(object.key, object.slot, object.epoch);
+        self.slots.index_mut().insert(object.key, object.slot, object.epoch);
         if !object.mark.is_none() {
-            self.1.marked.push(((object.slot, object.epoch), object.mark));
+            self.changes.marked.push(((object.slot, object.epoch), object.mark));
         }
-        if self.2.is_some_and(|awaited| awaited.contains(&object.key)) {
-            self.1.awaited.push(*object);
+        if self.awaited.is_some_and(|awaited| awaited.contains(&object.key)) {
+            self.changes.awaited.push(*object);
         }
     }
 
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
-        self.0.index_mut().remove(*key, slot, epoch);
-        self.1.ended.push((slot, epoch));
+        self.slots.index_mut().remove(*key, slot, epoch);
+        self.changes.ended.push((slot, epoch));
     }
 
     fn in_heap(&self, slot: u32, epoch: u32) -> Option<LogObject> {
-        let (key, object) = self.0.live_object(slot, epoch)?;
+        let (key, object) = self.slots.live_object(slot, epoch)?;
         Some(LogObject { key, slot, epoch, object, mark: SetMark::NONE })
     }
 
     fn serves(&self, key: &KeyId, slot: u32) -> bool {
-        self.0.serving(*key, |found| found == slot).is_some()
+        self.slots.serving(*key, |found| found == slot).is_some()
     }
 
     fn moved(&mut self, copy: &LogObject, from: (u32, u32)) {
         self.insert(copy);
-        self.0.index_mut().remove(copy.key, from.0, from.1);
-        self.1.moved.push((from, *copy));
+        self.slots.index_mut().remove(copy.key, from.0, from.1);
+        self.changes.moved.push((from, *copy));
     }
 
     fn expect(&self, hash: u64) {
-        self.0.index().prefetch(hash);
+        self.slots.index().prefetch(hash);
     }
 }
 
@@ -146,9 +172,9 @@ impl Log {
         };
         let (memory, log) = (durable.heap.memory().clone(), layout.device_log()?);
         let rules = (rules, durable.tables.moves.clone());
-        let mut segment = SegmentDirectory(slots, Changes::default(), None);
+        let mut segment = SegmentDirectory::new(slots, None, &durable.tables);
         let rebuilt = DeviceLog::rebuild(memory, log, rules, now_ns, &mut segment);
-        segment.1.note_marks(&durable.tables);
+        segment.changes.note_marks(&durable.tables);
         let rebuilt = rebuilt.and_then(|mut log| {
             // A pin outlives the actor, and so does what it holds behind the tail.
             log.find_left_behind(slots.held()?)?;
@@ -269,13 +295,13 @@ impl Owner {
         self.advance(log, now)?;
         log.awaited.expire(now);
         let awaited = (!log.awaited.is_empty()).then_some(&log.awaited);
-        let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
+        let mut segment = SegmentDirectory::new(&mut self.slots, awaited, &self.durable.tables);
         let accepted = log.log.accept(now, &mut segment);
         let count = accepted.as_ref().map_or(0, |n| *n);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
         // Also for objects that changed before an error.
-        let changes = segment.1;
+        let changes = segment.changes;
         changes.note_marks(&self.durable.tables);
         self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
         self.forget_evicted(&changes.ended);
@@ -342,9 +368,10 @@ impl Owner {
                 let fenced = report.fenced;
                 Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
                 let awaited = Some(&log.awaited);
-                let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), awaited);
+                let mut segment =
+                    SegmentDirectory::new(&mut self.slots, awaited, &self.durable.tables);
                 let closed = log.log.close_holes(report, now, &mut segment);
-                let changes = segment.1;
+                let changes = segment.changes;
                 changes.note_marks(&self.durable.tables);
                 self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
                 self.report_awaited(log, &changes.awaited);
@@ -409,6 +436,12 @@ impl Owner {
         self.log.iter().flat_map(|log| log.log.live()).map(|o| (o.slot, o.epoch)).collect()
     }
 
+    /// Every live object whose key string is not known.
+    fn unnamed_in_log(&self) -> impl Iterator<Item = LogObjectEntry> {
+        let all = self.log.iter().flat_map(|log| log.log.live());
+        all.map(|o| self.entry_of(&o)).filter(|e| e.key.is_empty())
+    }
+
     /// Every live object whose key string is known, for a report.
     pub(super) fn named_in_log(&self) -> Vec<LogObjectEntry> {
         let Some(log) = &self.log else { return Vec::new() };
@@ -420,7 +453,7 @@ impl Owner {
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
-        let mut segment = SegmentDirectory(&mut self.slots, Changes::default(), None);
+        let mut segment = SegmentDirectory::new(&mut self.slots, None, &self.durable.tables);
         let mut gone = Vec::new();
         for &(slot, epoch) in list {
             match log.log.retire(slot, epoch, now, &mut segment) {
@@ -457,14 +490,32 @@ impl Owner {
             }
             LogQuestion::Remove(keys) => {
                 let held = keys.into_iter().filter_map(|id| self.find_in_log(id));
-                let held: BTreeMap<_, _> = held.map(|o| ((o.slot, o.epoch), o.id)).collect();
+                let held: BTreeMap<_, _> = held.map(|o| ((o.slot, o.epoch), o)).collect();
                 let gone = self.take_away(&held.keys().copied().collect::<Vec<_>>());
-                removed = gone.iter().filter_map(|at| held.get(at).copied()).collect();
+                removed = gone.iter().filter_map(|at| held.get(at).map(|o| o.id)).collect();
+                served = held.into_values().filter(in_set).map(nameless).collect();
+            }
+            LogQuestion::EndSets(sets) => {
+                self.durable.tables.ended_sets.add(&sets, self.durable.clock.now_ns());
+                let of = |(id, set): &(KeyId, u32)| {
+                    self.find_in_log(*id).filter(|o| o.set.id == u64::from(*set))
+                };
+                let served: Vec<_> =
+                    sets.iter().filter_map(of).map(|o| (o.slot, o.epoch)).collect();
+                // The master retires those that it lists.
+                let unlisted = |(slot, epoch): &(u32, u32)| {
+                    !self.durable.tables.lock().is_reported(*slot, *epoch)
+                };
+                let unlisted: Vec<_> = served.into_iter().filter(unlisted).collect();
+                self.take_away(&unlisted);
             }
             // Answered when producers have sent them.
             LogQuestion::AnnounceAll => {}
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
+                // The master ends the sets of those that it lists.
+                let unlisted = self.unnamed_in_log().filter(in_set).take(MAX_BATCH);
+                served = unlisted.map(nameless).collect();
                 taken = self.take_away(&all).len() as u64;
             }
         }

@@ -2,6 +2,7 @@
 //! the `Freed` that the master has not acknowledged.
 
 use super::attachments::Attachments;
+use super::ended_sets::EndedSets;
 use super::log_producers::LogProducers;
 use super::names::NameSenders;
 use super::pin_tables::PinTables;
@@ -190,6 +191,8 @@ pub struct OwnerTables {
     pub log_producers: LogProducers,
     /// Shared by the owner and the thread that polls its log.
     pub log_signals: LogSignals,
+    /// What must not be served, although a producer may still write it.
+    pub ended_sets: EndedSets,
     /// Shared by the owner and the thread that copies objects within its log.
     pub moves: Arc<Moves>,
     /// The evictor may have missed an admitted or a retired object: it must read the headers.
@@ -213,6 +216,7 @@ impl OwnerTables {
             pins: PinTables::of(heap),
             log_producers: LogProducers::of(heap, grants.clone()),
             log_signals: LogSignals::default(),
+            ended_sets: EndedSets::default(),
             moves: Arc::default(),
             grants,
             evictor_missed: AtomicBool::new(false),

@@ -95,7 +95,8 @@ const LOGS: &str = "  LOG LIVE        OF";
 
 fn head(screen: &Screen) -> Vec<Line<'static>> {
     let complete = screen.members == screen.world_size as usize;
-    let members = format!("{} of {} ranks", screen.members, screen.world_size);
+    let too_few = if screen.serves { "" } else { ", too few: the master serves nothing" };
+    let members = format!("{} of {} ranks{too_few}", screen.members, screen.world_size);
     let mut first = vec![
         Span::styled("nkv top", BOLD),
         Span::raw(format!("   job {}   ", screen.job)),

@@ -31,8 +31,10 @@ pub(super) struct Screen {
     pub(super) job: String,
     /// Ranks of the job; 0 until a master has answered.
     pub(super) world_size: u32,
-    /// Ranks that are members, by the master's last answer.
+    /// Ranks that are members and linked to the master, by its last answer.
     pub(super) members: usize,
+    /// False while these are too few: then the master serves nothing.
+    pub(super) serves: bool,
     /// Why the master does not answer, and for how many milliseconds.
     pub(super) master_lost: Option<(String, u64)>,
     /// The master's figures.
@@ -223,7 +225,8 @@ impl Model {
         Screen {
             job: self.job.clone(),
             world_size: self.view.world_size,
-            members: self.view.nodes().count(),
+            members: self.view.linked().count(),
+            serves: self.view.has_quorum(),
             master_lost,
             master,
             ranks,

@@ -401,6 +401,10 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
             MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
             MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+            MasterToOwner::AskLog {
+                number: 5,
+                question: LogQuestion::EndSets(vec![(logged().id, 1 << 31 | 9)]),
+            },
             MasterToOwner::AskLog { number: 4, question: LogQuestion::AnnounceAll },
             MasterToOwner::AskDisk { number: 5, question: DiskQuestion::Find(vec![key()]) },
             MasterToOwner::AskDisk {

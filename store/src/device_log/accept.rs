@@ -264,7 +264,7 @@ impl DeviceLog {
                 self.forget_move(x);
                 return Ok(());
             }
-            if walk.directory.contains(&object.key) {
+            if walk.directory.contains(&object.key) || walk.directory.refuses(object) {
                 self.memory.store(at + OWNER_OFF, word(0, object.epoch))?;
                 self.known.put(x, n, Kind::Never);
                 self.counts.duplicates.add(n);

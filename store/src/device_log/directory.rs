@@ -36,6 +36,10 @@ pub trait Directory {
     /// Whether an object of this key, in the log or in the heap, is served in this segment. Exact:
     /// a false yes refuses a put that must succeed, a false no serves two objects of one key [I15].
     fn contains(&self, key: &KeyId) -> bool;
+    /// Whether an object that was settled now must not be served: it was removed before.
+    fn refuses(&self, _object: &LogObject) -> bool {
+        false
+    }
     /// The object is served from now on. Called again after an actor restart for objects served
     /// before.
     fn insert(&mut self, object: &LogObject);

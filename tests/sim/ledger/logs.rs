@@ -241,8 +241,11 @@ impl Ledger {
             let put = history.put(*p);
             put.is_live() && put.spot.is_some_and(|s| s.incarnation == spot.incarnation)
         };
-        let key = history.put(put).key;
-        if !history.keys[key].puts.iter().any(first) {
+        let (key, began) = (history.put(put).key, history.put(put).began);
+        // A replica that comes after a removal of its put is not served, either.
+        let mut removals = history.keys[key].removals.values();
+        let removed = history.put(put).several && removals.any(|r| r.may_take(began));
+        if !removed && !history.keys[key].puts.iter().any(first) {
             let name = history.name(key);
             let text = format!("[I15] {spot:?} of {name} is void, and nothing of its key is there");
             history.wrong(&self.trace, text);

@@ -1,5 +1,4 @@
-//! Puts of several replicas into the logs of as many ranks, side by side where these are on other
-//! hosts. Each replica is claimed, written and published like an object that is alone; a mark in
+//! Puts of several replicas into the logs of as many ranks, over tcp side by side. Each replica is claimed, written and published like an object that is alone; a mark in
 //! their headers tells owners and master that they belong together.
 
 use super::append::{OfOwner, Wanted, goes_alone};
@@ -25,10 +24,26 @@ impl Client {
 
     /// Puts each item into as many logs as it is to have replicas; for each, how many took it.
     /// None: it needs plans, because fewer logs could take it, or none did.
-    pub(in crate::client) fn put_in_logs(
+    pub(in crate::client) async fn put_in_logs(
         &self,
         items: &[(&[u8], &[u8])],
         hashes: &[u64],
+        opts: &PutOptions,
+    ) -> Vec<Option<Result<u32>>> {
+        if !self.knows_members().await {
+            return vec![None; items.len()];
+        }
+        // Where room counts it must be known of all logs.
+        self.attach_logs_of(self.shared.logs_to_compare()).await;
+        let ranks = self.shared.ranks_for_replicas(hashes, opts);
+        self.attach_logs_of(ranks.iter().flatten().flatten().copied().collect()).await;
+        self.put_replicas_by_log((items, hashes), ranks, opts)
+    }
+
+    fn put_replicas_by_log(
+        &self,
+        (items, hashes): (&[(&[u8], &[u8])], &[u64]),
+        ranks: Vec<Option<Vec<u32>>>,
         opts: &PutOptions,
     ) -> Vec<Option<Result<u32>>> {
         let mut done: Vec<Option<Result<u32>>> = vec![None; items.len()];
@@ -36,21 +51,23 @@ impl Client {
         if self.shared.draining.load(Ordering::Acquire) {
             return done;
         }
-        let mut by_owner: BTreeMap<u32, OfOwner<'_>> = BTreeMap::new();
-        for (index, ((key, value), hash)) in items.iter().zip(hashes).enumerate() {
+        let mut by_owner: BTreeMap<u64, OfOwner<'_>> = BTreeMap::new();
+        let items = items.iter().zip(hashes).zip(ranks);
+        for (index, (((key, value), hash), ranks)) in items.enumerate() {
             if let Err(e) = Self::check_new(key, opts) {
                 done[index] = Some(Err(e));
                 continue;
             }
-            for (peer, put) in self.replicas_in_logs((key, *hash), value, opts).unwrap_or_default()
-            {
-                let of_owner = by_owner.entry(peer.rank).or_insert_with(|| (peer, Vec::new()));
+            let replicas = ranks.and_then(|r| self.replicas_in_logs((key, *hash), value, r, opts));
+            for (peer, put) in replicas.unwrap_or_default() {
+                let of_owner = by_owner.entry(peer.incarnation);
+                let of_owner = of_owner.or_insert_with(|| (peer, Vec::new()));
                 of_owner.1.push(Wanted { index, key, value, put, done: None });
             }
         }
         let mut all: Vec<_> = by_owner.into_values().collect();
         self.at_owners(&mut all, |peer, wanted| self.put_replicas_at(peer, wanted));
-        let mut results: Vec<Vec<Option<Result<()>>>> = vec![Vec::new(); items.len()];
+        let mut results: Vec<Vec<Option<Result<()>>>> = vec![Vec::new(); done.len()];
         for put in all.into_iter().flat_map(|(_, wanted)| wanted) {
             results[put.index].push(put.done);
         }
@@ -66,12 +83,12 @@ impl Client {
         &self,
         (key, hash): (&[u8], u64),
         value: &[u8],
+        ranks: Vec<u32>,
         opts: &PutOptions,
     ) -> Option<Vec<(Arc<Peer>, LogPut)>> {
         if self.stripes_for(value.len(), opts) > 1 {
             return None;
         }
-        let ranks = self.shared.ranks_for_replicas(hash, opts)?;
         let mark = SetMark::new(self.shared.env.random.u64(), opts.wanted_replicas());
         let clock = &*self.shared.env.clock;
         let replica = |rank: u32| {
@@ -96,6 +113,10 @@ impl Client {
             self.put_at(peer, &mut wanted[..together]);
         }
         for put in wanted.iter_mut().filter(|put| put.done.is_none()) {
+            // Refused for one of them, or before: it may be for long.
+            if log.is_refused(&*self.shared.env.clock) {
+                return;
+            }
             match self.put_into((peer, log), put.key, &put.put, Value::Whole(put.value)) {
                 Ok(Took::Written) => {
                     log.was_served();
@@ -119,7 +140,9 @@ impl Client {
     fn taken(&self, results: Vec<Option<Result<()>>>, asked_for: u8) -> Option<Result<u32>> {
         let made = results.iter().filter(|done| matches!(done, Some(Ok(())))).count() as u32;
         if made == 0 {
-            return results.into_iter().flatten().next().map(|failed| failed.map(|()| 0));
+            // Where a log took nothing, plans may store it.
+            let failed: Option<Vec<_>> = results.into_iter().collect();
+            return failed?.pop().map(|failed| failed.map(|()| 0));
         }
         let short = u32::from(asked_for).saturating_sub(made);
         self.shared.writes.replicas_short.add(short as usize);

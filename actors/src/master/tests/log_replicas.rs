@@ -2,8 +2,11 @@
 
 use super::bench::*;
 use super::extras::{asked_to_make, missing, passes};
-use super::log::{in_log, with_log_slots};
-use crate::message::{LogObjectEntry, MasterToOwner, OwnerToMaster, ReplicaSet, SeenView, Term};
+use super::log::{answers, in_log, is_asked, with_log_slots};
+use crate::message::{
+    LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, ReplicaSet, Request, Response,
+    SeenView, Selection, Term,
+};
 use nkv_store::object::SetMark;
 
 /// Three ranks with logs.
@@ -72,4 +75,67 @@ async fn a_replica_that_is_announced_in_time_is_not_made_again() {
     assert_eq!(missing(&bench).await, 0);
     let asked = ranks[1].drain().await;
     assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+}
+
+#[tokio::test]
+async fn i6_a_removal_ends_the_set_in_all_logs_before_it_is_done() {
+    for request in [
+        Request::Remove(vec![key("k")]),
+        Request::RemoveMatching(Selection { pattern: Some("k".to_string()), from: None }),
+    ] {
+        let (bench, mut ranks) = three().await;
+        let listed = replica("k", 5, 2);
+        ranks[1].sends(OwnerToMaster::Announced(vec![listed.clone()])).await;
+        let at = ranks[1].at(3, 1);
+        eventually("it is listed", async || located(&bench).await, |found| *found == [at]).await;
+        for rank in &mut ranks {
+            rank.drain().await;
+        }
+        let removed = bench.asks(request);
+        for rank in &mut ranks {
+            let (number, _) = is_asked(rank).await;
+            answers(rank, number, Vec::new()).await;
+        }
+        let set = (listed.id, SetMark::new(5, 2).word());
+        let mut numbers = Vec::new();
+        for rank in &mut ranks {
+            let (number, question) = is_asked(rank).await;
+            assert_eq!(question, LogQuestion::EndSets(vec![set]));
+            numbers.push(number);
+        }
+        for (rank, number) in ranks.iter().zip(numbers) {
+            assert!(!removed.is_finished());
+            answers(rank, number, Vec::new()).await;
+        }
+        assert_eq!(ranks[1].retires().await, at);
+        let answer = tokio::time::timeout(LIMIT, removed).await.expect("no answer").unwrap();
+        assert!(
+            matches!(&answer, Response::Done(done) if done[0].is_ok())
+                || matches!(&answer, Response::Swept(swept) if swept.removed == 1),
+            "{answer:?}"
+        );
+    }
+}
+
+/// It was not listed yet: the log says to which set it belonged.
+#[tokio::test]
+async fn i6_the_set_of_an_object_that_only_its_log_knew_is_ended_as_well() {
+    let (bench, mut ranks) = three().await;
+    let removed = bench.asks(Request::Remove(vec![key("k")]));
+    for (n, rank) in ranks.iter_mut().enumerate() {
+        let (number, _) = is_asked(rank).await;
+        let set = replica("k", 5, 2);
+        let gone = if n == 1 { vec![set.id] } else { Vec::new() };
+        let served = if n == 1 { vec![set] } else { Vec::new() };
+        let answer = OwnerToMaster::LogAnswer { number, served, removed: gone, taken: 0 };
+        rank.sends(answer).await;
+    }
+    for rank in &mut ranks {
+        let (number, question) = is_asked(rank).await;
+        assert!(matches!(question, LogQuestion::EndSets(sets) if sets.len() == 1));
+        assert!(!removed.is_finished());
+        answers(rank, number, Vec::new()).await;
+    }
+    let Response::Done(done) = removed.await.unwrap() else { panic!("not done") };
+    assert_eq!(done, [Ok(())]);
 }

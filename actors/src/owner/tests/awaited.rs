@@ -1,9 +1,11 @@
-//! Keys that callers wait for at the master.
+//! Keys that callers wait for at the master, and sets of replicas that are removed: what the owner
+//! does with what its log accepts.
 
 use super::{Bench, HASHER, LIMIT};
-use crate::message::{LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster};
+use crate::message::{LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, ReplicaSet};
 use crate::owner::log::Drain;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut};
+use nkv_store::object::SetMark;
 use nkv_store::op::Op;
 
 const LOG: u64 = 16 * 4096;
@@ -11,8 +13,12 @@ const LOG: u64 = 16 * 4096;
 impl Bench {
     /// Puts into the log, as a producer that never reports its key.
     fn logs(&self, key: &[u8]) {
+        self.logs_in_set(key, SetMark::NONE);
+    }
+
+    fn logs_in_set(&self, key: &[u8], mark: SetMark) {
         let (memory, layout) = (&**self.heap.memory(), self.heap.layout().device_log().unwrap());
-        let put = LogPut::new(layout, HASHER.id(key), 4096, 100).unwrap();
+        let put = LogPut::new(layout, HASHER.id(key), 4096, 100).unwrap().in_set(mark);
         let mut line = ControlLine::unread();
         line.read().run(memory).unwrap();
         let mut claim = put.fetch_add();
@@ -81,4 +87,35 @@ async fn a_key_whose_time_is_over_is_not_awaited() {
         _ => None,
     });
     assert!(first.await, "it is announced later, with its key string");
+}
+
+fn find(key: &[u8]) -> LogQuestion {
+    LogQuestion::Find(vec![HASHER.id(key)])
+}
+
+#[tokio::test]
+async fn i6_a_replica_of_a_set_that_was_removed_is_not_served_whenever_it_comes() {
+    let mut bench = Bench::with_log(LOG).await;
+    let (mark, other) = (SetMark::new(1, 2), SetMark::new(2, 2));
+    bench.logs_in_set(b"k", mark);
+    let served = bench.asked(find(b"k")).await;
+    assert_eq!(served[0].set, ReplicaSet::of_mark(mark), "known as soon as it is found");
+    // What it retires for a removal it names with its set.
+    let gone = bench.asked(LogQuestion::Remove(vec![HASHER.id(b"k")])).await;
+    assert_eq!(gone[0].set.mark(), Some(mark.word()));
+    bench.asked(LogQuestion::EndSets(vec![(HASHER.id(b"k"), mark.word())])).await;
+    bench.logs_in_set(b"k", mark);
+    assert!(bench.asked(find(b"k")).await.is_empty(), "another replica that came late");
+    // A panic of the actor changes nothing.
+    bench.owner.call(crate::actor::Crash, LIMIT).await.unwrap_err();
+    bench.logs_in_set(b"k", mark);
+    assert!(bench.asked(find(b"k")).await.is_empty());
+    bench.logs_in_set(b"k", other);
+    assert_eq!(bench.asked(find(b"k")).await.len(), 1, "a later put of the key");
+    // The master retires what it lists; what it does not know is retired here.
+    bench.logs_in_set(b"unlisted", other);
+    let ids = [HASHER.id(b"k"), HASHER.id(b"unlisted")];
+    bench.asked(LogQuestion::EndSets(ids.map(|id| (id, other.word())).to_vec())).await;
+    assert_eq!(bench.asked(find(b"k")).await.len(), 1);
+    assert!(bench.asked(find(b"unlisted")).await.is_empty());
 }
