@@ -81,6 +81,15 @@ impl Master {
         self.ask_logs(question, ask, reply, known)
     }
 
+    /// Has logs say which of these keys they serve, although they are listed: an owner may have an
+    /// object whose key string is on its way.
+    pub(super) fn ask_logs_for(&mut self, keys: Vec<KeyBytes>) {
+        let question = LogQuestion::Find(keys.iter().map(|key| self.id_of(key)).collect());
+        let request = Request::GetLocation { keys, gone: Vec::new(), promote: Promote::No };
+        let ask = Ask { producer: 0, request };
+        let _ = self.ask_logs(question, ask, Reply::nobody(), Known::default());
+    }
+
     /// As [`Self::ask_logs_first`] about a lookup, after objects were brought back from disk.
     pub(super) fn look_up_again(&mut self, ask: Ask, reply: Reply<Response>, known: Known) {
         let known = Known { until_ms: 0, about: Vec::new(), ..known };
@@ -582,6 +591,7 @@ impl Master {
             }
             self.list_at(id, segment_id, at);
             self.mend_set(id, segment_id, at, o.set);
+            self.has_others(id);
             self.became_live(id, segment_id);
             return true;
         }

@@ -29,12 +29,26 @@ const AGAIN_MS: u64 = 100;
 const MOST_AGAIN_MS: u64 = 3_000;
 /// Owners of logs announce all replicas of a put within this time.
 const ANNOUNCED_MS: u64 = 3_000;
+/// Then the logs are asked for what they have not announced: for so many objects at one tick. They
+/// have this time.
+const ASKED_MS: u64 = 1_200;
+const MOST_ASKED_FOR: usize = 256;
 const MOST_TRIES: u32 = 24;
 
 #[derive(Debug)]
 struct Waiting {
     id: KeyId,
     tries: u32,
+}
+
+/// The first replica of a put that a log has announced.
+#[derive(Debug)]
+struct Announced {
+    until_ms: u64,
+    id: KeyId,
+    at: SlotRef,
+    /// The logs were asked for the others.
+    asked: bool,
 }
 
 /// See the file's first paragraph.
@@ -47,7 +61,9 @@ pub(super) struct Repairs {
     later: VecDeque<(u64, Waiting)>,
     known: HashSet<KeyId>,
     /// Put into logs, of which not all have announced it: when they are looked at, in this order.
-    announced: VecDeque<(u64, KeyId)>,
+    announced: VecDeque<Announced>,
+    /// Of these objects: the first replica.
+    unannounced: HashMap<KeyId, SlotRef>,
     /// Replicas that are being retired because they were too many.
     surplus: HashSet<SlotRef>,
 }
@@ -73,6 +89,9 @@ impl Repairs {
     /// An object is gone.
     pub(super) fn ended(&mut self, id: &KeyId, at: SlotRef) {
         self.was_surplus(at);
+        if !self.unannounced.is_empty() {
+            self.unannounced.remove(id);
+        }
         if !self.known.is_empty() {
             self.forget(id);
         }
@@ -123,21 +142,50 @@ impl Master {
 
     /// A log announced the first replica of a put. The others are announced soon, or were not made.
     pub(super) fn expect_others(&mut self, id: KeyId) {
-        if self.objects.get(&id).is_some_and(|e| e.set().wanted > 1) {
-            let until_ms = self.now_ms() + ANNOUNCED_MS;
-            self.repairs.announced.push_back((until_ms, id));
+        let Some(e) = self.objects.get(&id).filter(|e| e.set().wanted > 1) else { return };
+        let (until_ms, at) = (self.now_ms() + ANNOUNCED_MS, e.at());
+        self.repairs.announced.push_back(Announced { until_ms, id, at, asked: false });
+        self.repairs.unannounced.insert(id, at);
+    }
+
+    /// A log announced a further one. What is evicted from now on is not made again.
+    pub(super) fn has_others(&mut self, id: KeyId) {
+        let few = |e: &Entry| e.made().0 < usize::from(e.set().wanted);
+        if !self.repairs.unannounced.is_empty() && !self.objects.get(&id).is_some_and(few) {
+            self.repairs.unannounced.remove(&id);
         }
     }
 
-    /// Notes those of which no further replica was announced in time.
+    /// Asks the logs for replicas that were not announced in time, and then has those made that no
+    /// log has.
     fn note_unannounced(&mut self) {
         let now = self.now_ms();
-        while let Some((until_ms, id)) = self.repairs.announced.front().copied()
-            && (until_ms <= now || self.repairs.announced.len() > MOST_WAITING)
+        let mut keys = Vec::new();
+        while keys.len() < MOST_ASKED_FOR
+            && let Some(first) = self.repairs.announced.front()
+            && (first.until_ms <= now || self.repairs.announced.len() > MOST_WAITING)
         {
-            self.repairs.announced.pop_front();
-            self.note_short(id);
+            let Some(first) = self.repairs.announced.pop_front() else { break };
+            let waits = self.repairs.unannounced.get(&first.id) == Some(&first.at);
+            let Some(e) = self.objects.get(&first.id).filter(|_| waits) else { continue };
+            if first.asked || self.repairs.announced.len() > MOST_WAITING {
+                self.repairs.unannounced.remove(&first.id);
+                self.note_short(first.id);
+            } else {
+                keys.push(KeyBytes::shared(e.key.clone()));
+                let until_ms = now + ASKED_MS;
+                self.repairs.announced.push_back(Announced { until_ms, asked: true, ..first });
+            }
         }
+        if !keys.is_empty() {
+            self.ask_logs_for(keys);
+        }
+    }
+
+    /// A new term: nothing is listed.
+    pub(super) fn forget_announced(&mut self) {
+        self.repairs.announced.clear();
+        self.repairs.unannounced.clear();
     }
 
     /// How many objects have fewer replicas than they should.

@@ -252,6 +252,7 @@ impl Master {
         self.stripes = super::Stripes::default();
         self.aside.clear();
         self.found_gone.clear();
+        self.forget_announced();
         self.plans.clear();
         self.allocators.clear();
         self.commits_out.clear();

@@ -51,16 +51,52 @@ async fn i15_replicas_announced_by_several_logs_are_one_object_and_another_put_i
     assert_eq!(located(&bench).await, both);
 }
 
-#[tokio::test]
-async fn a_replica_that_no_log_announces_in_time_is_made_by_the_one_that_did() {
+/// A first replica is announced, and some seconds later the logs are asked for others.
+async fn alone() -> (Bench, Vec<Rank>, u64) {
     let (bench, mut ranks) = three().await;
     ranks[1].sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
     let first = [ranks[1].at(3, 1)];
     eventually("it is listed", async || located(&bench).await, |at| *at == first).await;
     pass(&bench, 2_500, &ranks).await;
     assert_eq!(missing(&bench).await, 0, "the others may be on their way");
-    pass(&bench, 1_000, &ranks).await;
+    pass(&bench, 750, &ranks).await;
+    let (number, question) = is_asked(&mut ranks[2]).await;
+    assert_eq!(question, LogQuestion::Find(vec![in_log("k").id]));
+    (bench, ranks, number)
+}
+
+#[tokio::test]
+async fn a_replica_that_no_log_has_is_made_by_the_one_that_does() {
+    let (bench, mut ranks, number) = alone().await;
+    answers(&ranks[2], number, Vec::new()).await;
+    pass(&bench, 1_500, &ranks).await;
     assert_eq!(ranks[1].receives(asked_to_make).await, [key("k")]);
+}
+
+#[tokio::test]
+async fn a_replica_whose_key_was_not_sent_is_found_by_asking_and_not_made_again() {
+    let (bench, mut ranks, number) = alone().await;
+    let nameless = LogObjectEntry { key: key(""), ..replica("k", 5, 2) };
+    answers(&ranks[2], number, vec![nameless]).await;
+    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
+    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    pass(&bench, 4_000, &ranks).await;
+    let asked = ranks[1].drain().await;
+    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_replica_that_was_announced_and_evicted_is_not_made_again() {
+    let (bench, mut ranks) = three().await;
+    for rank in &ranks[1..] {
+        rank.sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
+    }
+    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
+    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    ranks[2].sends(OwnerToMaster::Retired(vec![both[1]])).await;
+    pass(&bench, 6_000, &ranks).await;
+    let asked = ranks[1].drain().await;
+    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
 }
 
 #[tokio::test]
