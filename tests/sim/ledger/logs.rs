@@ -71,7 +71,10 @@ impl History {
             |s: SlotEpoch| self.members.is_empty() || self.members.contains(&s.incarnation);
         let beside = |p: &&PutId| {
             let other = self.put(**p);
-            other.rank == rank && other.is_live() && other.spot.is_some_and(member)
+            // A put may take plans after an error of a log that took it all the same: of the two
+            // the owner retires one when the plan is committed.
+            let both_ways = put.ended.is_none() && other.logged.is_some();
+            other.rank == rank && other.is_live() && other.spot.is_some_and(member) && !both_ways
         };
         let beside = all.iter().find(beside).copied();
         let made_of = put.logged.or(put.made_of);
