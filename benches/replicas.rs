@@ -1,5 +1,5 @@
-//! Puts of two replicas beside puts of one, by plans and into logs, and reads of one hot object by four clients beside
-//! three replicas and beside one.
+//! Puts of two replicas beside puts of one, by plans and into logs, and reads of one hot object by
+//! four clients beside three replicas and beside one.
 //!
 //!   cargo bench --bench replicas
 //!

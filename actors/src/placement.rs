@@ -15,7 +15,7 @@ mod tests;
 
 pub use distance::{FARTHEST, Nearest, Site};
 pub use rack::RackPath;
-pub use spread::{Place, apart};
+pub use spread::apart;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -22,8 +22,8 @@ counters! {
         /// Replicas that puts asked for and did not make: no other rank had room, or none could be
         /// reached.
         replicas_short,
-        /// Puts that tried a log and then used a plan, and replicas that a log did not take: no room
-        /// in it, now or ever, or a claim given up.
+        /// Puts that tried a log and then used a plan, and replicas that a log did not take: no
+        /// room in it, now or ever, or a claim given up.
         log_full,
         /// Claims given up while they waited for room.
         log_abandoned,

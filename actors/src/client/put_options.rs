@@ -100,7 +100,8 @@ impl PutOptions {
 
     /// Replicas of the object, each at another rank, on other hosts as far as there are any: 8 at
     /// most. They go into logs, as a single object does. A put that makes fewer is `Ok`, and the
-    /// others are made later; [`Client::put_replicas`], which takes plans, says how many it made. What is read from a device by a plan gets one.
+    /// others are made later; [`Client::put_replicas`], which takes plans, says how many it made.
+    /// What is read from a device by a plan gets one.
     ///
     /// [`Client::put_replicas`]: crate::Client::put_replicas
     #[must_use]

@@ -6,7 +6,7 @@ use super::{ClientConfig, PutOptions, Shared};
 use crate::environment::Environment;
 use crate::message::{Medium, Preferred, RankState, View};
 use crate::placement::{
-    Candidate, Nearest, Place, Placement, RackPath, Site, Strategy, apart, best, drawn,
+    Candidate, Nearest, Placement, RackPath, Site, Strategy, apart, best, drawn,
 };
 use nkv_store::device_log::ControlLine;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(crate) struct RankChoice {
     all: Vec<Candidate>,
     nearest: Option<Nearest>,
     /// Hosts and racks of ranks.
-    places: BTreeMap<u32, (u64, RackPath)>,
+    sites: BTreeMap<u32, (u64, RackPath)>,
     /// Ranks to which this handle tried to attach since it has this view.
     tried: Mutex<BTreeSet<u32>>,
 }
@@ -53,7 +53,7 @@ impl RankChoice {
             strategy: view.placement.strategy(view.world_size),
             with_logs: all.iter().copied().filter(|c| c.free_bytes > 0).collect(),
             all,
-            places: view.nodes().map(|(i, _)| (i.rank, (i.boot_id, i.rack.clone()))).collect(),
+            sites: view.nodes().map(|(i, _)| (i.rank, (i.boot_id, i.rack.clone()))).collect(),
             nearest: nearest.map(|(distance, rank)| Nearest { rank, distance }),
             tried: Mutex::default(),
         }
@@ -76,13 +76,13 @@ impl RankChoice {
         (further, wanted): (&[Preferred], usize),
     ) -> Option<Vec<u32>> {
         let named = |rank: u32| further.iter().any(|wish| wish.rank == Some(rank));
-        let place = |rank: u32| {
-            let (host, rack) = self.places.get(&rank)?;
-            Some(Place { host: *host, rack })
+        let site = |rank: u32| {
+            let (boot_id, rack) = self.sites.get(&rank)?;
+            Some(Site { boot_id: *boot_id, numa_node: None, rack })
         };
         let others = ordered.into_iter().filter(|rank| *rank != first && !named(*rank));
-        let others = others.filter_map(|rank| Some((rank, place(rank)?))).collect();
-        let mut others = apart(place(first).into_iter(), others).into_iter();
+        let others = others.filter_map(|rank| Some((rank, site(rank)?))).collect();
+        let mut others = apart(site(first).into_iter(), others).into_iter();
         let mut ranks = vec![first];
         for n in 1..wanted {
             let wish = further.get(n - 1).and_then(|wish| wish.rank);

@@ -5,7 +5,7 @@ use super::Master;
 use super::allocator::Need;
 use crate::error::{Error, Result};
 use crate::message::{Medium, OpenItem, RankInfo, RankState, SegmentId};
-use crate::placement::{Candidate, FARTHEST, Nearest, Place, Site, apart};
+use crate::placement::{Candidate, FARTHEST, Nearest, Site, apart};
 use nkv_store::{KeyId, Retention};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -147,12 +147,9 @@ impl Master {
         let takes = |s: &SegmentId| !self.durable.members.is_backlogged(*s);
         let ranks = self.ranked(key, nearest, need).into_iter();
         let ranks = ranks.filter(|(rank, _)| is_free(*rank)).map(|(_, best)| best).filter(takes);
-        let place = |s: &SegmentId| {
-            let info = &self.allocators.get(s)?.info;
-            Some(Place { host: info.boot_id, rack: &info.rack })
-        };
-        let ranks: Vec<_> = ranks.filter_map(|s| Some((s, place(&s)?))).collect();
-        apart(taken.iter().filter_map(place), ranks)
+        let site = |s: &SegmentId| self.allocators.get(s).map(|b| Site::of(&b.info));
+        let ranks: Vec<_> = ranks.filter_map(|s| Some((s, site(&s)?))).collect();
+        apart(taken.iter().filter_map(site), ranks)
     }
 
     /// Whether a rank that has no replica yet has room for one of so many bytes now.

@@ -1,5 +1,6 @@
-//! Puts of several replicas into the logs of as many ranks, over tcp side by side. Each replica is claimed, written and published like an object that is alone; a mark in
-//! their headers tells owners and master that they belong together.
+//! Puts of several replicas into the logs of as many ranks, over tcp side by side. Each replica is
+//! claimed, written and published like an object that is alone; by a mark in their headers owners
+//! and master know that they belong together.
 
 use super::append::{OfOwner, Wanted, goes_alone};
 use super::{LogPut, Took};
@@ -15,6 +16,9 @@ use nkv_transport::verbs::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// The hash of a key, and the ranks for its replicas; None: plans.
+type Chosen = (u64, Option<Vec<u32>>);
 
 impl Client {
     /// Whether replicas of a put may go into logs.
@@ -37,13 +41,14 @@ impl Client {
         self.attach_logs_of(self.shared.logs_to_compare()).await;
         let ranks = self.shared.ranks_for_replicas(hashes, opts);
         self.attach_logs_of(ranks.iter().flatten().flatten().copied().collect()).await;
-        self.put_replicas_by_log((items, hashes), ranks, opts)
+        let chosen = hashes.iter().copied().zip(ranks).collect();
+        self.put_at_chosen(items, chosen, opts)
     }
 
-    fn put_replicas_by_log(
+    fn put_at_chosen(
         &self,
-        (items, hashes): (&[(&[u8], &[u8])], &[u64]),
-        ranks: Vec<Option<Vec<u32>>>,
+        items: &[(&[u8], &[u8])],
+        chosen: Vec<Chosen>,
         opts: &PutOptions,
     ) -> Vec<Option<Result<u32>>> {
         let mut done: Vec<Option<Result<u32>>> = vec![None; items.len()];
@@ -52,13 +57,13 @@ impl Client {
             return done;
         }
         let mut by_owner: BTreeMap<u64, OfOwner<'_>> = BTreeMap::new();
-        let items = items.iter().zip(hashes).zip(ranks);
-        for (index, (((key, value), hash), ranks)) in items.enumerate() {
+        let items = items.iter().zip(chosen);
+        for (index, ((key, value), (hash, ranks))) in items.enumerate() {
             if let Err(e) = Self::check_new(key, opts) {
                 done[index] = Some(Err(e));
                 continue;
             }
-            let replicas = ranks.and_then(|r| self.replicas_in_logs((key, *hash), value, r, opts));
+            let replicas = ranks.and_then(|r| self.replicas_in_logs((key, hash), value, r, opts));
             for (peer, put) in replicas.unwrap_or_default() {
                 let of_owner = by_owner.entry(peer.incarnation);
                 let of_owner = of_owner.or_insert_with(|| (peer, Vec::new()));
