@@ -432,25 +432,38 @@ impl Master {
     /// Remembers an object that a log serves under a key whose entry is another one.
     fn put_aside(&mut self, id: KeyId, served: Replica) {
         self.aside.entry(id).or_default().insert(served.segment_id, served);
+        // So that its end is noticed.
+        self.list_at(id, served.segment_id, served.at);
+    }
+
+    /// An object that is not listed under this key has ended.
+    pub(super) fn forget_aside(&mut self, id: KeyId, at: SlotRef) {
+        let Some(aside) = self.aside.get_mut(&id) else { return };
+        aside.retain(|_, served| served.at != at);
+        if aside.is_empty() {
+            self.aside.remove(&id);
+        }
     }
 
     /// A removal of this key begins: what logs serve under it goes with its entry, and is waited
     /// for [I6].
     pub(super) fn remove_aside(&mut self, id: KeyId) {
-        let (Some(aside), Some(e)) = (self.aside.get_mut(&id), self.objects.get_mut(&id)) else {
-            return;
+        let Some(mut aside) = self.aside.remove(&id) else { return };
+        let taken = self.objects.get(&id).map_or(0, |e| e.places().count());
+        let room = usize::from(MAX_REPLICAS).saturating_sub(taken);
+        // What ended while its rank's link was down is listed no more.
+        let there = |served: &Replica| {
+            self.listed_at(served.segment_id, &served.at) == Some(id)
+                && self.objects.get(&id).is_some_and(|e| !e.is_at(served.at))
         };
-        let room = usize::from(MAX_REPLICAS).saturating_sub(e.places().count());
-        let others: Vec<_> =
-            aside.extract_if(.., |_, served| !e.is_at(served.at)).take(room).collect();
-        if aside.is_empty() {
-            self.aside.remove(&id);
-        }
-        for (segment_id, served) in others {
+        let others: Vec<_> = aside.extract_if(.., |_, served| there(served)).take(room).collect();
+        for (_, served) in others {
             if let Some(e) = self.objects.get_mut(&id) {
                 e.add_live(served);
             }
-            self.list_at(id, segment_id, served.at);
+        }
+        if !aside.is_empty() {
+            self.aside.insert(id, aside);
         }
     }
 
@@ -540,10 +553,10 @@ impl Master {
         for MovedObject { slot, epoch, to } in list {
             let at = SlotRef { incarnation, slot: to.slot, epoch: to.epoch };
             let from = SlotRef { incarnation, slot, epoch };
-            if let Some(aside) = self.aside.get_mut(&to.id).and_then(|a| a.get_mut(&segment_id))
+            if let Some(aside) = self.aside.get(&to.id).and_then(|a| a.get(&segment_id))
                 && aside.at == from
             {
-                *aside = Replica { segment_id, at, object: to.object };
+                self.put_aside(to.id, Replica { segment_id, at, object: to.object });
             }
             let Some(entry) = self.objects.get_mut(&to.id).filter(|e| e.is_at(from)) else {
                 // Announced, and then listed elsewhere or not any more.

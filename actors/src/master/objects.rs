@@ -117,7 +117,9 @@ impl Master {
     /// Removes the place at `at` from its entry, and the entry with its last one; then completes
     /// the removes that wait for it. Nothing if the entry has no place there.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
-        let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else { return };
+        let Some(e) = self.objects.get_mut(&id).filter(|e| e.is_at(at)) else {
+            return self.forget_aside(id, at);
+        };
         let segment_id = e.places().find(|r| r.at == at).map(|r| r.segment_id);
         let extra = e.is_extra(at);
         let gone = e.forget(at);

@@ -341,3 +341,22 @@ async fn i6_a_removal_by_pattern_takes_what_a_log_serves_beside_a_plan_and_waits
     let Response::Swept(swept) = answer else { panic!("{answer:?}") };
     assert_eq!((swept.removed, swept.unconfirmed), (1, 0));
 }
+
+/// The log had evicted it meanwhile: nobody would report its end once more.
+#[tokio::test]
+async fn i6_what_a_log_served_beside_a_plan_and_has_evicted_is_not_waited_for() {
+    let (bench, mut first, mut logs) = with_log().await;
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
+    logs.sends(OwnerToMaster::Retired(vec![logs.at(3, 1)])).await;
+    let of = Selection { pattern: Some("k".to_string()), from: None };
+    let removed = bench.asks(Request::RemoveMatching(of));
+    let (number, _) = is_asked(&mut logs).await;
+    answers(&logs, number, Vec::new()).await;
+    let ends = |d: &MasterToOwner| matches!(d, MasterToOwner::EndPlan { .. }).then_some(());
+    first.receives(ends).await;
+    first.sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
+    let answer = tokio::time::timeout(LIMIT, removed).await.expect("no answer").unwrap();
+    let Response::Swept(swept) = answer else { panic!("{answer:?}") };
+    assert_eq!((swept.removed, swept.unconfirmed), (1, 0));
+}
