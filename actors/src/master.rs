@@ -119,6 +119,8 @@ pub struct Master {
     // Keys for which device logs serve objects besides the listed entry, and where: at most one per
     // segment.
     aside: HashMap<KeyId, BTreeMap<SegmentId, entry::Replica>>,
+    /// Sets of replicas of which logs retired some for a removal, and that are not ended yet.
+    unended: BTreeSet<(KeyId, u32)>,
     // Those of them whose listed object a reader found gone: then the logged object is no
     // duplicate.
     found_gone: HashSet<KeyId>,
@@ -238,6 +240,7 @@ impl Role for Master {
             resending: BTreeMap::new(),
             awaiting: Awaiting::default(),
             aside: HashMap::new(),
+            unended: BTreeSet::new(),
             found_gone: HashSet::new(),
             backlogged: BTreeSet::new(),
             removing: HashMap::default(),
@@ -375,7 +378,7 @@ impl Master {
                 reply.send(Response::View(self.durable.members.view()))
             }
             Request::List { .. } | Request::RemoveMatching(_) => {
-                self.enter_round(Round { ask, reply, taken, sets_ended: false })
+                self.enter_round(Round::new(ask, reply, taken))
             }
         }
     }

@@ -316,6 +316,8 @@ mod tests {
         assert_eq!((found.members, found.link_down.as_slice()), (1, &[2][..]));
         let text = text(&found);
         let end = "1 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0; placement: hash\n\
+                   the master serves nothing: 1 of 3 ranks are linked to it, and it needs more \
+                   than half, or half with rank 0: start the missing ranks\n\
                    rank 2: its link to the master is down, last heard of 9 ms ago\n\
                    rank 1 (pid 8) was refused 70 ms ago: its world\n";
         assert!(text.ends_with(end), "{text}");

@@ -24,8 +24,10 @@ pub(super) struct Known {
     pub removed_count: u64,
     /// The same of logs, for all keys.
     pub from_logs: u64,
-    /// The sets of what a round found were ended.
-    pub sets_ended: bool,
+    /// Sets of replicas that all logs serve no more.
+    pub ended: HashSet<(KeyId, u32)>,
+    /// They were those that a round found; and where the next round begins.
+    pub swept: Option<Option<KeyId>>,
 }
 
 /// What disks have of what is not in memory.

@@ -8,13 +8,13 @@ use super::allocator::SegmentAllocator;
 use super::awaiting::AWAITED;
 use super::entry::{Entry, Replica, State};
 use super::known::{Known, gone_slots, looked_up, removes};
-use super::matching::{RemovedBefore, Round};
+use super::matching::{Ended, RemovedBefore, Round};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    KeyBytes, Location, LogObjectEntry, LogQuestion, MAX_ENDED_SETS, MAX_REPLICAS, MasterToOwner,
-    MovedObject, ObjMeta, Promote, Request, Response, SegmentId, SlotRef,
+    KeyBytes, Location, LogObjectEntry, LogQuestion, MAX_ENDED_SETS, MasterToOwner, MovedObject,
+    ObjMeta, Promote, Request, Response, SegmentId, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
@@ -264,8 +264,13 @@ impl Master {
             }
             self.announced(segment_id, named);
         } else {
+            // If the removal fails, the next one of the key ends them.
             let sets = served.iter().filter_map(|o| Some((o.id, o.set.mark()?)));
             asked.sets.extend(sets);
+            self.unended.extend(asked.sets.iter().copied());
+            while self.unended.len() > MAX_ENDED_SETS {
+                self.unended.pop_first();
+            }
         }
         asked.removed.extend(removed);
         asked.taken = asked.taken.saturating_add(taken);
@@ -354,22 +359,38 @@ impl Master {
             }
             return self.flush_commits();
         }
-        if !matches!(question, LogQuestion::EndSets(_)) {
-            known.from_logs = taken;
-            if let Request::Remove(keys) = &ask.request {
-                sets.extend(self.sets_of(keys.iter().map(|key| self.id_of(key))));
+        match question {
+            LogQuestion::EndSets(sets) => {
+                for set in &sets {
+                    self.unended.remove(set);
+                }
+                known.ended.extend(sets);
             }
+            _ => known.from_logs = taken,
         }
-        let (from_logs, from_disks) = (known.from_logs, known.removed_count);
-        let (sets_ended, gone) = (known.sets_ended, removed.clone());
+        if let Request::Remove(keys) = &ask.request {
+            let ids: Vec<KeyId> = keys.iter().map(|key| self.id_of(key)).collect();
+            let of = |id: &KeyId| self.unended.range((*id, 0)..=(*id, u32::MAX)).copied();
+            sets.extend(ids.iter().flat_map(of));
+            sets.extend(self.sets_of(ids.into_iter()));
+        }
+        sets.retain(|set| !known.ended.contains(set));
+        let taken = RemovedBefore { from_logs: known.from_logs, from_disks: known.removed_count };
+        let (ended, swept, gone) = (known.ended.clone(), known.swept, removed.clone());
         known.removed = removed;
         if let Some((ask, reply)) = self.end_sets(sets, ask, reply, known) {
             match ask.request {
                 Request::Remove(keys) => self.remove(&keys, &gone, reply),
                 request => {
                     let ask = Ask { request, ..ask };
-                    let taken = RemovedBefore { from_logs, from_disks };
-                    self.enter_round(Round { ask, reply, taken, sets_ended });
+                    let round = Round::new(ask, reply, taken);
+                    match swept {
+                        Some(next) => {
+                            let ended = Some(Ended { sets: ended, next });
+                            self.resume_round(Round { ended, ..round });
+                        }
+                        None => self.enter_round(round),
+                    }
                 }
             }
         }
@@ -449,14 +470,12 @@ impl Master {
     /// for [I6].
     pub(super) fn remove_aside(&mut self, id: KeyId) {
         let Some(mut aside) = self.aside.remove(&id) else { return };
-        let taken = self.objects.get(&id).map_or(0, |e| e.places().count());
-        let room = usize::from(MAX_REPLICAS).saturating_sub(taken);
         // What ended while its rank's link was down is listed no more.
         let there = |served: &Replica| {
             self.listed_at(served.segment_id, &served.at) == Some(id)
                 && self.objects.get(&id).is_some_and(|e| !e.is_at(served.at))
         };
-        let others: Vec<_> = aside.extract_if(.., |_, served| there(served)).take(room).collect();
+        let others: Vec<_> = aside.extract_if(.., |_, served| there(served)).collect();
         for (_, served) in others {
             if let Some(e) = self.objects.get_mut(&id) {
                 e.add_live(served);

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::message::{KEYS_PER_ROUND, KeyBytes, KeyState, Listed, Request, Response, Selection};
 use crate::pattern::compile;
 use crate::striping::is_stripe;
+use hashbrown::HashSet;
 use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use std::collections::VecDeque;
@@ -28,8 +29,23 @@ pub(super) struct Round {
     pub ask: Ask,
     pub reply: Reply<Response>,
     pub taken: RemovedBefore,
-    /// The sets of what it removes were ended in all logs, a moment ago.
-    pub sets_ended: bool,
+    /// After its first run.
+    pub ended: Option<Ended>,
+}
+
+/// What a round found when it ran first.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// Sets of replicas that all logs serve no more since.
+    pub sets: HashSet<(KeyId, u32)>,
+    /// Where the next round begins.
+    pub next: Option<KeyId>,
+}
+
+impl Round {
+    pub(super) fn new(ask: Ask, reply: Reply<Response>, taken: RemovedBefore) -> Self {
+        Self { ask, reply, taken, ended: None }
+    }
 }
 
 /// What was removed for a round before it began.
@@ -77,6 +93,11 @@ impl Master {
         }
         let text = format!("{MAX_WAITING} listings and removals by pattern wait; try again later");
         round.reply.send(Response::Failed(Error::not_ready(text)));
+    }
+
+    /// Runs a round once more, before those that wait.
+    pub(super) fn resume_round(&mut self, round: Round) {
+        self.rounds.waiting.push_front(round);
     }
 
     /// Begins as many rounds as may run. While the state is being rebuilt they wait.
@@ -134,26 +155,43 @@ impl Master {
         }
     }
 
+    /// Of what a round found when it ran again: without what was put since it ran first.
+    fn keep_ended(&self, found: &mut Found, ended: &Ended) {
+        let next = [found.next, ended.next].into_iter().flatten().min();
+        let is_ended = |id: &KeyId| {
+            let mark = self.objects.get(id).and_then(|e| e.set().mark());
+            mark.is_none_or(|mark| ended.sets.contains(&(*id, mark)))
+        };
+        found.keys.retain(|(id, _)| next.is_none_or(|next| *id < next) && is_ended(id));
+        found.next = next;
+    }
+
     /// Removes the keys that matched; keys that were removed meanwhile are not counted.
-    fn sweep(&mut self, round: Round, found: Found) {
+    fn sweep(&mut self, round: Round, mut found: Found) {
         if !self.recovering.is_empty() {
             // The actor was rebuilt meanwhile: run the round again once the index is complete.
             return self.enter_round(round);
         }
-        let Round { ask, reply, mut taken, sets_ended } = round;
+        let Round { ask, reply, mut taken, ended } = round;
         if let Some(e) = self.refuse_round(&ask.request) {
             return reply.send(Response::Failed(e));
         }
-        // Then the round runs again.
-        let sets =
-            if sets_ended { Vec::new() } else { self.sets_of(found.keys.iter().map(|k| k.0)) };
-        let known = Known {
-            from_logs: taken.from_logs,
-            removed_count: taken.from_disks,
-            sets_ended: true,
-            ..Known::default()
+        let (ask, reply) = match ended {
+            Some(ended) => {
+                self.keep_ended(&mut found, &ended);
+                (ask, reply)
+            }
+            None => {
+                let mut sets = self.sets_of(found.keys.iter().map(|k| k.0));
+                sets.extend(self.unended.iter().copied());
+                let (from_logs, removed_count) = (taken.from_logs, taken.from_disks);
+                let swept = Some(found.next);
+                let known = Known { from_logs, removed_count, swept, ..Known::default() };
+                // Then the round runs again.
+                let Some(asked) = self.end_sets(sets, ask, reply, known) else { return };
+                asked
+            }
         };
-        let Some((ask, reply)) = self.end_sets(sets, ask, reply, known) else { return };
         // Each round asks the disks again, and they answer the same until the last one is over.
         if !matches!(&ask.request, Request::RemoveMatching(of) if of.from.is_none()) {
             taken.from_disks = 0;

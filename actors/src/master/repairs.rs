@@ -47,8 +47,6 @@ struct Announced {
     until_ms: u64,
     id: KeyId,
     at: SlotRef,
-    /// The logs were asked for the others.
-    asked: bool,
 }
 
 /// See the file's first paragraph.
@@ -62,6 +60,8 @@ pub(super) struct Repairs {
     known: HashSet<KeyId>,
     /// Put into logs, of which not all have announced it: when they are looked at, in this order.
     announced: VecDeque<Announced>,
+    /// The same after the logs were asked.
+    asked_logs: VecDeque<Announced>,
     /// Of these objects: the first replica.
     unannounced: HashMap<KeyId, SlotRef>,
     /// Replicas that are being retired because they were too many.
@@ -95,6 +95,10 @@ impl Repairs {
         if !self.known.is_empty() {
             self.forget(id);
         }
+    }
+
+    fn waits_for_others(&self, first: &Announced) -> bool {
+        self.unannounced.get(&first.id) == Some(&first.at)
     }
 
     fn forget(&mut self, id: &KeyId) {
@@ -144,7 +148,7 @@ impl Master {
     pub(super) fn expect_others(&mut self, id: KeyId) {
         let Some(e) = self.objects.get(&id).filter(|e| e.set().wanted > 1) else { return };
         let (until_ms, at) = (self.now_ms() + ANNOUNCED_MS, e.at());
-        self.repairs.announced.push_back(Announced { until_ms, id, at, asked: false });
+        self.repairs.announced.push_back(Announced { until_ms, id, at });
         self.repairs.unannounced.insert(id, at);
     }
 
@@ -160,22 +164,27 @@ impl Master {
     /// log has.
     fn note_unannounced(&mut self) {
         let now = self.now_ms();
-        let mut keys = Vec::new();
-        while keys.len() < MOST_ASKED_FOR
-            && let Some(first) = self.repairs.announced.front()
-            && (first.until_ms <= now || self.repairs.announced.len() > MOST_WAITING)
+        let due = |list: &VecDeque<Announced>| {
+            list.front().is_some_and(|first| first.until_ms <= now || list.len() > MOST_WAITING)
+        };
+        while due(&self.repairs.asked_logs)
+            && let Some(first) = self.repairs.asked_logs.pop_front()
         {
-            let Some(first) = self.repairs.announced.pop_front() else { break };
-            let waits = self.repairs.unannounced.get(&first.id) == Some(&first.at);
-            let Some(e) = self.objects.get(&first.id).filter(|_| waits) else { continue };
-            if first.asked || self.repairs.announced.len() > MOST_WAITING {
+            if self.repairs.waits_for_others(&first) {
                 self.repairs.unannounced.remove(&first.id);
                 self.note_short(first.id);
-            } else {
-                keys.push(KeyBytes::shared(e.key.clone()));
-                let until_ms = now + ASKED_MS;
-                self.repairs.announced.push_back(Announced { until_ms, asked: true, ..first });
             }
+        }
+        let mut keys = Vec::new();
+        while keys.len() < MOST_ASKED_FOR
+            && due(&self.repairs.announced)
+            && let Some(first) = self.repairs.announced.pop_front()
+        {
+            let waits = self.repairs.waits_for_others(&first);
+            let Some(e) = self.objects.get(&first.id).filter(|_| waits) else { continue };
+            keys.push(KeyBytes::shared(e.key.clone()));
+            let until_ms = now + ASKED_MS;
+            self.repairs.asked_logs.push_back(Announced { until_ms, ..first });
         }
         if !keys.is_empty() {
             self.ask_logs_for(keys);
@@ -185,6 +194,7 @@ impl Master {
     /// A new term: nothing is listed.
     pub(super) fn forget_announced(&mut self) {
         self.repairs.announced.clear();
+        self.repairs.asked_logs.clear();
         self.repairs.unannounced.clear();
     }
 

@@ -172,7 +172,7 @@ pub enum OwnerToMaster {
         /// Number of the question.
         number: u64,
         /// To `Find`: objects that the log serves. To removals: those of several replicas that lost
-        /// LIVE, as far as the master may not list them.
+        /// LIVE, the newest.
         served: Vec<LogObjectEntry>,
         /// To `Remove`: keys whose objects lost LIVE.
         removed: Vec<KeyId>,

@@ -436,12 +436,6 @@ impl Owner {
         self.log.iter().flat_map(|log| log.log.live()).map(|o| (o.slot, o.epoch)).collect()
     }
 
-    /// Every live object whose key string is not known.
-    fn unnamed_in_log(&self) -> impl Iterator<Item = LogObjectEntry> {
-        let all = self.log.iter().flat_map(|log| log.log.live());
-        all.map(|o| self.entry_of(&o)).filter(|e| e.key.is_empty())
-    }
-
     /// Every live object whose key string is known, for a report.
     pub(super) fn named_in_log(&self) -> Vec<LogObjectEntry> {
         let Some(log) = &self.log else { return Vec::new() };
@@ -513,9 +507,10 @@ impl Owner {
             LogQuestion::AnnounceAll => {}
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
-                // The master ends the sets of those that it lists.
-                let unlisted = self.unnamed_in_log().filter(in_set).take(MAX_BATCH);
-                served = unlisted.map(nameless).collect();
+                // The newest, since the other replicas of the oldest are there.
+                let objects = self.log.iter().flat_map(|log| log.log.live());
+                served = objects.map(|o| self.entry_of(&o)).filter(in_set).map(nameless).collect();
+                served.drain(..served.len().saturating_sub(MAX_BATCH));
                 taken = self.take_away(&all).len() as u64;
             }
         }

@@ -226,7 +226,8 @@ impl Model {
             job: self.job.clone(),
             world_size: self.view.world_size,
             members: self.view.linked().count(),
-            serves: self.view.has_quorum(),
+            // Before the first answer nothing is known.
+            serves: self.view.world_size == 0 || self.view.has_quorum(),
             master_lost,
             master,
             ranks,

@@ -175,3 +175,64 @@ async fn i6_the_set_of_an_object_that_only_its_log_knew_is_ended_as_well() {
     let Response::Done(done) = removed.await.unwrap() else { panic!("not done") };
     assert_eq!(done, [Ok(())]);
 }
+
+/// Its owner reports the end of what it retires before it answers.
+#[tokio::test]
+async fn i6_a_removal_of_all_ends_the_sets_that_logs_name() {
+    let (bench, mut ranks) = three().await;
+    let listed = replica("k", 5, 2);
+    ranks[1].sends(OwnerToMaster::Announced(vec![listed.clone()])).await;
+    let at = ranks[1].at(3, 1);
+    eventually("it is listed", async || located(&bench).await, |found| *found == [at]).await;
+    let all = Selection { pattern: None, from: None };
+    let removed = bench.asks(Request::RemoveMatching(all));
+    for (n, rank) in ranks.iter_mut().enumerate() {
+        let (number, question) = is_asked(rank).await;
+        assert_eq!(question, LogQuestion::RemoveAll);
+        let served = if n == 1 { vec![listed.clone()] } else { Vec::new() };
+        if n == 1 {
+            rank.sends(OwnerToMaster::Retired(vec![at])).await;
+        }
+        let taken = served.len() as u64;
+        let answer = OwnerToMaster::LogAnswer { number, served, removed: Vec::new(), taken };
+        rank.sends(answer).await;
+    }
+    for rank in &mut ranks {
+        let (number, question) = is_asked(rank).await;
+        assert!(matches!(question, LogQuestion::EndSets(sets) if sets.len() == 1));
+        assert!(!removed.is_finished());
+        answers(rank, number, Vec::new()).await;
+    }
+    let answer = tokio::time::timeout(LIMIT, removed).await.expect("no answer").unwrap();
+    assert!(matches!(&answer, Response::Swept(swept) if swept.removed == 1), "{answer:?}");
+}
+
+/// The first removal ends without an answer of one log; the set is not forgotten.
+#[tokio::test]
+async fn i6_a_set_that_a_failed_removal_named_is_ended_by_the_next_one() {
+    let (bench, mut ranks) = three().await;
+    let removed = bench.asks(Request::Remove(vec![key("k")]));
+    let (number, _) = is_asked(&mut ranks[1]).await;
+    let set = replica("k", 5, 2);
+    let (gone, served) = (vec![set.id], vec![set]);
+    let answer = OwnerToMaster::LogAnswer { number, served, removed: gone, taken: 0 };
+    ranks[1].sends(answer).await;
+    pass(&bench, 1_250, &ranks).await;
+    let failed = tokio::time::timeout(LIMIT, removed).await.expect("no answer").unwrap();
+    assert!(matches!(failed, Response::Failed(_)), "{failed:?}");
+    for rank in &mut ranks {
+        rank.drain().await;
+    }
+    let again = bench.asks(Request::Remove(vec![key("k")]));
+    for rank in &mut ranks {
+        let (number, _) = is_asked(rank).await;
+        answers(rank, number, Vec::new()).await;
+    }
+    for rank in &mut ranks {
+        let (number, question) = is_asked(rank).await;
+        assert!(matches!(question, LogQuestion::EndSets(sets) if sets.len() == 1));
+        answers(rank, number, Vec::new()).await;
+    }
+    let answer = tokio::time::timeout(LIMIT, again).await.expect("no answer").unwrap();
+    assert!(matches!(&answer, Response::Done(done) if done[0].is_err()), "nothing was there");
+}
