@@ -119,7 +119,10 @@ impl History {
             let here = put.spot.is_some_and(|s| s.incarnation == spot.incarnation);
             here && put.len == bytes.len() && is_of(put.content, bytes)
         };
-        self.keys[key].puts.iter().rev().find(of).copied()
+        // One that is live, if there are several: a put may have its object by a plan as well.
+        let mut all = self.keys[key].puts.iter().rev().filter(of);
+        let live = all.clone().find(|p| self.put(**p).is_live());
+        live.or_else(|| all.next()).copied()
     }
 
     /// True if it is READY in a log and neither accepted nor a duplicate yet.
