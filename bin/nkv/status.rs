@@ -205,7 +205,7 @@ fn too_few(status: &Status) -> String {
     }
     format!(
         "the master serves nothing: {} of {} ranks are linked to it, and it needs more than half, \
-         or half with rank 0: start the missing ranks\n",
+         or half with rank 0: start the others\n",
         status.members, status.world_size
     )
 }
@@ -317,7 +317,7 @@ mod tests {
         let text = text(&found);
         let end = "1 of 3 ranks, 5 objects, 0 plans open; master: rank 0, term 0; placement: hash\n\
                    the master serves nothing: 1 of 3 ranks are linked to it, and it needs more \
-                   than half, or half with rank 0: start the missing ranks\n\
+                   than half, or half with rank 0: start the others\n\
                    rank 2: its link to the master is down, last heard of 9 ms ago\n\
                    rank 1 (pid 8) was refused 70 ms ago: its world\n";
         assert!(text.ends_with(end), "{text}");
