@@ -100,7 +100,7 @@ pub fn producer_fields(key: KeyId, object: &ObjectDesc) -> [u8; PRODUCER_FIELDS 
     let header = ObjHeader {
         key_hash: key.hash,
         key_check: key.check,
-        n_pages: object.n_pages().min(set_mark::MOST_PAGES),
+        n_pages: object.n_pages().min(SetMark::MOST_PAGES),
         page_size: object.page_bytes,
         payload_base: object.payload_off(),
         bytes_total: object.bytes_total,

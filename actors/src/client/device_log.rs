@@ -16,7 +16,7 @@ use nkv_gpu::kernels::{
 };
 use nkv_store::device_log::LaunchClaims;
 use nkv_store::key::key_hash;
-use nkv_store::object::ObjectDesc;
+use nkv_store::object::{ObjectDesc, SetMark};
 use nkv_store::{Key, StoreError};
 use std::sync::Arc;
 
@@ -181,8 +181,7 @@ impl DeviceLog {
             claim_bytes,
             key_hash: key_hash(put.key),
             key_check: self.peer.hasher.check(put.key),
-            // As in other headers: no mark of replicas.
-            n_pages: ObjectDesc::at(0, put.bytes, page_size).n_pages().min(u32::MAX >> 1),
+            n_pages: ObjectDesc::at(0, put.bytes, page_size).n_pages().min(SetMark::MOST_PAGES),
             page_size,
         })
     }

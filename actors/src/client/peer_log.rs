@@ -79,6 +79,11 @@ impl PeerLog {
         clock.now_ns() < self.stuck_until_ns.load(Ordering::Relaxed)
     }
 
+    /// Whether puts are tried here now: hosts claim, and none was refused or found it full lately.
+    pub(super) fn takes_puts(&self, clock: &dyn Clock) -> bool {
+        self.layout.claims_by_hosts() && !self.is_refused(clock) && !self.is_stuck(clock)
+    }
+
     pub(super) fn was_stuck(&self, clock: &dyn Clock) {
         self.stuck_until_ns.store(clock.now_ns() + STUCK_NS, Ordering::Relaxed);
     }

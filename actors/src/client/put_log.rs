@@ -148,10 +148,7 @@ impl Client {
         let Some(log) = peer.open_log().filter(claims) else {
             return TryPut::NeedsPlan;
         };
-        // Hashed as the owner hashes: under another identity nobody could find the object in its
-        // log.
-        let id = KeyId { hash, check: peer.hasher.check(key) };
-        let put = LogPut::new(log.layout, id, self.page_bytes(opts), value.len() as u64);
+        let put = self.log_put((&peer, log), (key, hash), value.len(), opts);
         let put = || match &put {
             Some(put) => self.put_into((&peer, log), key, put, value),
             None => Ok(Took::No),
@@ -178,6 +175,20 @@ impl Client {
             }
             Err(e) => TryPut::Done(Err(e)),
         }
+    }
+
+    /// An object of so many bytes for this log; None if it can never fit.
+    fn log_put(
+        &self,
+        (peer, log): (&Peer, &PeerLog),
+        (key, hash): (&[u8], u64),
+        bytes: usize,
+        opts: &PutOptions,
+    ) -> Option<LogPut> {
+        // Hashed as the owner hashes: under another identity nobody could find the object in its
+        // log.
+        let id = KeyId { hash, check: peer.hasher.check(key) };
+        LogPut::new(log.layout, id, self.page_bytes(opts), bytes as u64)
     }
 
     fn page_bytes(&self, opts: &PutOptions) -> u32 {

@@ -241,9 +241,7 @@ impl Shared {
     fn room_of(&self, peer: &Arc<Peer>) -> u64 {
         let clock = &*self.env.clock;
         let Some(peer) = self.peers.claiming(peer.clone()) else { return 0 };
-        let takes = |log: &&PeerLog| {
-            log.layout.claims_by_hosts() && !log.is_refused(clock) && !log.is_stuck(clock)
-        };
+        let takes = |log: &&PeerLog| log.takes_puts(clock);
         let Some(log) = peer.open_log().filter(takes) else { return 0 };
         let mut line = ControlLine::unread();
         match log.known_line() {

@@ -265,9 +265,9 @@ impl Master {
             self.announced(segment_id, named);
         } else {
             // If the removal fails, the next one of the key ends them.
-            let sets = served.iter().filter_map(|o| Some((o.id, o.set.mark()?)));
+            let sets: Vec<_> = served.iter().filter_map(|o| Some((o.id, o.set.mark()?))).collect();
+            self.unended.extend(&sets);
             asked.sets.extend(sets);
-            self.unended.extend(asked.sets.iter().copied());
             while self.unended.len() > MAX_ENDED_SETS {
                 self.unended.pop_first();
             }

@@ -43,14 +43,36 @@ pub async fn ranks(client: &Client, key: &str) -> BTreeSet<u32> {
     found.unwrap_or_default().iter().map(|place| place.rank()).collect()
 }
 
+/// A handle of each transport.
+pub async fn by_every_transport(cluster: &Cluster) -> [Client; 3] {
+    [
+        cluster.client(),
+        client_by(cluster, TransportChoice::Tcp).await,
+        client_by(cluster, TransportChoice::Shm).await,
+    ]
+}
+
+/// Removes the twelve keys hN/0 and on of each handle, and stops the cluster: it has no others.
+pub async fn removes_all(cluster: Cluster, handles: [Client; 3]) {
+    for result in handles[0].remove_many(&[b"h0/0", b"h1/0"]).await {
+        result.unwrap();
+    }
+    assert_eq!(handles[0].remove_matching("^h[0-2]/").await.unwrap().in_memory, 34);
+    for i in 0..12 {
+        let gone = handles[1].get(format!("h1/{i}").as_bytes()).await.unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::NotFound);
+    }
+    for handle in &handles[1..] {
+        handle.close().await;
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_replicas_lie_on_different_ranks_and_each_serves_by_every_transport() {
     let cluster = start("two-each", 3, config("")).await;
-    let handles = [
-        cluster.client(),
-        client_by(&cluster, TransportChoice::Tcp).await,
-        client_by(&cluster, TransportChoice::Shm).await,
-    ];
+    let handles = by_every_transport(&cluster).await;
     for (h, handle) in handles.iter().enumerate() {
         let prefix = format!("h{h}/");
         assert_eq!(put(handle, &prefix, 12, &twice()).await, [2; 12]);
@@ -66,19 +88,7 @@ async fn i12_replicas_lie_on_different_ranks_and_each_serves_by_every_transport(
         }
         assert_eq!(put(handle, &prefix, 1, &twice()).await, [0], "it is there");
     }
-    for result in handles[0].remove_many(&[b"h0/0", b"h1/0"]).await {
-        result.unwrap();
-    }
-    assert_eq!(handles[0].remove_matching("^h[0-2]/").await.unwrap().in_memory, 34);
-    for i in 0..12 {
-        let gone = handles[1].get(format!("h1/{i}").as_bytes()).await.unwrap_err();
-        assert_eq!(gone.kind(), ErrorKind::NotFound);
-    }
-    for handle in &handles[1..] {
-        handle.close().await;
-    }
-    used_is_live(&cluster).await;
-    cluster.stop().await;
+    removes_all(cluster, handles).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,8 @@
 //! Puts of several replicas into the logs of as many ranks: no plan and no message, and the same
 //! promises as by plans.
 
-use crate::embedding::{bytes, client_by, config, eventually, three, used_is_live};
-use crate::replicas::{check, ranks, start};
+use crate::embedding::{bytes, client_by, config, eventually, three};
+use crate::replicas::{by_every_transport, check, ranks, removes_all, start};
 use nkv_actors::actor::Crash;
 use nkv_actors::{Client, ErrorKind, NodeConfig, PutOptions, TransportChoice};
 use nkv_pace::HANGS;
@@ -44,11 +44,7 @@ async fn having(client: &Client, prefix: &str, n: usize, replicas: usize) -> usi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i12_replicas_lie_in_logs_of_different_ranks_and_each_serves_by_every_transport() {
     let cluster = start("logs-each", 3, with_logs(config(""))).await;
-    let handles = [
-        cluster.client(),
-        client_by(&cluster, TransportChoice::Tcp).await,
-        client_by(&cluster, TransportChoice::Shm).await,
-    ];
+    let handles = by_every_transport(&cluster).await;
     for (h, handle) in handles.iter().enumerate() {
         let prefix = format!("h{h}/");
         put(handle, &prefix, 12, &twice()).await;
@@ -70,19 +66,7 @@ async fn i12_replicas_lie_in_logs_of_different_ranks_and_each_serves_by_every_tr
         put(handle, &prefix, 12, &twice()).await;
         assert_eq!(having(other, &prefix, 12, 2).await, 12);
     }
-    for result in handles[0].remove_many(&[b"h0/0", b"h1/0"]).await {
-        result.unwrap();
-    }
-    assert_eq!(handles[0].remove_matching("^h[0-2]/").await.unwrap().in_memory, 34);
-    for i in 0..12 {
-        let gone = handles[1].get(format!("h1/{i}").as_bytes()).await.unwrap_err();
-        assert_eq!(gone.kind(), ErrorKind::NotFound);
-    }
-    for handle in &handles[1..] {
-        handle.close().await;
-    }
-    used_is_live(&cluster).await;
-    cluster.stop().await;
+    removes_all(cluster, handles).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

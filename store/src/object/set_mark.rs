@@ -4,8 +4,6 @@
 
 /// Tells a mark from a number of pages.
 const IS_MARK: u32 = 1 << 31;
-/// The highest number of pages that is written: a higher one might be taken for a mark.
-pub(super) const MOST_PAGES: u32 = IS_MARK - 1;
 /// The low bits: replicas asked for, less one. The others are random.
 const WANTED_BITS: u32 = 3;
 const WANTED: u32 = (1 << WANTED_BITS) - 1;
@@ -17,6 +15,8 @@ pub struct SetMark(u32);
 impl SetMark {
     /// Of an object that is alone.
     pub const NONE: Self = Self(0);
+    /// The highest number of pages that is written: a higher one might be taken for a mark.
+    pub const MOST_PAGES: u32 = IS_MARK - 1;
     /// Most replicas of one put.
     pub const MOST: u8 = WANTED as u8 + 1;
 

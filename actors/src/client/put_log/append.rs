@@ -8,7 +8,6 @@ use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
-use nkv_store::KeyId;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut};
 use nkv_transport::verbs::{Append, Appended, Kind};
 use std::collections::BTreeMap;
@@ -206,11 +205,9 @@ impl Client {
         value: &[u8],
         opts: &PutOptions,
     ) -> Option<LogPut> {
-        let bytes = value.len() as u64;
-        let alone = goes_alone(peer, bytes) || self.stripes_for(value.len(), opts) > 1;
+        let alone = goes_alone(peer, value.len() as u64) || self.stripes_for(value.len(), opts) > 1;
         Self::check_new(key, opts).ok().filter(|()| !alone)?;
-        let id = KeyId { hash, check: peer.hasher.check(key) };
-        LogPut::new(peer.open_log()?.layout, id, self.page_bytes(opts), bytes)
+        self.log_put((peer, peer.open_log()?), (key, hash), value.len(), opts)
     }
 
     pub(super) fn put_at(&self, peer: &Peer, mut rest: &mut [Wanted<'_>]) {

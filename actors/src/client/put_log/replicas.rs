@@ -5,12 +5,10 @@
 use super::append::{OfOwner, Wanted, goes_alone};
 use super::{LogPut, Took};
 use crate::client::peer::Peer;
-use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
 use crate::error::{ErrorKind, Result};
 use crate::message::MAX_REPLICAS;
-use nkv_store::KeyId;
 use nkv_store::object::SetMark;
 use nkv_transport::verbs::Kind;
 use std::collections::BTreeMap;
@@ -98,12 +96,8 @@ impl Client {
         let clock = &*self.shared.env.clock;
         let replica = |rank: u32| {
             let peer = self.shared.peers.claiming(self.shared.peers.first_of(rank)?)?;
-            let takes = |log: &&PeerLog| {
-                log.layout.claims_by_hosts() && !log.is_refused(clock) && !log.is_stuck(clock)
-            };
-            let log = peer.open_log().filter(takes)?;
-            let id = KeyId { hash, check: peer.hasher.check(key) };
-            let put = LogPut::new(log.layout, id, self.page_bytes(opts), value.len() as u64)?;
+            let log = peer.open_log().filter(|log| log.takes_puts(clock))?;
+            let put = self.log_put((&peer, log), (key, hash), value.len(), opts)?;
             Some((peer, put.in_set(mark)))
         };
         ranks.into_iter().map(replica).collect()

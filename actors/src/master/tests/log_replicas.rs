@@ -5,7 +5,7 @@ use super::extras::{asked_to_make, missing, passes};
 use super::log::{answers, in_log, is_asked, with_log_slots};
 use crate::message::{
     LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, ReplicaSet, Request, Response,
-    SeenView, Selection, Term,
+    SeenView, Selection, SlotRef, Term,
 };
 use nkv_store::object::SetMark;
 
@@ -34,13 +34,25 @@ async fn pass(bench: &Bench, ms: u64, ranks: &[Rank]) {
     passes(bench, ms, &ranks.iter().collect::<Vec<_>>()).await;
 }
 
+/// Waits until the second and the third rank's replicas are.
+async fn both_are_listed(bench: &Bench, ranks: &[Rank]) -> [SlotRef; 2] {
+    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
+    eventually("both are listed", async || located(bench).await, |at| *at == both).await;
+    both
+}
+
+/// It was not asked to make replicas.
+async fn makes_none(rank: &mut Rank) {
+    let asked = rank.drain().await;
+    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+}
+
 #[tokio::test]
 async fn i15_replicas_announced_by_several_logs_are_one_object_and_another_put_is_a_duplicate() {
     let (bench, mut ranks) = three().await;
     ranks[1].sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
     ranks[2].sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
-    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
-    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    let both = both_are_listed(&bench, &ranks).await;
     ranks[0].sends(OwnerToMaster::Announced(vec![replica("k", 6, 2)])).await;
     let other = ranks[0].at(3, 1);
     let retired = |down: &MasterToOwner| match down {
@@ -78,11 +90,9 @@ async fn a_replica_whose_key_was_not_sent_is_found_by_asking_and_not_made_again(
     let (bench, mut ranks, number) = alone().await;
     let nameless = LogObjectEntry { key: key(""), ..replica("k", 5, 2) };
     answers(&ranks[2], number, vec![nameless]).await;
-    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
-    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    both_are_listed(&bench, &ranks).await;
     pass(&bench, 4_000, &ranks).await;
-    let asked = ranks[1].drain().await;
-    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+    makes_none(&mut ranks[1]).await;
 }
 
 #[tokio::test]
@@ -91,12 +101,10 @@ async fn a_replica_that_was_announced_and_evicted_is_not_made_again() {
     for rank in &ranks[1..] {
         rank.sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
     }
-    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
-    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    let both = both_are_listed(&bench, &ranks).await;
     ranks[2].sends(OwnerToMaster::Retired(vec![both[1]])).await;
     pass(&bench, 6_000, &ranks).await;
-    let asked = ranks[1].drain().await;
-    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+    makes_none(&mut ranks[1]).await;
 }
 
 #[tokio::test]
@@ -105,12 +113,10 @@ async fn a_replica_that_is_announced_in_time_is_not_made_again() {
     ranks[1].sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
     pass(&bench, 2_000, &ranks).await;
     ranks[2].sends(OwnerToMaster::Announced(vec![replica("k", 5, 2)])).await;
-    let both = [ranks[1].at(3, 1), ranks[2].at(3, 1)];
-    eventually("both are listed", async || located(&bench).await, |at| *at == both).await;
+    both_are_listed(&bench, &ranks).await;
     pass(&bench, 4_000, &ranks).await;
     assert_eq!(missing(&bench).await, 0);
-    let asked = ranks[1].drain().await;
-    assert!(asked.iter().all(|down| asked_to_make(down).is_none()), "{asked:?}");
+    makes_none(&mut ranks[1]).await;
 }
 
 #[tokio::test]
