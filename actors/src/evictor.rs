@@ -130,17 +130,28 @@ impl Evictor {
     /// Takes victims from the policy until its target is reached, and sends them to the owner;
     /// returns those that were sent.
     fn evict_down_to(&mut self, target: Target) -> Victims {
-        let (mut victims, mut sent) = (Vec::new(), Victims::default());
+        let (mut first, mut others) = (Vec::new(), Vec::new());
         let now_ms = self.durable.clock.now_ms();
         while self.policy.bytes() > target.bytes && self.policy.len() > target.spare {
+            let goes_first = self.policy.has_first();
             let Some(victim) = self.policy.victim(now_ms) else { break };
-            victims.push(victim);
+            if goes_first { first.push(victim) } else { others.push(victim) }
         }
-        let Some(owner) = self.durable.owner.get() else { return sent };
+        // What goes before all others goes for good.
+        let (mut sent, others) = (self.send(&first, false), self.send(&others, target.spill));
+        sent.objects += others.objects;
+        sent.bytes += others.bytes;
+        sent
+    }
+
+    /// Sends victims to the owner, and returns how many; the others are taken back.
+    fn send(&mut self, victims: &[(u32, u32, u64)], spill: bool) -> Victims {
+        let mut sent = Victims::default();
+        let Some(owner) = self.durable.owner.clone().get().cloned() else { return sent };
         let mut batches = victims.chunks(VICTIMS_PER_BATCH);
         for batch in batches.by_ref() {
             let names = batch.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
-            if let Err(error) = owner.try_send(Evict { victims: names, spill: target.spill }) {
+            if let Err(error) = owner.try_send(Evict { victims: names, spill }) {
                 tracing::warn!(%error, victims = batch.len(), "the owner is busy: victims kept");
                 self.take_back(batch);
                 break;
@@ -271,6 +282,9 @@ impl On<HeapEvent> for Evictor {
                 for (slot, epoch) in objects {
                     self.policy.touch(slot, epoch, now_ms);
                 }
+            }
+            HeapEvent::GoFirst(objects) => {
+                objects.iter().for_each(|object| self.policy.go_first(object));
             }
             HeapEvent::Ended(objects) => {
                 objects.into_iter().for_each(|(slot, epoch)| self.policy.forget(slot, epoch));

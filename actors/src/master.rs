@@ -9,6 +9,7 @@ mod disk;
 mod entry;
 mod extras;
 mod finish;
+mod groups;
 mod hard_pins;
 mod hot;
 mod index;
@@ -102,6 +103,7 @@ pub struct Master {
     objects: Index<Entry>,
     stripes: Stripes,
     hot: hot::HotObjects,
+    groups: groups::Groups,
     placement: Box<dyn Strategy>,
     plans: HashMap<PlanId, PlanInfo>,
     allocators: BTreeMap<SegmentId, SegmentAllocator>,
@@ -229,6 +231,7 @@ impl Role for Master {
             objects: Index::default(),
             stripes: Stripes::default(),
             hot: hot::HotObjects::default(),
+            groups: groups::Groups::default(),
             placement: durable.members.placement().strategy(durable.world_size),
             plans: HashMap::new(),
             allocators: BTreeMap::new(),
@@ -491,6 +494,7 @@ impl On<MasterTick> for Master {
         self.expire_disk_questions();
         self.resend_missed();
         self.cool();
+        self.pass_groups_on();
         self.repair();
         self.answer_awaiting();
         self.expire_awaiting();

@@ -31,8 +31,8 @@ pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Prom
 pub use election::{Ballot, MAX_OTHERS, Standing};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
-    ClientToOwner, EndCause, MasterToOwner, OftenRead, OwnerToClient, OwnerToMaster, PlanOpened,
-    ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
+    ClientToOwner, EndCause, GroupNews, MAX_GROUPS, MasterToOwner, OftenRead, OwnerToClient,
+    OwnerToMaster, PlanOpened, ReadCounts, SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Removed, Selection, Swept};
 pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion, MAX_ENDED_SETS, MovedObject};
@@ -48,7 +48,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 34;
+pub const MESSAGES_VERSION: u32 = 35;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.

@@ -9,6 +9,7 @@ mod clearing;
 mod disk;
 pub mod ended_sets;
 mod ending;
+pub mod groups;
 mod heap_observer;
 mod hot;
 pub mod log;
@@ -397,6 +398,7 @@ impl On<FromMaster> for Owner {
                 let mine = list.iter().filter(|(at, _)| at.incarnation == self.incarnation);
                 mine.for_each(|(at, set)| t.note_set((at.slot, at.epoch), *set));
             }
+            MasterToOwner::Groups(news) => self.groups_elsewhere(&news),
             MasterToOwner::MakeReplicas(list) => self.durable.replication.add(list),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // Handled by the link.
@@ -454,6 +456,7 @@ impl Owner {
             }
         }
         self.count_reads(&list, now_ms);
+        self.use_groups_of(&list, now_ms);
         let g = &self.durable.tables.gauges;
         let all = served.by_index.saturating_add(served.by_cache).saturating_add(served.by_master);
         Gauges::add(&g.gets_served, all);
@@ -549,6 +552,7 @@ impl On<OwnerTick> for Owner {
             self.process_log();
             self.answer_names(ctx);
             self.report_often_read(self.durable.clock.now_ms());
+            self.report_groups();
             let late = self.late_spills();
             if !late.is_empty() {
                 ctx.after(Duration::ZERO, Evict { victims: late, spill: false });

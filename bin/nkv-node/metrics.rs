@@ -92,6 +92,12 @@ const HEAP: &[Metric<OwnerGauges>] = &[
         o.log_passed_over_bytes
     }),
     counter("nkv_log_fenced_total", "Producers proven to write no more", |o| o.log_fenced),
+    counter("nkv_group_reads_total", "Objects used since another of their group was", |o| {
+        o.group_reads
+    }),
+    counter("nkv_groups_lost_total", "Groups of which an object was evicted here", |o| {
+        o.groups_lost
+    }),
     counter("nkv_evictions_total", "Objects evicted", |o| o.evictions),
     counter("nkv_gets_served_total", "Gets that readers reported", |o| o.gets_served),
     counter("nkv_gets_by_index_total", "Gets located by an index", |o| o.gets_by_index),

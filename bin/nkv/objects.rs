@@ -53,6 +53,10 @@ pub(crate) struct Put {
     /// master
     #[arg(long, value_name = "fail|keep", default_value = "fail", value_parser = if_exists)]
     if_exists: IfExists,
+    /// Name of the group that it belongs to: a read of one object of a group counts as a read of
+    /// all, and when one is evicted, the others are among the first to follow
+    #[arg(long, value_name = "NAME")]
+    group: Option<OsString>,
     #[command(flatten)]
     kept: Kept,
 }
@@ -121,13 +125,17 @@ impl Put {
         )?;
         let first = Preferred { rank: self.rank, ..Preferred::default() };
         let named = if self.at.is_empty() { vec![first] } else { self.at.clone() };
-        let opts = PutOptions::default()
+        let mut opts = PutOptions::default()
             .at(named)
             .page_bytes(self.page_bytes.unwrap_or(0))
             .replicas(self.replicas)
             .stripes(self.stripes)
             .if_exists(self.if_exists)
             .retention(self.kept.retention());
+        if let Some(name) = &self.group {
+            let wrong = |e: Error| CliError::usage(format!("--group: {}", e.message()));
+            opts = opts.group(name.as_encoded_bytes()).map_err(wrong)?;
+        }
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
         if self.replicas() > 1 {

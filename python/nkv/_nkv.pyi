@@ -6,8 +6,8 @@ from typing import Any
 __version__: str
 
 _Location = tuple[int, int, int, int, int, int, int, int, str]
-_Wanted = tuple[list[str], int, bool, int, int, str]
 _Key = str | bytes
+_Wanted = tuple[list[str], int, bool, int, int, str, _Key | None]
 
 class Bytes:
     @property

@@ -69,11 +69,12 @@ class AsyncCalls:
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
         ttl_after_first_get: float | None = None,
+        group: Key | None = None,
     ) -> None:
         """As ``put``. The value must not change until it is done."""
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept
+        copies = replicas_of(replicas), stripes_of(stripes), kept, group
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         await _finished(
             lambda done: self._c.start_put(

@@ -185,6 +185,7 @@ class NanoKVCache(AsyncCalls):
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
         ttl_after_first_get: float | None = None,
+        group: Key | None = None,
     ) -> None:
         """Stores a value under a key. Values are immutable.
 
@@ -212,10 +213,13 @@ class NanoKVCache(AsyncCalls):
                 raises OutOfMemory.
             ttl_after_first_get: seconds after its first read in which it is removed, on all ranks.
                 These four exclude each other.
+            group: name of the group that it belongs to, as keys are. A read of one object of a
+                group counts as a read of all, and when one is evicted, the others are among the
+                first to follow. A hint.
         """
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept
+        copies = replicas_of(replicas), stripes_of(stripes), kept, group
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
 
@@ -232,6 +236,7 @@ class NanoKVCache(AsyncCalls):
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
         ttl_after_first_get: float | None = None,
+        group: Key | None = None,
         return_errors: bool = False,
     ) -> list[Error | None]:
         """Stores many values: one request for each owner at most.
@@ -241,7 +246,7 @@ class NanoKVCache(AsyncCalls):
             all have been tried.
         """
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept
+        copies = replicas_of(replicas), stripes_of(stripes), kept, group
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done: list[Any] = self._c.put_many(*_parts(pairs), wanted)
@@ -264,7 +269,7 @@ class NanoKVCache(AsyncCalls):
             For each how many replicas were made, and can be read; 0 if the key was stored before.
             Fewer than asked for are no error, as long as there is one.
         """
-        copies = replicas_of(replicas), 1, retention_of()
+        copies = replicas_of(replicas), 1, retention_of(), None
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done = self._c.put_replicas(*_parts(pairs), wanted)
@@ -440,7 +445,7 @@ class NanoKVCache(AsyncCalls):
         READY; the plan is committed then without a call. The object's memory is not reused while
         the plan is neither finished nor dropped: keep it until the kernel has ended.
         """
-        wanted = (places_of(preferred_segment), page_bytes, True, 1, 1, retention_of())
+        wanted = (places_of(preferred_segment), page_bytes, True, 1, 1, retention_of(), None)
         plan = self._c.open(key, bytes_total, wanted)
         at = ObjMeta(*plan.location)
         return WritePlan(

@@ -80,12 +80,13 @@ impl Cache {
 type Access = (String, u64, bool, bool);
 
 /// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's),
-/// whether it fails over a key that exists, replicas, stripes, and its retention as a text.
-pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String);
+/// whether it fails over a key that exists, replicas, stripes, its retention as a text, and the
+/// name of its group.
+pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String, Option<Py<PyAny>>);
 
 pub(crate) fn options(
     py: Python<'_>,
-    (at, page_bytes, fails, replicas, stripes, retention): Wanted,
+    (at, page_bytes, fails, replicas, stripes, retention, group): Wanted,
 ) -> PyResult<PutOptions> {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
     let retention: Retention =
@@ -93,7 +94,9 @@ pub(crate) fn options(
     let at = at.iter().map(|text| text.parse::<Preferred>());
     let at = at.collect::<Result<Vec<_>, _>>().map_err(|error| exception_of(py, &error))?;
     let options = PutOptions::default().at(at).page_bytes(page_bytes);
-    Ok(options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention))
+    let options = options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention);
+    let Some(group) = group else { return Ok(options) };
+    options.group(arguments::key(group.bind(py))?).map_err(|error| exception_of(py, &error))
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {

@@ -221,6 +221,39 @@ def test_threads_share_a_store(
     assert wrong == []
 
 
+def test_each_key_of_a_batch_has_the_group_that_is_named_for_it(
+    store: mooncake.MooncakeDistributedStore, job: tuple[nkv.NanoKVCache, str, str]
+) -> None:
+    cache, config = job[0], mooncake.ReplicateConfig()
+    assert store.setup("here", "P2PHANDSHAKE", 0, 0, "tcp", "", job[2]) == 0
+    config.group_ids = ["a", "", "b", "a"]
+    keys, values = [f"g/{i}" for i in range(4)], [bytes([i]) * 100 for i in range(4)]
+    assert store.put_batch(keys, values, config) == 0
+    assert store.upsert_batch(keys, values, config) == 0
+    assert [store.get(key) for key in keys] == values
+    into = np.zeros(400, dtype=np.uint8)
+    at = [into.ctypes.data + 100 * i for i in range(4)]
+    assert store.register_buffer(into.ctypes.data, 400) == 0
+    names = [f"p/{i}" for i in range(4)]
+    assert store.batch_put_from(names, at, [100] * 4, config) == [0] * 4
+    config.group_ids = ["alone"]
+    assert store.put("g/5", b"kv", config) == 0
+    assert store.put_parts("g/6", b"kv", config=config) == 0
+    # One for each key, or none at all.
+    for put in (store.put_batch, store.upsert_batch):
+        assert put(["g/7", "g/8"], values[:2], config) == -600
+    assert store.batch_put_from(["g/7", "g/8"], at[:2], [100] * 2, config) == [-600] * 2
+    assert store.batch_is_exist(["g/7", "g/8", *keys]) == [0, 0, 1, 1, 1, 1]
+
+    def group_reads() -> int:
+        return sum(rank["owner"]["group_reads"] for rank in cache.stats()["ranks"])
+
+    before, deadline = group_reads(), time.monotonic() + 60
+    while group_reads() < before + 3:
+        assert time.monotonic() < deadline
+        assert store.get("g/0") == values[0]
+
+
 def test_a_folder_makes_import_mooncake_lead_here(
     job: tuple[nkv.NanoKVCache, str, str], tmp_path: Path
 ) -> None:

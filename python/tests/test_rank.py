@@ -156,6 +156,29 @@ def test_pinned_values_stay_when_a_rank_is_full() -> None:
                 cache.put("long", value, soft_pin_ttl=seconds)
 
 
+def group_reads(cache: nkv.NanoKVCache) -> int:
+    return sum(rank["owner"]["group_reads"] for rank in cache.stats()["ranks"])
+
+
+def test_a_read_of_one_of_a_group_counts_for_the_others() -> None:
+    with nkv.NanoKVCache(**settings()) as cache:
+        cache.put("alone", b"kv")
+        cache.put("one", b"kv", group="conversation")
+        cache.put_many([("two", b"kv"), ("three", b"kv")], group=b"conversation")
+        asyncio.run(cache.aput("four", b"kv", group="conversation", hard_pin=True))
+        deadline = time.monotonic() + 60
+        while group_reads(cache) < 3:
+            assert time.monotonic() < deadline
+            assert cache.get("one") == b"kv"
+            time.sleep(0.01)
+        for wrong in ("", "x" * 1025):
+            with pytest.raises(nkv.InvalidArgument, match="1 to 1024"):
+                cache.put("wrong", b"kv", group=wrong)
+        with pytest.raises(TypeError):
+            cache.put("wrong", b"kv", group=7)  # type: ignore[arg-type]
+        assert not cache.exists("wrong")
+
+
 def test_a_value_goes_some_time_after_its_first_read_on_all_ranks(
     pair: nkv.NanoKVCache, key: str
 ) -> None:

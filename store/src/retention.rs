@@ -80,11 +80,6 @@ impl Retention {
         })
     }
 
-    /// Whether the evictor takes it before all others.
-    pub fn goes_first(self) -> bool {
-        matches!(self, Self::EvictFirst | Self::Extra)
-    }
-
     /// That of an object whose owner's word this is.
     pub fn of_word(owner: u64) -> Self {
         Self::from_bits(low(owner) & !flag::LIVE).unwrap_or_default()

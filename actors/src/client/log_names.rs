@@ -3,7 +3,7 @@
 
 use crate::message::{KeyBytes, KeyReport};
 use nkv_store::device_log::LogLayout;
-use nkv_store::{Key, KeyPool};
+use nkv_store::{Key, KeyId, KeyPool};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,14 +12,29 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) const NAMES_PER_FRAME: usize = 1024;
 pub(crate) const NAMES_PER_TICK: usize = 2048;
 
+/// What a put notes of its object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Name<'a> {
+    pub key: &'a [u8],
+    /// The group that it belongs to.
+    pub group: Option<KeyId>,
+}
+
+/// The same, until it is reported.
+#[derive(Debug)]
+struct Noted {
+    position: u64,
+    key: Key,
+    group: Option<KeyId>,
+}
+
 /// See the file's first paragraph.
 #[derive(Debug)]
 pub(crate) struct LogNames {
     layout: LogLayout,
     // The highest limit of the log that a put has read. What reports keys posts no verbs.
     limit: AtomicU64,
-    // Positions and keys.
-    noted: Mutex<VecDeque<(u64, Key)>>,
+    noted: Mutex<VecDeque<Noted>>,
     // Held from taking keys until they are in the queue to the owner: whoever finds none noted then
     // knows that all are on their way.
     sending: Mutex<()>,
@@ -45,12 +60,12 @@ impl LogNames {
         self.limit.load(Ordering::Relaxed)
     }
 
-    fn noted(&self) -> MutexGuard<'_, VecDeque<(u64, Key)>> {
+    fn noted(&self) -> MutexGuard<'_, VecDeque<Noted>> {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the key of an object that is READY.
-    pub(crate) fn note(&self, position: u64, key: &[u8]) {
+    pub(crate) fn note(&self, position: u64, Name { key, group }: Name<'_>) {
         // Not while the lock is held. The put has checked the length.
         let Ok(key) = Key::new(key) else { return };
         let mut names = self.noted();
@@ -58,7 +73,7 @@ impl LogNames {
             // The log has wrapped since: that object is gone.
             names.pop_front();
         }
-        names.push_back((position, key));
+        names.push_back(Noted { position, key, group });
     }
 
     /// Number of keys not reported yet.
@@ -72,7 +87,7 @@ impl LogNames {
         for n in unsent.into_iter().rev() {
             let key = n.key.into_key(&KeyPool::default());
             if let (Some(position), Ok(key)) = (self.layout.position(n.slot, n.epoch), key) {
-                names.push_front((position, key));
+                names.push_front(Noted { position, key, group: n.group });
             }
         }
         let excess = names.len().saturating_sub(self.layout.slots() as usize);
@@ -86,11 +101,11 @@ impl LogNames {
         let mut names = self.noted();
         let mut taken = Vec::new();
         while taken.len() < most
-            && let Some((position, key)) = names.pop_front()
+            && let Some(Noted { position, key, group }) = names.pop_front()
         {
             if let Some(epoch) = self.layout.epoch(position).filter(|_| position >= tail) {
                 let slot = self.layout.slot(position);
-                taken.push(KeyReport { slot, epoch, key: KeyBytes::shared(key) });
+                taken.push(KeyReport { slot, epoch, key: KeyBytes::shared(key), group });
             }
         }
         if names.is_empty() {

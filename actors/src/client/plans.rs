@@ -7,11 +7,11 @@ use super::peer::Peer;
 use crate::attachment::ProducerGates;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::message::{PlanDesc, PlanId, PlanRef, Term};
+use crate::message::{KeyBytes, KeyReport, PlanDesc, PlanId, PlanRef, Term};
 use gates::OwnerGates;
 use hashbrown::{HashMap, HashSet};
-use nkv_store::Key;
 use nkv_store::device_log::{LogLayout, OpenClaims};
+use nkv_store::{Key, KeyId};
 use nkv_transport::gate::{Gate, InFlight, Inside};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +46,7 @@ pub struct PlanState {
     // Its caller has finished with it.
     forgotten: AtomicBool,
     covered: Mutex<Ranges>,
+    group: Option<KeyId>,
 }
 
 impl PlanState {
@@ -66,7 +67,20 @@ impl PlanState {
             committed: AtomicBool::new(false),
             forgotten: AtomicBool::new(false),
             covered: Mutex::new(Ranges::default()),
+            group: None,
         }
+    }
+
+    /// Its object belongs to this group.
+    pub(crate) fn in_group(self, group: Option<KeyId>) -> Self {
+        Self { group, ..self }
+    }
+
+    /// What the owner is to learn of its group, once it is committed.
+    pub(crate) fn group_report(&self) -> Option<KeyReport> {
+        let (slot, epoch) = (self.desc.meta.at.slot, self.desc.meta.at.epoch);
+        let key = KeyBytes::shared(self.key.clone());
+        self.group.map(|group| KeyReport { slot, epoch, key, group: Some(group) })
     }
 
     /// Enters the gate to write: while the guard lives, the owner does not reuse the extent.

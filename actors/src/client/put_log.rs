@@ -7,6 +7,7 @@ mod append;
 mod replicas;
 
 use super::Client;
+use super::log_names::Name;
 use super::peer::Peer;
 use super::peer_log::PeerLog;
 use super::value::Value;
@@ -149,8 +150,9 @@ impl Client {
             return TryPut::NeedsPlan;
         };
         let put = self.log_put((&peer, log), (key, hash), value.len(), opts);
+        let name = Name { key, group: opts.group_at(&peer) };
         let put = || match &put {
-            Some(put) => self.put_into((&peer, log), key, put, value),
+            Some(put) => self.put_into((&peer, log), name, put, value),
             None => Ok(Took::No),
         };
         match peer.run_blocking(put) {
@@ -202,12 +204,12 @@ impl Client {
     fn put_into(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        key: &[u8],
+        name: Name<'_>,
         put: &LogPut,
         value: Value<'_>,
     ) -> Result<Took> {
         if let (Kind::Tcp, Value::Whole(bytes)) = (peer.kind(), value)
-            && let Some(took) = self.append((peer, log), key, put, bytes)?
+            && let Some(took) = self.append((peer, log), name, put, bytes)?
         {
             return Ok(took);
         }
@@ -251,7 +253,7 @@ impl Client {
                 }
                 Some(ClaimStep::Write(write)) => {
                     Self::place(peer, log, &write, value, open)?;
-                    log.name(p, key);
+                    log.name(p, name);
                     return Ok(Took::Written);
                 }
                 Some(ClaimStep::Wait(_)) => break,

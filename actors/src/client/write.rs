@@ -484,7 +484,7 @@ impl Client {
         asked.request = None;
         // Concurrently: a slow owner delays only its own plans, and all of them by one limit.
         let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
-            let one = |desc| self.take_in(desc, peers, (key, *bytes), asked_ns);
+            let one = |desc| self.take_in((desc, opts), peers, (key, *bytes), asked_ns);
             any_of(join_all(granted?.into_iter().map(one)).await)
         });
         let granted = join_all(taking).await;
@@ -497,7 +497,7 @@ impl Client {
     /// that fails.
     async fn take_in(
         &self,
-        desc: PlanDesc,
+        (desc, opts): (PlanDesc, &PutOptions),
         peers: &Peers,
         (key, bytes): (&[u8], u64),
         asked_ns: u64,
@@ -513,6 +513,7 @@ impl Client {
         let deadline = asked_ns.saturating_add(desc.write_ttl_ms.saturating_mul(1_000_000));
         let plan_id = desc.plan;
         let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
+        let state = state.in_group(opts.group_at(&peer));
         let registered = self.shared.plans.register(state);
         if registered.is_err() {
             self.shared.slow_path.refused_at_once.one();

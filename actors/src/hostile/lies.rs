@@ -180,6 +180,11 @@ fn ups(all: &mut Vec<Lie>) {
     };
     all.push(("often read in a slot that is not there".into(), often(u32::MAX, 1)));
     all.push(("too many often read".into(), often(1, MAX_BATCH + 1)));
+    let groups =
+        |used, lost| HostileInput::OwnerToMaster(OwnerToMaster::Groups(GroupNews { used, lost }));
+    let many = vec![seeds::KEY; MAX_GROUPS + 1];
+    all.push(("too many groups used".into(), groups(many.clone(), Vec::new())));
+    all.push(("too many groups lost".into(), groups(Vec::new(), many)));
     let answer = |served, removed, taken| {
         HostileInput::OwnerToMaster(OwnerToMaster::LogAnswer { number: 1, served, removed, taken })
     };
@@ -256,7 +261,7 @@ fn to_owners(all: &mut Vec<Lie>) {
     each(all, "a read", &touch, &touches, |t| {
         HostileInput::ClientToOwner(ClientToOwner::Touched(t))
     });
-    let name = KeyReport { slot: 0, epoch: 1, key: seeds::key() };
+    let name = KeyReport { slot: 0, epoch: 1, key: seeds::key(), group: Some(seeds::KEY) };
     let names: [Change<KeyReport>; 3] =
         [|n| n.slot = PAST, |n| n.epoch = 0, |n| n.key = long_key()];
     each(all, "a name", &name, &names, |n| {
@@ -485,7 +490,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         downs.drain(..).map(|down| (format!("{down:?}"), HostileInput::MasterToOwner(down))),
     );
     let touch = Touch { slot: kept.slot, epoch: 2, bytes: 1, read: true };
-    let name = KeyReport { slot: kept.slot, epoch: 1, key: seeds::key() };
+    let name = KeyReport { slot: kept.slot, epoch: 1, key: seeds::key(), group: Some(seeds::KEY) };
     let counts = ReadCounts::default();
     let mut words = vec![
         ClientToOwner::Touched(TouchBatch { list: vec![touch], counts }),

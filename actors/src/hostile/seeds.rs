@@ -5,10 +5,10 @@ use super::{Kind, encode};
 use crate::error::Error;
 use crate::message::{
     Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
-    KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject, ObjMeta,
-    ObjectDesc, OftenRead, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
-    PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView, Selection,
-    SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    GroupNews, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject,
+    ObjMeta, ObjectDesc, OftenRead, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId,
+    PlanOpened, PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView,
+    Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::Retention;
@@ -97,6 +97,7 @@ fn ups() -> Vec<OwnerToMaster> {
         OwnerToMaster::Announced(vec![logged()]),
         OwnerToMaster::Accepted(vec![logged()]),
         OwnerToMaster::Expired(vec![at(LIAR)]),
+        OwnerToMaster::Groups(GroupNews { used: vec![KEY], lost: vec![KEY] }),
         OwnerToMaster::OftenRead(vec![OftenRead { slot: 1, epoch: 1, hot: true }]),
         OwnerToMaster::Moved(vec![MovedObject { slot: 1, epoch: 1, to: logged() }]),
         OwnerToMaster::LogAnswer {
@@ -207,6 +208,7 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::RemovalOver { removal: 9, again: false },
         MasterToOwner::InSet(vec![(at(OWNED), ReplicaSet { id: 3, wanted: 2 })]),
         MasterToOwner::MakeReplicas(vec![key()]),
+        MasterToOwner::Groups(GroupNews { used: vec![KEY], lost: vec![KEY] }),
         MasterToOwner::RequestReport { number: 4 },
         MasterToOwner::NoMorePlans,
     ]
@@ -220,7 +222,12 @@ fn to_owners() -> Vec<ClientToOwner> {
         ClientToOwner::CheckPlan(PLAN),
         ClientToOwner::Dropped(PLAN),
         ClientToOwner::TermObeyed { term: TERM, held: vec![] },
-        ClientToOwner::KeysReported(vec![KeyReport { slot: 0, epoch: 1, key: key() }]),
+        ClientToOwner::KeysReported(vec![KeyReport {
+            slot: 0,
+            epoch: 1,
+            key: key(),
+            group: Some(KEY),
+        }]),
         ClientToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
         ClientToOwner::ClearBelow(4096),
         ClientToOwner::NamesSent(1),

@@ -7,10 +7,10 @@
 mod calls;
 
 use super::{
-    Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, LogObjectEntry, LogQuestion,
-    MAX_BATCH, MAX_ENDED_SETS, MAX_OTHERS, MAX_PATTERN_BYTES, MAX_REPLICAS, MAX_SEGMENTS,
-    MasterToOwner, OwnerToMaster, PlanOpened, RankInfo, ReplicaSet, SeenView, SlotContent,
-    SlotEntry, SlotRef, Standing,
+    Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, GroupNews, LogObjectEntry,
+    LogQuestion, MAX_BATCH, MAX_ENDED_SETS, MAX_GROUPS, MAX_OTHERS, MAX_PATTERN_BYTES,
+    MAX_REPLICAS, MAX_SEGMENTS, MasterToOwner, OwnerToMaster, PlanOpened, RankInfo, ReplicaSet,
+    SeenView, SlotContent, SlotEntry, SlotRef, Standing,
 };
 use crate::error::{Error, Result};
 use crate::message::{KeyBytes, ObjectDesc};
@@ -222,6 +222,7 @@ impl RankInfo {
                 self.check_objects(served)
             }
             OwnerToMaster::DiskAnswer { answer, .. } => answer.check(),
+            OwnerToMaster::Groups(news) => news.check(),
             // The master compares it with the plans that it sent.
             OwnerToMaster::PlansRecorded { .. } => Ok(()),
             // Gauges are only shown, and added with saturation.
@@ -249,6 +250,7 @@ impl RankInfo {
             MasterToOwner::Committed(plans) => list("plans", plans.len(), MAX_BATCH),
             MasterToOwner::Retire(refs) | MasterToOwner::FreedAck(refs) => slots(refs),
             MasterToOwner::View(view) => view.check(self.world_size),
+            MasterToOwner::Groups(news) => news.check(),
             MasterToOwner::AskLog { question, .. } => match question {
                 LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
                     list("keys", keys.len(), MAX_BATCH)
@@ -306,6 +308,13 @@ impl ReplicaSet {
         ensure(self.wanted <= MAX_REPLICAS && (self.id == 0) == (self.wanted == 0), || {
             format!("a set of {} replicas with the number {}", self.wanted, self.id)
         })
+    }
+}
+
+impl GroupNews {
+    fn check(&self) -> Result<()> {
+        list("groups", self.used.len(), MAX_GROUPS)?;
+        list("groups", self.lost.len(), MAX_GROUPS)
     }
 }
 

@@ -73,6 +73,8 @@ pub enum MasterToOwner {
         /// It was one of several rounds, or failed: it is likely to be asked for again.
         again: bool,
     },
+    /// What other ranks say of groups of objects.
+    Groups(GroupNews),
     /// These objects belong to these sets: report them so.
     InSet(Vec<(SlotRef, ReplicaSet)>),
     /// Make the replicas that these keys lack: the master says how many, and where.
@@ -195,10 +197,24 @@ pub enum OwnerToMaster {
     OftenRead(Vec<OftenRead>),
     /// Objects whose time after their first read is over: remove their keys.
     Expired(Vec<SlotRef>),
+    /// What became of groups of objects here: other ranks may have more of them.
+    Groups(GroupNews),
     /// Shutting down: grant no more plans here.
     Draining,
     /// The segment leaves the cluster.
     Leave,
+}
+
+/// Groups in one [`GroupNews`], of each kind.
+pub const MAX_GROUPS: usize = 4096;
+
+/// Groups of objects, by their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupNews {
+    /// One of their objects was read.
+    pub used: Vec<KeyId>,
+    /// One of their objects was evicted.
+    pub lost: Vec<KeyId>,
 }
 
 /// One object that is read often.

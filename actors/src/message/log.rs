@@ -60,7 +60,8 @@ pub enum LogQuestion {
 /// Sets of one `EndSets` at most.
 pub const MAX_ENDED_SETS: usize = 4 * super::MAX_BATCH;
 
-/// The key of an object that a producer put into a log.
+/// The key of an object that a producer put into a log. Of one in the heap, whose key its owner
+/// has, only the group counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyReport {
     /// Header slot.
@@ -69,6 +70,8 @@ pub struct KeyReport {
     pub epoch: u32,
     /// The key string.
     pub key: KeyBytes,
+    /// The group that the object belongs to.
+    pub group: Option<KeyId>,
 }
 
 impl From<Abandoned> for nkv_store::device_log::Abandon {

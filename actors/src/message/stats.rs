@@ -179,6 +179,10 @@ gauges! {
     disk_used,
     /// Objects there.
     disk_objects,
+    /// Objects that count as read because another one of their group was.
+    group_reads,
+    /// Groups of which an object was evicted here.
+    groups_lost,
     /// Objects evicted.
     evictions,
     /// Gets that readers reported.

@@ -10,6 +10,8 @@ pub enum HeapEvent {
     BecameLive(Vec<Candidate>),
     /// Objects were read: (slot, epoch), in the order in which to count the reads.
     WereRead(Vec<(u32, u32)>),
+    /// Objects are to go before others from now on.
+    GoFirst(Vec<Candidate>),
     /// Objects are no longer live: (slot, epoch).
     Ended(Vec<(u32, u32)>),
     /// The master waits for room. It comes by way of the owner, behind the commits that the master

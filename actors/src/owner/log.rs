@@ -304,7 +304,7 @@ impl Owner {
         let changes = segment.changes;
         changes.note_marks(&self.durable.tables);
         self.objects_moved(&log.log, &mut log.unnamed, &changes.moved);
-        self.forget_evicted(&changes.ended);
+        self.forget_evicted(&mut log.log, &changes.ended);
         self.accepted_for_disk(count);
         self.report_awaited(log, &changes.awaited);
         done?;
@@ -324,8 +324,10 @@ impl Owner {
     }
 
     /// Forgets objects that were retired to make room, and reports those that the master lists.
-    fn forget_evicted(&self, evicted: &[(u32, u32)]) {
+    fn forget_evicted(&self, log: &mut DeviceLog, evicted: &[(u32, u32)]) {
         self.demote(evicted);
+        let left = self.lose_groups_of(evicted);
+        left.into_iter().for_each(|(slot, epoch)| log.forget_reads(slot, epoch));
         let reported: Vec<SlotRef> = {
             let mut t = self.durable.tables.lock();
             let (reported, unreported): (Vec<_>, Vec<_>) =

@@ -7,7 +7,7 @@ use crate::message::{KeyBytes, LogObjectEntry, MovedObject, OwnerToMaster};
 use crate::owner::object_life::ObjectEnd;
 use hashbrown::{HashMap, HashSet};
 use nkv_store::device_log::{DeviceLog, LogObject};
-use nkv_store::object::{LiveSlot, SetMark, live_slot};
+use nkv_store::object::SetMark;
 use std::collections::VecDeque;
 
 /// Moves in one frame to the master.
@@ -58,19 +58,13 @@ impl Spilling {
 }
 
 impl Owner {
-    /// Has victims of the evictor copied to the log, which ends them here; returns the others, and
-    /// those that are to be evicted first.
+    /// Has victims of the evictor copied to the log, which ends them here; returns the others.
     pub(super) fn spill(&mut self, victims: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
         let Some(log) = self.log.as_ref().filter(|log| log.log.copies()) else { return victims };
         let until = self.durable.clock.now_ns().saturating_add(SPILL_LIMIT_NS);
         let (mut evicted, mut copied) = (Vec::new(), Vec::new());
         for (slot, epoch) in victims {
             if self.spilling.objects.contains(&(slot, epoch)) {
-                continue;
-            }
-            let goes = |o: &LiveSlot| o.epoch == epoch && o.retention.goes_first();
-            if live_slot(&self.durable.heap, slot).is_some_and(|o| goes(&o)) {
-                evicted.push((slot, epoch));
                 continue;
             }
             let object = self.slots.live_object(slot, epoch);
@@ -118,6 +112,13 @@ impl Owner {
         self.log.as_mut().is_some_and(|log| log.log.touch(slot, epoch))
     }
 
+    /// Objects of the log are not worth a copy, unless they are read again.
+    pub(super) fn forget_reads_in_log(&mut self, objects: &[(u32, u32)]) {
+        if let Some(log) = &mut self.log {
+            objects.iter().for_each(|(slot, epoch)| log.log.forget_reads(*slot, *epoch));
+        }
+    }
+
     /// Objects are served from their copies now: their key strings move along, and the master
     /// learns the new location of those that it may have listed.
     pub(super) fn objects_moved(
@@ -138,6 +139,7 @@ impl Owner {
                 let here = |held: &u32| *held == from.1;
                 let named = t.keys.get(from.0).is_some_and(|(epoch, _)| here(epoch));
                 let key = if named { t.keys.remove(from.0).map(|(_, key)| key) } else { None };
+                t.groups.moved(*from, (to.slot, to.epoch));
                 let set = t.move_set(*from, (to.slot, to.epoch));
                 let asked = t.log_reported.get(&from.0).is_some_and(here);
                 let of_heap = !self.is_of_log(from.0);

@@ -252,7 +252,7 @@ impl Owner {
     ) {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
-            let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop() else { return };
+            let Some(KeyReport { slot, epoch, key, group }) = t.reported_keys.pop() else { return };
             let (slot, epoch) = log.unnamed.resolve((slot, epoch));
             let object = log.log.object(slot, epoch);
             // The header holds the key identity: a key string that does not match it is dropped
@@ -260,6 +260,9 @@ impl Owner {
             if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
                 let Ok(key) = key.into_key(&self.durable.tables.key_pool) else { continue };
                 t.keys.insert(slot, (epoch, key));
+                if let Some(group) = group {
+                    t.groups.add((slot, epoch), group);
+                }
                 log.named.push((slot, epoch));
                 named.push((slot, epoch));
             } else if object.is_none() && self.is_awaited_by_disk((slot, epoch)) {
@@ -288,8 +291,15 @@ impl Owner {
         // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
         // Not decided by `self.log`, which is taken out while it is processed.
         let most = self.durable.heap.layout().log_slots as usize;
+        let (of_log, of_heap): (Vec<_>, Vec<_>) =
+            list.into_iter().partition(|report| self.is_of_log(report.slot));
         let mut t = self.durable.tables.lock();
-        t.reported_keys.extend(list);
+        for KeyReport { slot, epoch, group, .. } in of_heap {
+            if let Some(group) = group.filter(|_| t.key(slot, epoch).is_some()) {
+                t.groups.add((slot, epoch), group);
+            }
+        }
+        t.reported_keys.extend(of_log);
         while t.reported_keys.len() > most {
             t.reported_keys.pop();
         }

@@ -27,7 +27,10 @@ impl Owner {
             }
         }
         if how == ObjectEnd::Evicted {
-            self.demote(&gone.iter().map(|at| (at.slot, at.epoch)).collect::<Vec<_>>());
+            let evicted: Vec<_> = gone.iter().map(|at| (at.slot, at.epoch)).collect();
+            self.demote(&evicted);
+            let left = self.lose_groups_of(&evicted);
+            self.forget_reads_in_log(&left);
         }
         self.ended(&gone, how);
         (gone.len() as u64, bytes)

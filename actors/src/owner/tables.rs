@@ -3,6 +3,7 @@
 
 use super::attachments::Attachments;
 use super::ended_sets::EndedSets;
+use super::groups::Groups;
 use super::log_producers::LogProducers;
 use super::names::NameSenders;
 use super::pin_tables::PinTables;
@@ -54,6 +55,8 @@ pub struct Tables {
     pub(crate) keys: SlotMap<(u32, Key)>,
     /// The replicas to which objects of slots belong, with their epochs.
     sets: HashMap<u32, (u32, ReplicaSet)>,
+    /// Which objects belong together.
+    pub(crate) groups: Groups,
     /// Objects of the device log that the master got by asking, without their key strings: slot ->
     /// epoch.
     pub log_reported: HashMap<u32, u32>,
@@ -81,6 +84,7 @@ impl Tables {
             plans: BTreeMap::new(),
             keys: SlotMap::new(slots),
             sets: HashMap::new(),
+            groups: Groups::default(),
             log_reported: HashMap::new(),
             reported_keys: CountedQueue::default(),
             last_opened: None,
@@ -139,6 +143,7 @@ impl Tables {
 
     /// An object ended.
     pub fn forget(&mut self, slot: u32, epoch: u32) {
+        self.groups.forget((slot, epoch));
         self.keys.remove_if(slot, |(named, _)| *named == epoch);
         if self.sets.get(&slot).is_some_and(|(of, _)| *of == epoch) {
             self.sets.remove(&slot);

@@ -14,6 +14,7 @@ mod embedded;
 mod forged_rank;
 mod frozen;
 mod full_log;
+mod groups;
 mod hot;
 mod listing;
 mod moved;

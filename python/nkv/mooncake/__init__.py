@@ -22,9 +22,10 @@ mooncake-transfer-engine 0.3.13, and tensor objects are its bytes. Differences:
 - Values that were put as arrays by ``NanoKVCache`` are read with their trailer.
 - ``replica_num`` is obeyed, up to 8, but for tensors in a GPU and session puts; fewer copies than
   asked for are no error, as there. ``with_hard_pin`` and ``with_soft_pin`` are obeyed, but for
-  session puts and tensors in a GPU; hard pins have half of a heap at most. Groups are accepted and
-  have no effect. Leases are not needed: what is read cannot change under its reader, and
-  ``remove`` and ``batch_replica_clear`` take at once what was just read or put.
+  session puts and tensors in a GPU; hard pins have half of a heap at most. ``group_ids`` has
+  a name for each key ("": none): what has one name is kept, or evicted, together, as far as that
+  goes; session puts have none. Leases are not needed: what is read cannot change under its
+  reader, and ``remove`` and ``batch_replica_clear`` take at once what was just read or put.
 - A segment is a rank, and its name the rank's number (``transport_endpoint`` of a descriptor,
   ``preferred_segment``, ``preferred_segments``, ``segment_name``). ``create_copy_task`` and
   ``create_move_task`` return -600, ``mount_segment`` and ``allocate_and_mount_segment`` -1:

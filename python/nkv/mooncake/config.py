@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import logging
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
 
 from ..layouts import MAX_REPLICAS, MAX_RETENTION_S, retention_of
 
 log = logging.getLogger("nkv.mooncake")
+_T = TypeVar("_T")
 
 
 class Named(enum.IntEnum):
@@ -166,15 +169,53 @@ def _warn_once(what: str) -> None:
         log.warning("%s", what)
 
 
+#: What a put asks for, as the native part takes it.
+Wanted = tuple[list[str], int, bool, int, int, str, str | bytes | None]
+
+
 def wanted_of(
-    config: ReplicateConfig | None, fails: bool = False
-) -> tuple[list[str], int, bool, int, int, str]:
+    config: ReplicateConfig | None, fails: bool = False, group: str | None = None
+) -> Wanted:
     """What a put asks for, as the native part takes it."""
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
     copies = max(1, min(replicas, MAX_REPLICAS))
-    return preferred_ranks(config), 0, fails, copies, 1, _retention(config)
+    return preferred_ranks(config), 0, fails, copies, 1, _retention(config), group
+
+
+def picked(all_of_them: Sequence[_T], at: Sequence[int]) -> Sequence[_T]:
+    """Those with these numbers, which ascend."""
+    if len(at) == len(all_of_them):
+        return all_of_them
+    return [all_of_them[i] for i in at]
+
+
+def of_items(config: ReplicateConfig | None, n: int, at: Sequence[int]) -> ReplicateConfig | None:
+    """The same wishes for items of a batch of ``n``. What names no group for each, names none
+    for any, which is wrong.
+    """
+    if config is None or config.group_ids is None:
+        return config
+    some = copy.copy(config)
+    names = config.group_ids
+    some.group_ids = [names[i] for i in at] if len(names) == n else []
+    return some
+
+
+def in_groups(n: int, config: ReplicateConfig | None) -> dict[str | None, list[int]] | None:
+    """Which of so many objects belong to which group; None if not each has a name. An empty one is
+    none.
+    """
+    names = None if config is None else config.group_ids
+    if names is None:
+        return {None: list(range(n))}
+    if len(names) != n or not all(isinstance(name, str) for name in names):
+        return None
+    groups: dict[str | None, list[int]] = {}
+    for i, name in enumerate(names):
+        groups.setdefault(name or None, []).append(i)
+    return groups
 
 
 def _retention(config: ReplicateConfig | None) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .. import _nkv, arrays
 from .buffers import BufferHandle, handle_of
 from .codes import INVALID_PARAMS, OK
-from .config import ReplicateConfig, wanted_of
+from .config import ReplicateConfig, Wanted, picked
 from .core import Core, places_of
 
 _MAX_KEY_BYTES = 1024
@@ -42,9 +42,12 @@ class Objects(Core):
         """Stores the bytes at an address."""
         if buffer_ptr <= 0 or size < 0:
             return INVALID_PARAMS
-        wanted = wanted_of(config)
-        done = self._try(lambda c: c.put(key, (buffer_ptr, size), b"", wanted))
-        return OK if done is None else int(done)
+
+        def put(c: _nkv.Cache, at: list[int], wanted: Wanted) -> list[int]:
+            c.put(key, (buffer_ptr, size), b"", wanted)
+            return at
+
+        return self._put_in_groups(1, config, put)[0]
 
     def put_from_with_metadata(
         self,
@@ -70,8 +73,7 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores the bytes at addresses."""
-        wanted = wanted_of(config)
-        return self._many(len(keys), lambda c: c.put_many_at(keys, buffer_ptrs, sizes, wanted), _ok)
+        return self._put_at(keys, buffer_ptrs, sizes, config)
 
     def batch_put_from_multi_buffers(
         self,
@@ -81,10 +83,22 @@ class Objects(Core):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Stores values that lie in several places each."""
-        wanted = wanted_of(config)
-        return self._many(
-            len(keys), lambda c: c.put_many_at(keys, all_buffer_ptrs, all_sizes, wanted), _ok
-        )
+        return self._put_at(keys, all_buffer_ptrs, all_sizes, config)
+
+    def _put_at(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Any],
+        sizes: Sequence[Any],
+        config: ReplicateConfig | None,
+    ) -> list[int]:
+        if not len(keys) == len(addresses) == len(sizes):
+            return [INVALID_PARAMS] * len(keys)
+
+        def put(c: _nkv.Cache, at: list[int], wanted: Wanted) -> Iterable[Any]:
+            return c.put_many_at(picked(keys, at), picked(addresses, at), picked(sizes, at), wanted)
+
+        return self._put_in_groups(len(keys), config, put)
 
     # An upsert replaces what is there. Between, no value is.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import layouts, tensor_bytes
 from .codes import INVALID_PARAMS, OK
-from .config import ReplicateConfig, log
+from .config import ReplicateConfig, log, of_items
 from .tensor_bytes import Axis, Header, Manifest
 from .tensors import Elements, Tensors, elements_at, elements_of
 
@@ -110,6 +110,8 @@ class PartWrites(Tensors):
     ) -> list[int]:
         """Stores all objects of all tensors as one batch; the first error of each tensor."""
         flat = [one for objects in wanted for one in objects or ()]
+        of = [i for i, objects in enumerate(wanted) for _ in objects or ()]
+        config = of_items(config, len(wanted), of)
         done = self._store([k for k, _ in flat], [p for _, p in flat], config, replaces)
         codes, at = [], 0
         for objects in wanted:

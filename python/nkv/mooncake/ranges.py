@@ -137,7 +137,7 @@ class Ranges(Core):
     def _open(self, key: str, size: int, config: ReplicateConfig | None) -> int:
         if size <= 0 or key in self._writing:
             return INVALID_PARAMS
-        wanted = (preferred_ranks(config)[:1], 0, True, 1, 1, retention_of())
+        wanted = (preferred_ranks(config)[:1], 0, True, 1, 1, retention_of(), None)
         plan = self._try(lambda c: c.open(key, size, wanted))
         if isinstance(plan, int):
             return plan

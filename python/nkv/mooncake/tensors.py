@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .. import arrays
 from . import tensor_bytes
 from .codes import FILE_NOT_FOUND, INVALID_PARAMS, OK
-from .config import ReplicateConfig, log
+from .config import ReplicateConfig, log, of_items
 from .core import Core, places_of
 from .tensor_bytes import HEADER_BYTES, NUMBERS, Header
 
@@ -93,6 +93,7 @@ class Tensors(Core):
             return codes
         at = [i for i, one in enumerate(found) if one is not None]
         parts = [one.parts() for one in found if one is not None]
+        config = of_items(config, len(keys), at)
         done = self._store([keys[i] for i in at], parts, config, replaces) if at else []
         for i, code in zip(at, done, strict=True):
             codes[i] = code

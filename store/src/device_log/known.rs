@@ -69,6 +69,13 @@ impl KnownClaims {
         }
     }
 
+    /// The claim at `x` counts as not read.
+    pub(super) fn forget_reads(&mut self, x: u64) {
+        if let Some(entry) = self.entries.get_mut(self.layout.slot(x) as usize) {
+            entry.reads = 0;
+        }
+    }
+
     /// Marks the claim at `x` as handed to the thread that copies; false if it was before.
     pub(super) fn give(&mut self, x: u64) -> bool {
         let entry = self.entries.get_mut(self.layout.slot(x) as usize);

@@ -190,6 +190,13 @@ impl DeviceLog {
         live.is_some()
     }
 
+    /// The object in that slot at that epoch is not worth a copy, unless it is read again.
+    pub fn forget_reads(&mut self, slot: u32, epoch: u32) {
+        if let Some(x) = self.layout.position(slot, epoch).filter(|_| self.is_live(slot, epoch)) {
+            self.known.forget_reads(x);
+        }
+    }
+
     /// Objects that will be retired soon and were read since they were accepted, in the order of
     /// claims; each is returned once. At most twice as many bytes as producers claim.
     pub fn survivors(&mut self) -> Result<Vec<LogObject>, StoreError> {

@@ -139,6 +139,15 @@ impl Retained {
         }
     }
 
+    /// A usual object goes before others from now on.
+    pub fn go_first(&mut self, c: &Candidate) {
+        let pinned = self.soft.contains_key(&c.slot) || self.until_read.holds(c.slot, c.epoch);
+        if self.usual.epoch_of(c.slot) == Some(c.epoch) && !pinned {
+            self.usual.forget(c.slot, c.epoch);
+            self.first.push(c.slot, c.epoch, c.bytes);
+        }
+    }
+
     /// It is removed.
     pub fn forget(&mut self, slot: u32, epoch: u32) {
         self.usual.forget(slot, epoch);
@@ -158,6 +167,11 @@ impl Retained {
             self.hard.remove(&slot);
             self.hard_bytes -= bytes;
         }
+    }
+
+    /// Whether the next victim is one that goes before all others.
+    pub fn has_first(&self) -> bool {
+        self.first.len() > 0
     }
 
     /// Removes and returns the next victim: slot, epoch, bytes. A soft pin that has not ended is

@@ -343,9 +343,29 @@ mod retained {
         assert_eq!(victims(&mut held, 9 * SECOND), [2, 0]);
     }
 
+    #[test]
+    fn what_is_to_go_first_does_unless_it_is_pinned() {
+        for kind in KINDS {
+            let mut held = Retained::new(kind, SLOTS);
+            (0..3).for_each(|slot| held.admit(candidate(slot, kinds(9)), 0));
+            held.admit(candidate(3, kinds(2)), 0);
+            held.admit(candidate(4, kinds(3)), 0);
+            for slot in [2, 3, 4, 5] {
+                held.go_first(&candidate(slot, Retention::EvictFirst));
+            }
+            assert_eq!((held.len(), held.bytes()), (4, 500), "{kind}");
+            assert_eq!(held.victim(0), Some((2, 1, 100)), "{kind}");
+            assert_eq!(victims(&mut held, 0).last(), Some(&3), "{kind}");
+        }
+    }
+
+    fn goes_first(retention: Retention) -> bool {
+        matches!(retention, Retention::EvictFirst | Retention::Extra)
+    }
+
     /// Whether the second says nothing new of the first.
     fn is_alike(held: &Candidate, c: &Candidate) -> bool {
-        let kind = |r: Retention| if r.goes_first() { Retention::Extra } else { r };
+        let kind = |r: Retention| if goes_first(r) { Retention::Extra } else { r };
         let kinds = (kind(held.retention), kind(c.retention));
         c.retention == Retention::Usual
             || std::mem::discriminant(&kinds.0) == std::mem::discriminant(&kinds.1)
@@ -375,7 +395,7 @@ mod retained {
         }
 
         fn victim(&mut self, now_ms: u64) -> Option<(u32, u32, u64)> {
-            let first = self.0.iter().position(|(c, ..)| c.retention.goes_first());
+            let first = self.0.iter().position(|(c, ..)| goes_first(c.retention));
             if let Some(at) = first.or_else(|| self.aside(now_ms)) {
                 return self.take(Some(at));
             }
@@ -397,7 +417,7 @@ mod retained {
     proptest! {
         #[test]
         fn any_order_of_calls_is_the_models(
-            ops in prop::collection::vec((0u8..8, 0..SLOTS, 1u32..3, 0u64..3000, 0u8..8), 0..300)
+            ops in prop::collection::vec((0u8..9, 0..SLOTS, 1u32..3, 0u64..3000, 0u8..8), 0..300)
         ) {
             let (mut held, mut model) = (Retained::new(PolicyKind::Lru, SLOTS), Model::default());
             let mut now = 0;
@@ -427,6 +447,16 @@ mod retained {
                     5 => prop_assert_eq!(held.victim(now), model.victim(now)),
                     // They stay until their owner has them removed.
                     6 => drop(held.take_due(now, 2)),
+                    7 => {
+                        let bytes = here.map_or(n, |at| model.0[at].0.bytes);
+                        let c = Candidate { slot, epoch, bytes, retention: Retention::EvictFirst };
+                        held.go_first(&c);
+                        let is_usual = |at: &usize| model.0[*at].0.retention == Retention::Usual;
+                        if let Some(at) = here.filter(is_usual) {
+                            model.0.remove(at);
+                            model.0.push((c, now, false));
+                        }
+                    }
                     _ => now += n,
                 }
                 let evictable = model.0.iter().filter(|(c, ..)| c.retention != Retention::HardPin);

@@ -3,6 +3,7 @@
 
 use super::{Abandoned, ClientToOwner, Took, void_claim};
 use crate::client::batch::in_one_request;
+use crate::client::log_names::Name;
 use crate::client::peer::Peer;
 use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
@@ -24,7 +25,7 @@ const BYTES_PER_REQUEST: u64 = 8 << 20;
 pub(super) struct Wanted<'a> {
     /// Its position in the caller's batch.
     pub index: usize,
-    pub key: &'a [u8],
+    pub name: Name<'a>,
     pub value: &'a [u8],
     pub put: LogPut,
     pub done: Option<Result<()>>,
@@ -58,7 +59,7 @@ impl Client {
     pub(super) fn append(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        key: &[u8],
+        name: Name<'_>,
         put: &LogPut,
         value: &[u8],
     ) -> Result<Option<Took>> {
@@ -79,7 +80,7 @@ impl Client {
                 };
                 done?;
                 let [Append { outcome, .. }] = append;
-                if let Some(took) = self.appended((peer, log), (key, value), put, outcome)? {
+                if let Some(took) = self.appended((peer, log), (name, value), put, outcome)? {
                     return Ok(Some(took));
                 }
                 drop(inside);
@@ -95,16 +96,16 @@ impl Client {
     fn appended(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        (key, value): (&[u8], &[u8]),
+        (name, value): (Name<'_>, &[u8]),
         put: &LogPut,
         outcome: Appended,
     ) -> Result<Option<Took>> {
         match outcome {
             Appended::Ready(p) => {
-                log.name(p, key);
+                log.name(p, name);
                 Ok(Some(Took::Written))
             }
-            Appended::Waits(p) => self.write_waiting((peer, log), (key, value), put, p),
+            Appended::Waits(p) => self.write_waiting((peer, log), (name, value), put, p),
             Appended::NoRoom => Ok(None),
             Appended::Void(p) => Err(void_claim(peer, log.layout.epoch(p).unwrap_or_default())),
             Appended::Refused => {
@@ -118,7 +119,7 @@ impl Client {
     fn write_waiting(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        (key, value): (&[u8], &[u8]),
+        (name, value): (Name<'_>, &[u8]),
         put: &LogPut,
         p: u64,
     ) -> Result<Option<Took>> {
@@ -131,7 +132,7 @@ impl Client {
         match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
             Some(ClaimStep::Write(write)) => {
                 Self::place(peer, log, &write, Value::Whole(value), open)?;
-                log.name(p, key);
+                log.name(p, name);
                 return Ok(Some(Took::Written));
             }
             Some(ClaimStep::Skip(skip)) => peer.verbs.post(log.token, &mut skip.ops())?,
@@ -179,7 +180,8 @@ impl Client {
             let of_rank = of_rank.or_insert_with(|| Some((self.log_by_tcp(rank)?, Vec::new())));
             let Some((peer, wanted)) = of_rank else { continue };
             if let Some(put) = self.put_by_tcp(peer, (key, *hash), value, opts) {
-                wanted.push(Wanted { index, key, value, put, done: None });
+                let name = Name { key, group: opts.group_at(peer) };
+                wanted.push(Wanted { index, name, value, put, done: None });
             }
         }
         let mut all: Vec<_> = by_rank.into_values().flatten().collect();
@@ -247,7 +249,7 @@ impl Client {
             log.was_served();
         }
         for (wanted, outcome) in part.iter_mut().zip(outcomes) {
-            let item = (wanted.key, wanted.value);
+            let item = (wanted.name, wanted.value);
             match self.appended((peer, log), item, &wanted.put, outcome) {
                 Ok(Some(Took::Written)) => {
                     self.shared.writes.by_log.one();

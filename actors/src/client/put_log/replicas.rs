@@ -4,6 +4,7 @@
 
 use super::append::{OfOwner, Wanted, goes_alone};
 use super::{LogPut, Took};
+use crate::client::log_names::Name;
 use crate::client::peer::Peer;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
@@ -63,9 +64,16 @@ impl Client {
             }
             let replicas = ranks.and_then(|r| self.replicas_in_logs((key, hash), value, r, opts));
             for (peer, put) in replicas.unwrap_or_default() {
+                let group = opts.group_at(&peer);
                 let of_owner = by_owner.entry(peer.incarnation);
                 let of_owner = of_owner.or_insert_with(|| (peer, Vec::new()));
-                of_owner.1.push(Wanted { index, key, value, put, done: None });
+                of_owner.1.push(Wanted {
+                    index,
+                    name: Name { key, group },
+                    value,
+                    put,
+                    done: None,
+                });
             }
         }
         let mut all: Vec<_> = by_owner.into_values().collect();
@@ -116,7 +124,7 @@ impl Client {
             if log.is_refused(&*self.shared.env.clock) {
                 return;
             }
-            match self.put_into((peer, log), put.key, &put.put, Value::Whole(put.value)) {
+            match self.put_into((peer, log), put.name, &put.put, Value::Whole(put.value)) {
                 Ok(Took::Written) => {
                     log.was_served();
                     self.shared.writes.by_log.one();

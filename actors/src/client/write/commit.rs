@@ -1,16 +1,19 @@
 //! Publishing and committing plans, and giving up those that have no final answer.
 
 use super::{announce, publication};
+use crate::client::log_names::NAMES_PER_FRAME;
+use crate::client::peer::Peer;
 use crate::client::plans::PlanState;
 use crate::client::producer::GiveUp;
 use crate::client::write::write_plan::Unpublished;
 use crate::client::{Client, holds_within, one};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{PlanRef, Request};
+use crate::message::{ClientToOwner, KeyReport, PlanRef, Request};
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::words;
 use nkv_transport::verbs::Op;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,8 +116,8 @@ impl Client {
                 results[i] = r;
             }
         }
-        let committed = plans.iter().zip(&results).filter(|(_, r)| r.is_ok());
-        committed.for_each(|(p, _)| p.note_committed());
+        let committed = plans.iter().zip(&results).filter(|(_, r)| r.is_ok()).map(|(p, _)| p);
+        note_committed(committed);
         results
     }
 
@@ -130,7 +133,7 @@ impl Client {
         }
         plan.peer.run_blocking(|| self.publish(plan)).map_err(|e| e.error)?;
         one(self.commit_once(std::slice::from_ref(plan), LAST_ANSWER_LIMIT).await)?;
-        plan.note_committed();
+        note_committed([plan].into_iter());
         self.shared.plans.close(plan);
         Ok(())
     }
@@ -202,6 +205,24 @@ impl Client {
             let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
         holds_within(self.limit(), || self.shared.plans.all_drained()).await
+    }
+}
+
+/// The objects of these plans are stored. Their owners learn of their groups.
+fn note_committed<'a>(plans: impl Iterator<Item = &'a Arc<PlanState>>) {
+    let mut grouped: BTreeMap<u64, (&Arc<Peer>, Vec<KeyReport>)> = BTreeMap::new();
+    for plan in plans {
+        plan.note_committed();
+        if let Some(report) = plan.group_report() {
+            let of_owner = grouped.entry(plan.peer.incarnation);
+            of_owner.or_insert_with(|| (&plan.peer, Vec::new())).1.push(report);
+        }
+    }
+    for (peer, reports) in grouped.into_values() {
+        // One that is lost is a hint less.
+        reports.chunks(NAMES_PER_FRAME).for_each(|part| {
+            let _ = peer.send(ClientToOwner::KeysReported(part.to_vec()));
+        });
     }
 }
 

@@ -122,11 +122,13 @@ fn i19_an_owner_takes_no_read_and_no_key_that_cannot_be() {
             slot: u32::MAX,
             epoch: 1,
             key: KeyBytes::default(),
+            group: None,
         }]),
         ClientToOwner::KeysReported(vec![KeyReport {
             slot: 0,
             epoch: 1,
             key: vec![1; MAX_KEY_BYTES + 1].into(),
+            group: None,
         }]),
     ] {
         assert!(lie.check(&g).is_err(), "{lie:?}");

@@ -44,6 +44,25 @@ fn what_is_read_after_the_survey_is_copied_all_the_same() {
 }
 
 #[test]
+fn what_is_not_worth_a_copy_any_more_goes_unless_it_is_read_again() {
+    let (mut w, mut copier) = full(2);
+    assert_eq!(w.log.survivors().unwrap(), []);
+    for name in [1, 2] {
+        read(&mut w, name);
+        let (slot, epoch) = slot_of(&w, name);
+        w.log.forget_reads(slot, epoch);
+        w.log.forget_reads(slot, epoch + 1);
+    }
+    read(&mut w, 2);
+    assert_eq!(w.log.retire_ahead(10, &mut w.index).unwrap(), 1);
+    copy_all(&mut copier);
+    assert_eq!(w.log.accept(20, &mut w.index).unwrap(), 1);
+    assert_eq!((w.get(1), w.get(2)), (None, Some(payload(2, U))));
+    assert_eq!(w.log.counts().lost_reads, Sum::default());
+    w.check_counts();
+}
+
+#[test]
 fn a_copy_has_the_mark_of_its_original_and_a_retired_object_none() {
     let (mut w, mut copier) = full(2);
     let mark = SetMark::new(9, 2);
