@@ -5,6 +5,7 @@ use super::slab::Number;
 use crate::message::{Medium, OpenItem, RankInfo, SlotRef};
 use crate::slot_map::SlotMap;
 use hashbrown::HashMap;
+use nkv_store::Retention;
 use nkv_store::StoreError;
 use nkv_store::arena::{Arena, Extent, PackedExtent};
 use nkv_store::heap::FIRST_EPOCH;
@@ -63,6 +64,9 @@ pub(super) struct SegmentAllocator {
     // Slots from here on that are neither in `taken` nor in `epochs` were never used: they are at
     // their first epoch.
     untouched: u32,
+    // Bytes of each taken slot whose object has a hard pin, and of all.
+    hard: HashMap<u32, u64>,
+    hard_bytes: u64,
     // Next epochs of used slots that are free; 0 if a slot has used up its epochs [I3].
     epochs: HashMap<u32, u32>,
 }
@@ -101,6 +105,8 @@ impl SegmentAllocator {
             room_asked_ms: 0,
             room_attempt: 0,
             free: Vec::new(),
+            hard: HashMap::new(),
+            hard_bytes: 0,
             epochs: HashMap::new(),
         }
     }
@@ -128,8 +134,23 @@ impl SegmentAllocator {
         self.reported && most > 0 && need.bytes <= most && need.medium.takes(&self.info.memory)
     }
 
+    /// The object of a taken slot has a hard pin, until the slot is free.
+    pub(super) fn pin(&mut self, slot: u32, bytes: u64) {
+        let before = self.hard.insert(slot, bytes).unwrap_or(0);
+        self.hard_bytes = self.hard_bytes - before + bytes;
+    }
+
+    /// Bytes with hard pins, and how many an object of that size would add.
+    pub(super) fn hard_pins(&self, bytes: u64) -> (u64, u64) {
+        (self.hard_bytes, self.info.layout.placed_bytes(bytes))
+    }
+
     /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.
-    pub(super) fn take(&mut self, bytes: u64) -> Result<(SlotRef, Extent), StoreError> {
+    pub(super) fn take(
+        &mut self,
+        bytes: u64,
+        retention: Retention,
+    ) -> Result<(SlotRef, Extent), StoreError> {
         while self.taken.contains(self.untouched) || self.epochs.contains_key(&self.untouched) {
             self.untouched += 1;
         }
@@ -147,6 +168,9 @@ impl SegmentAllocator {
         });
         let epoch = self.epochs.remove(&slot).unwrap_or(FIRST_EPOCH);
         self.taken.insert(slot, Taken::new(epoch, extent, &self.info));
+        if retention == Retention::HardPin {
+            self.pin(slot, extent.len);
+        }
         Ok((SlotRef { incarnation: self.info.incarnation, slot, epoch }, extent))
     }
 
@@ -156,6 +180,7 @@ impl SegmentAllocator {
         if let Err(error) = self.arena.free(taken.extent.extent(&self.info.layout.arena)) {
             tracing::error!(%error, slot, "the arena does not have the extent of a taken slot");
         }
+        self.hard_bytes -= self.hard.remove(&slot).unwrap_or(0);
         let next = epoch.checked_add(1);
         self.epochs.insert(slot, next.unwrap_or(0));
         if next.is_some() {
@@ -196,19 +221,19 @@ mod tests {
     #[test]
     fn i11_a_freed_of_another_epoch_frees_nothing() {
         let mut b = SegmentAllocator::new(info(16 * 4096));
-        let (at, _) = b.take(4096).unwrap();
+        let (at, _) = b.take(4096, Retention::Usual).unwrap();
         assert!(!b.give_back(at.slot, at.epoch + 1));
         assert!(b.give_back(at.slot, at.epoch));
         assert!(!b.give_back(at.slot, at.epoch), "a duplicate is ignored");
-        let (again, _) = b.take(4096).unwrap();
+        let (again, _) = b.take(4096, Retention::Usual).unwrap();
         assert_eq!((again.slot, again.epoch), (at.slot, at.epoch + 1), "[I3] the epoch moved on");
     }
 
     #[test]
     fn a_rebuilt_allocator_hands_out_only_what_is_free() {
         let mut b = SegmentAllocator::new(info(4 * 4096));
-        let all: Vec<_> = (0..4).map(|_| b.take(4096).unwrap()).collect();
-        assert!(b.take(1).is_err());
+        let all: Vec<_> = (0..4).map(|_| b.take(4096, Retention::Usual).unwrap()).collect();
+        assert!(b.take(1, Retention::Usual).is_err());
         let gone = all[2];
         let kept = all.iter().filter(|taken| **taken != gone);
         let taken =
@@ -217,8 +242,8 @@ mod tests {
         let extents: Vec<_> = kept.clone().map(|(_, extent)| *extent).collect();
         let arena = arena_of(&info(4 * 4096), &extents).unwrap();
         let mut r = SegmentAllocator::rebuild(info(4 * 4096), arena, taken, epochs);
-        let (at, extent) = r.take(4096).unwrap();
+        let (at, extent) = r.take(4096, Retention::Usual).unwrap();
         assert_eq!((at.slot, at.epoch, extent), (gone.0.slot, 5, gone.1));
-        assert!(r.take(1).is_err());
+        assert!(r.take(1, Retention::Usual).is_err());
     }
 }

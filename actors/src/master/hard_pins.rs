@@ -1,5 +1,5 @@
-//! How much of a heap hard pins may have. Owners count them, and a master judges by what each said
-//! last, up to a heartbeat ago: what is put meanwhile may exceed the bound by as much.
+//! How much of a heap hard pins may have: of what the master has granted, and the owner has not
+//! freed.
 
 use super::Master;
 use super::allocator::Need;
@@ -21,8 +21,8 @@ impl Master {
         if retention != Retention::HardPin {
             return true;
         }
-        let (has, most) = self.hard_pins(segment_id);
-        has.saturating_add(bytes) <= most
+        let (has, adds, most) = self.hard_pins(segment_id, bytes);
+        has.saturating_add(adds) <= most
     }
 
     /// Where an open waits for room: the segment of these ranks that may take most hard pins.
@@ -33,14 +33,14 @@ impl Master {
         let bytes = need.bytes;
         let segments = || ranks.iter().flat_map(|rank| self.segments_of(*rank, need));
         let free = |id: SegmentId| {
-            let (has, most) = self.hard_pins(id);
+            let (has, _, most) = self.hard_pins(id, bytes);
             most.saturating_sub(has)
         };
         let Some(best) = segments().max_by_key(|id| free(*id)) else { return Ok(None) };
-        if free(best) >= bytes {
+        let (has, adds, most) = self.hard_pins(best, bytes);
+        if free(best) >= adds {
             return Ok(Some(best));
         }
-        let (has, most) = self.hard_pins(best);
         Err(Error::out_of_memory(format!(
             "hard pins have {has} of the {most} bytes that they may have on {best}, and this one \
              is of {bytes}: remove some, use a soft pin, or give plans more memory by a lower \
@@ -49,9 +49,10 @@ impl Master {
         .at_rank(best.rank))
     }
 
-    /// Bytes of hard pins in a segment, and how many they may be.
-    fn hard_pins(&self, segment_id: SegmentId) -> (u64, u64) {
-        let arena = self.allocators.get(&segment_id).map_or(0, |b| b.info.layout.arena.len);
-        (self.durable.members.hard_pinned(segment_id), arena / 100 * MOST_PERCENT)
+    /// Bytes of hard pins in a segment, how many an object would add, and how many they may be.
+    fn hard_pins(&self, segment_id: SegmentId, bytes: u64) -> (u64, u64, u64) {
+        let Some(allocator) = self.allocators.get(&segment_id) else { return (0, bytes, 0) };
+        let (has, adds) = allocator.hard_pins(bytes);
+        (has, adds, allocator.info.layout.arena.len / 100 * MOST_PERCENT)
     }
 }

@@ -420,11 +420,6 @@ impl Members {
         }
     }
 
-    /// Bytes of objects with a hard pin, as the segment's owner said last.
-    pub(super) fn hard_pinned(&self, segment_id: SegmentId) -> u64 {
-        self.lock().ranks.get(&segment_id).map_or(0, |m| m.gauges.hard_pinned_bytes)
-    }
-
     /// Producers without a connection for a TTL; each is reported once.
     pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> HashSet<u64> {
         let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;

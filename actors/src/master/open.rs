@@ -162,7 +162,7 @@ impl Master {
                 continue;
             }
             let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
-            match allocator.take(bytes_total) {
+            match allocator.take(bytes_total, open.retention) {
                 Ok((at, extent)) => {
                     allocator.room_attempt = 0;
                     let object = ObjectDesc { extent, bytes_total, page_bytes };
@@ -297,7 +297,7 @@ impl Master {
             return None;
         }
         let allocator = self.allocators.get_mut(&segment_id)?;
-        let (at, extent) = allocator.take(bytes).ok()?;
+        let (at, extent) = allocator.take(bytes, retention).ok()?;
         allocator.room_attempt = 0;
         Some(Replica { segment_id, at, object: ObjectDesc { extent, ..object } })
     }

@@ -28,6 +28,8 @@ type UnopenedPlan = (PlanOpened, Option<MasterToOwner>);
 struct Reported {
     taken: HashMap<u32, Taken>,
     free: HashMap<u32, u32>,
+    // Slots and bytes of hard pins.
+    hard: Vec<(u32, u64)>,
     // Listed after the segment's allocator is rebuilt: the keys of taken slots, as (slot, epoch,
     // key), and the objects of the log.
     keys: Vec<(u32, u32, KeyId)>,
@@ -194,13 +196,15 @@ impl Master {
         if known {
             self.forget_what_the_report_lacks(segment_id, &report, &kept);
         }
-        let Reported { mut taken, free, mut keys, logged, mut duplicates } =
+        let Reported { mut taken, free, mut hard, mut keys, logged, mut duplicates } =
             self.take_in(segment_id, &info, report, &kept);
         for (p, _) in &lost {
             taken.insert(p.at.slot, Taken::new(p.at.epoch, p.object.extent, &info));
             keys.push((p.at.slot, p.at.epoch, self.id_of(&p.key)));
+            hard.extend(hard_pin(p));
         }
         let mut allocator = SegmentAllocator::rebuild(info, arena, taken, free);
+        hard.into_iter().for_each(|(slot, bytes)| allocator.pin(slot, bytes));
         if let Some(old) = self.allocators.get(&segment_id) {
             allocator.report_number = old.report_number;
             allocator.has_listed = old.has_listed;
@@ -257,7 +261,7 @@ impl Master {
         kept: &HashSet<SlotRef>,
     ) -> Reported {
         let mut reported = Reported::default();
-        let Reported { taken, free, keys, logged, duplicates } = &mut reported;
+        let Reported { taken, free, hard, keys, logged, duplicates } = &mut reported;
         for e in report {
             let at = SlotRef { incarnation: info.incarnation, slot: e.slot, epoch: e.epoch };
             match e.what {
@@ -273,6 +277,7 @@ impl Master {
                     let key = self.reported_plan(segment_id, &p);
                     keys.extend(key.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, p.object.extent, info));
+                    hard.extend(hard_pin(&p));
                 }
                 SlotContent::Live { key, mut object, set, retention } => {
                     let extent = object.extent;
@@ -283,6 +288,9 @@ impl Master {
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
                     keys.extend(id.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, extent, info));
+                    if retention == Retention::HardPin {
+                        hard.push((e.slot, extent.len));
+                    }
                     let replica = Replica { segment_id, at, object };
                     if !key.is_some_and(|k| self.reported_live(replica, k, (set, retention))) {
                         duplicates.push(at);
@@ -507,6 +515,11 @@ pub(super) fn names<'s>(segment_ids: impl IntoIterator<Item = &'s SegmentId>) ->
 }
 
 /// The extent of an entry of a report, if it has one.
+/// Slot and bytes of a plan whose object will have a hard pin.
+fn hard_pin(p: &PlanOpened) -> Option<(u32, u64)> {
+    (p.retention == Retention::HardPin).then_some((p.at.slot, p.object.extent.len))
+}
+
 fn extent_of(e: &SlotEntry) -> Option<Extent> {
     match &e.what {
         SlotContent::Free | SlotContent::Logged(_) => None,
