@@ -4,7 +4,7 @@
 //! the addresses under the same rules.
 
 use super::Client;
-use super::log_names::Name;
+use super::log_names::KeyNote;
 use super::peer::{Peer, beside_driver};
 use super::peer_log::PeerLog;
 use crate::error::{Error, Result};
@@ -247,7 +247,7 @@ impl DeviceLog {
         let Some(log) = &self.peer.log else { return };
         for (key, claim_bytes, LogPutOutcome { status, position }) in outcomes {
             match status {
-                LogPutStatus::Stored => log.name(position, Name { key, group: None }),
+                LogPutStatus::Stored => log.name(position, KeyNote { key, group: None }),
                 LogPutStatus::Waited if log.layout.is_claim(position, claim_bytes) => {
                     let given_up = Abandoned { position, bytes: claim_bytes };
                     self.client.give_up_claim(&self.peer, log, given_up);

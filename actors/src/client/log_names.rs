@@ -14,7 +14,7 @@ pub(crate) const NAMES_PER_TICK: usize = 2048;
 
 /// What a put notes of its object.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Name<'a> {
+pub(crate) struct KeyNote<'a> {
     pub key: &'a [u8],
     /// The group that it belongs to.
     pub group: Option<KeyId>,
@@ -65,7 +65,7 @@ impl LogNames {
     }
 
     /// Notes the key of an object that is READY.
-    pub(crate) fn note(&self, position: u64, Name { key, group }: Name<'_>) {
+    pub(crate) fn note(&self, position: u64, KeyNote { key, group }: KeyNote<'_>) {
         // Not while the lock is held. The put has checked the length.
         let Ok(key) = Key::new(key) else { return };
         let mut names = self.noted();

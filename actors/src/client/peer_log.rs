@@ -1,7 +1,7 @@
 //! The log of one owner as a handle writes to it: its open claims, the last known bump and limit,
 //! and the keys and given-up claims that the owner is not told yet. It puts nothing itself.
 
-use crate::client::log_names::{LogNames, Name};
+use crate::client::log_names::{KeyNote, LogNames};
 use crate::error::{Error, Result};
 use crate::message::Abandoned;
 use nkv_store::clock::Clock;
@@ -126,7 +126,7 @@ impl PeerLog {
             || !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    pub(super) fn name(&self, position: u64, name: Name<'_>) {
+    pub(super) fn name(&self, position: u64, name: KeyNote<'_>) {
         self.names.note(position, name);
     }
 

@@ -7,7 +7,7 @@ mod append;
 mod replicas;
 
 use super::Client;
-use super::log_names::Name;
+use super::log_names::KeyNote;
 use super::peer::Peer;
 use super::peer_log::PeerLog;
 use super::value::Value;
@@ -150,7 +150,7 @@ impl Client {
             return TryPut::NeedsPlan;
         };
         let put = self.log_put((&peer, log), (key, hash), value.len(), opts);
-        let name = Name { key, group: opts.group_at(&peer) };
+        let name = KeyNote { key, group: opts.group_at(&peer) };
         let put = || match &put {
             Some(put) => self.put_into((&peer, log), name, put, value),
             None => Ok(Took::No),
@@ -204,7 +204,7 @@ impl Client {
     fn put_into(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        name: Name<'_>,
+        name: KeyNote<'_>,
         put: &LogPut,
         value: Value<'_>,
     ) -> Result<Took> {

@@ -3,7 +3,7 @@
 
 use super::{Abandoned, ClientToOwner, Took, void_claim};
 use crate::client::batch::in_one_request;
-use crate::client::log_names::Name;
+use crate::client::log_names::KeyNote;
 use crate::client::peer::Peer;
 use crate::client::peer_log::PeerLog;
 use crate::client::value::Value;
@@ -25,7 +25,7 @@ const BYTES_PER_REQUEST: u64 = 8 << 20;
 pub(super) struct Wanted<'a> {
     /// Its position in the caller's batch.
     pub index: usize,
-    pub name: Name<'a>,
+    pub name: KeyNote<'a>,
     pub value: &'a [u8],
     pub put: LogPut,
     pub done: Option<Result<()>>,
@@ -59,7 +59,7 @@ impl Client {
     pub(super) fn append(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        name: Name<'_>,
+        name: KeyNote<'_>,
         put: &LogPut,
         value: &[u8],
     ) -> Result<Option<Took>> {
@@ -96,7 +96,7 @@ impl Client {
     fn appended(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        (name, value): (Name<'_>, &[u8]),
+        (name, value): (KeyNote<'_>, &[u8]),
         put: &LogPut,
         outcome: Appended,
     ) -> Result<Option<Took>> {
@@ -119,7 +119,7 @@ impl Client {
     fn write_waiting(
         &self,
         (peer, log): (&Peer, &PeerLog),
-        (name, value): (Name<'_>, &[u8]),
+        (name, value): (KeyNote<'_>, &[u8]),
         put: &LogPut,
         p: u64,
     ) -> Result<Option<Took>> {
@@ -180,7 +180,7 @@ impl Client {
             let of_rank = of_rank.or_insert_with(|| Some((self.log_by_tcp(rank)?, Vec::new())));
             let Some((peer, wanted)) = of_rank else { continue };
             if let Some(put) = self.put_by_tcp(peer, (key, *hash), value, opts) {
-                let name = Name { key, group: opts.group_at(peer) };
+                let name = KeyNote { key, group: opts.group_at(peer) };
                 wanted.push(Wanted { index, name, value, put, done: None });
             }
         }

@@ -4,7 +4,7 @@
 
 use super::append::{OfOwner, Wanted, goes_alone};
 use super::{LogPut, Took};
-use crate::client::log_names::Name;
+use crate::client::log_names::KeyNote;
 use crate::client::peer::Peer;
 use crate::client::value::Value;
 use crate::client::{Client, PutOptions};
@@ -69,7 +69,7 @@ impl Client {
                 let of_owner = of_owner.or_insert_with(|| (peer, Vec::new()));
                 of_owner.1.push(Wanted {
                     index,
-                    name: Name { key, group },
+                    name: KeyNote { key, group },
                     value,
                     put,
                     done: None,
