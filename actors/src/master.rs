@@ -2,6 +2,7 @@
 //! arbiter of its own; every request is a batch. Its state is rebuilt from the owners' reports.
 
 mod allocator;
+mod aside;
 mod awaiting;
 mod batch;
 mod commit;
@@ -15,6 +16,7 @@ mod hot;
 mod index;
 mod known;
 mod log;
+mod logged;
 mod lookup;
 mod matching;
 mod members;

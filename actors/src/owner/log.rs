@@ -4,40 +4,23 @@
 
 use super::attachments::AttachId;
 use super::awaited::AwaitedKeys;
-use super::ended_sets::EndedSets;
+use super::log_directory::SegmentDirectory;
 use super::log_producers::ProducerState;
 use super::moving::UnnamedMoves;
 use super::object_life::ObjectEnd;
-use super::{Owner, OwnerDurable, OwnerTables};
+use super::{Owner, OwnerDurable};
 use crate::actor::{Context, Message, On, Reply};
 use crate::counted_queue::CountedQueue;
-use crate::message::{
-    Abandoned, Gauges, KeyBytes, LogObjectEntry, LogQuestion, MAX_BATCH, OwnerToMaster, ReplicaSet,
-    SlotRef,
-};
-use nkv_store::KeyId;
-use nkv_store::device_log::{
-    DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogRules, Retire,
-};
+use crate::message::{Gauges, KeyBytes, LogObjectEntry, OwnerToMaster, SlotRef};
+use nkv_store::device_log::{DeviceLog, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogRules, Retire};
 use nkv_store::layout::AtomicDomain;
-use nkv_store::object::{SetMark, Slots};
-use std::collections::BTreeMap;
+use nkv_store::object::Slots;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Interval between two scans of the pin tables while a pinned object keeps the tail in place.
 const PIN_CHECK_NS: u64 = 5_000_000;
-/// Fast polls of the log for each millisecond that a caller waits, and at most: of some 25 us each,
-/// so for a second at most. Not every wait should keep a processor of every rank awake.
-const FAST_POLLS_PER_MS: u64 = 40;
-const MAX_FAST_POLLS: u64 = 40_000;
-
-/// Whether it is one of several replicas.
-fn in_set(o: &LogObjectEntry) -> bool {
-    o.set != ReplicaSet::NONE
-}
-
 /// The master has the key string already; with it an answer might exceed the frame limit.
-fn nameless(o: LogObjectEntry) -> LogObjectEntry {
+pub(super) fn nameless(o: LogObjectEntry) -> LogObjectEntry {
     LogObjectEntry { key: KeyBytes::default(), ..o }
 }
 
@@ -50,7 +33,7 @@ pub(super) struct Log {
     // Objects whose key string is known and that the master has not been sent: slot and epoch.
     pub(super) named: CountedQueue<(u32, u32)>,
     pub(super) unnamed: UnnamedMoves,
-    awaited: AwaitedKeys,
+    pub(super) awaited: AwaitedKeys,
 }
 
 /// A producer that may have an open claim.
@@ -62,90 +45,6 @@ enum ClaimHolder {
     Agents(u64),
     /// The thread of this process that copies objects within the log.
     Copier,
-}
-
-/// What a pass over the log changed.
-#[derive(Debug, Default)]
-struct Changes {
-    /// Slot and epoch of objects that are not served any more.
-    ended: Vec<(u32, u32)>,
-    /// Objects that are served from a copy now, with slot and epoch before.
-    moved: Vec<((u32, u32), LogObject)>,
-    /// Objects that callers wait for.
-    awaited: Vec<LogObject>,
-    /// Objects that are served now and belong to several replicas.
-    marked: Vec<((u32, u32), SetMark)>,
-}
-
-impl Changes {
-    /// Before any of these objects moves or is reported.
-    fn note_marks(&self, tables: &OwnerTables) {
-        if !self.marked.is_empty() {
-            tables.lock().note_marks(&self.marked);
-        }
-    }
-}
-
-/// The index of the segment, as the log updates it, and what changed.
-struct SegmentDirectory<'a> {
-    slots: &'a mut Slots,
-    changes: Changes,
-    awaited: Option<&'a AwaitedKeys>,
-    ended_sets: &'a EndedSets,
-}
-
-impl<'a> SegmentDirectory<'a> {
-    fn new(
-        slots: &'a mut Slots,
-        awaited: Option<&'a AwaitedKeys>,
-        tables: &'a OwnerTables,
-    ) -> Self {
-        Self { slots, changes: Changes::default(), awaited, ended_sets: &tables.ended_sets }
-    }
-}
-
-impl Directory for SegmentDirectory<'_> {
-    fn contains(&self, key: &KeyId) -> bool {
-        self.slots.serving(*key, |_| true).is_some()
-    }
-
-    fn refuses(&self, object: &LogObject) -> bool {
-        self.ended_sets.contains(object.key, object.mark)
-    }
-
-    fn insert(&mut self, object: &LogObject) {
-        self.slots.index_mut().insert(object.key, object.slot, object.epoch);
-        if !object.mark.is_none() {
-            self.changes.marked.push(((object.slot, object.epoch), object.mark));
-        }
-        if self.awaited.is_some_and(|awaited| awaited.contains(&object.key)) {
-            self.changes.awaited.push(*object);
-        }
-    }
-
-    fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
-        self.slots.index_mut().remove(*key, slot, epoch);
-        self.changes.ended.push((slot, epoch));
-    }
-
-    fn in_heap(&self, slot: u32, epoch: u32) -> Option<LogObject> {
-        let (key, object) = self.slots.live_object(slot, epoch)?;
-        Some(LogObject { key, slot, epoch, object, mark: SetMark::NONE })
-    }
-
-    fn serves(&self, key: &KeyId, slot: u32) -> bool {
-        self.slots.serving(*key, |found| found == slot).is_some()
-    }
-
-    fn moved(&mut self, copy: &LogObject, from: (u32, u32)) {
-        self.insert(copy);
-        self.slots.index_mut().remove(copy.key, from.0, from.1);
-        self.changes.moved.push((from, *copy));
-    }
-
-    fn expect(&self, hash: u64) {
-        self.slots.index().prefetch(hash);
-    }
 }
 
 /// Sent by the poller: claims in the log may be settled.
@@ -415,7 +314,7 @@ impl Owner {
     }
 
     /// The master lists these objects without their key strings: it must learn of their end.
-    fn report_nameless(&self, entries: &[LogObjectEntry]) {
+    pub(super) fn report_nameless(&self, entries: &[LogObjectEntry]) {
         let mut t = self.durable.tables.lock();
         t.log_reported.extend(entries.iter().map(|o| (o.slot, o.epoch)));
     }
@@ -466,103 +365,6 @@ impl Owner {
     /// True for a slot of the log.
     pub(super) fn is_of_log(&self, slot: u32) -> bool {
         slot < self.durable.heap.layout().log_slots
-    }
-
-    /// Answers a question of the master, after processing the log.
-    pub(super) fn answer_about_log(&mut self, number: u64, question: LogQuestion) {
-        self.process_log();
-        let (mut served, mut removed, mut taken) = (Vec::new(), Vec::new(), 0);
-        match question {
-            LogQuestion::Find(keys) => {
-                let found = keys.into_iter().filter_map(|id| self.find_in_log(id));
-                served = found.map(nameless).collect();
-                self.report_nameless(&served);
-            }
-            LogQuestion::Await { keys, wait_ms } => {
-                let found = keys.iter().filter_map(|id| self.find_in_log(*id));
-                served = found.map(nameless).collect();
-                self.report_nameless(&served);
-                self.await_in_log(keys, wait_ms);
-            }
-            LogQuestion::Remove(keys) => {
-                let held = keys.into_iter().filter_map(|id| self.find_in_log(id));
-                let held: BTreeMap<_, _> = held.map(|o| ((o.slot, o.epoch), o)).collect();
-                let gone = self.take_away(&held.keys().copied().collect::<Vec<_>>());
-                removed = gone.iter().filter_map(|at| held.get(at).map(|o| o.id)).collect();
-                served = held.into_values().filter(in_set).map(nameless).collect();
-            }
-            LogQuestion::EndSets(sets) => {
-                self.durable.tables.ended_sets.add(&sets, self.durable.clock.now_ns());
-                let of = |(id, set): &(KeyId, u32)| {
-                    self.find_in_log(*id).filter(|o| o.set.id == u64::from(*set))
-                };
-                let served: Vec<_> =
-                    sets.iter().filter_map(of).map(|o| (o.slot, o.epoch)).collect();
-                // The master retires those that it lists.
-                let unlisted = |(slot, epoch): &(u32, u32)| {
-                    !self.durable.tables.lock().is_reported(*slot, *epoch)
-                };
-                let unlisted: Vec<_> = served.into_iter().filter(unlisted).collect();
-                self.take_away(&unlisted);
-            }
-            // Answered when producers have sent them.
-            LogQuestion::AnnounceAll => {}
-            LogQuestion::RemoveAll => {
-                let all = self.live_in_log();
-                // The newest, since the other replicas of the oldest are there.
-                let objects = self.log.iter().flat_map(|log| log.log.live());
-                served = objects.map(|o| self.entry_of(&o)).filter(in_set).map(nameless).collect();
-                served.drain(..served.len().saturating_sub(MAX_BATCH));
-                taken = self.take_away(&all).len() as u64;
-            }
-        }
-        self.send_to_master(OwnerToMaster::LogAnswer { number, served, removed, taken });
-    }
-
-    /// From now on, what the log accepts under these keys is sent to the master at once.
-    fn await_in_log(&mut self, keys: Vec<KeyId>, wait_ms: u64) {
-        let until_ns =
-            self.durable.clock.now_ns().saturating_add(wait_ms.saturating_mul(1_000_000));
-        let absent = keys.into_iter().filter(|id| self.served_in_log(*id).is_none());
-        let absent: Vec<_> = absent.collect();
-        let Some(log) = &mut self.log else { return };
-        absent.into_iter().for_each(|id| log.awaited.insert(id, until_ns));
-        if !log.awaited.is_empty() {
-            let polls = &self.durable.tables.log_signals.fast_polls;
-            let wanted = wait_ms.saturating_mul(FAST_POLLS_PER_MS).min(MAX_FAST_POLLS);
-            polls.fetch_max(wanted, Ordering::Relaxed);
-        }
-    }
-
-    /// Retires objects of the log and reports them; returns those that lost LIVE now or before.
-    fn take_away(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
-        let gone = self.retire_in_log(list);
-        let reported: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
-        self.ended(&reported, ObjectEnd::InLog);
-        gone
-    }
-
-    /// The slot of the log that serves a key: then an object that a plan wrote under it is the
-    /// duplicate [I15]. Log slots only: a plan may have put the same key into the heap.
-    pub(super) fn served_in_log(&self, key: KeyId) -> Option<u32> {
-        self.slots.serving(key, |slot| self.is_of_log(slot))
-    }
-
-    fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {
-        let slot = self.served_in_log(key)?;
-        let epoch = nkv_store::layout::epoch_of(self.slots.header(slot).owner);
-        let object = self.log.as_ref()?.log.object(slot, epoch)?;
-        Some(self.entry_of(&object))
-    }
-
-    /// A producer abandoned a claim that still waited for room.
-    pub(super) fn abandoned(&mut self, claim: Abandoned) {
-        if let Some(log) = &mut self.log
-            && let Err(error) = log.log.abandon(claim.into())
-        {
-            tracing::error!(%error, "an abandoned claim cannot be recorded");
-        }
-        self.process_log();
     }
 }
 
