@@ -110,6 +110,8 @@ impl Coverage {
             ("reclaimed", o.reclaimed),
             ("retired", o.retired),
             ("freed", o.freed),
+            ("used with their groups", o.group_reads),
+            ("groups lost", o.groups_lost),
         ];
         let log = [
             ("accepted", o.log_accepted),

@@ -138,8 +138,11 @@ impl Worker {
             _ => Retention::UntilRead(until_read),
         };
         self.until_read = (retention == Retention::UntilRead(until_read)).then_some(until_read);
-        PutOptions::default()
-            .retention(retention)
+        let opts = match self.dice.below(20) {
+            n if n < 5 => PutOptions::default().group(&[n as u8]).expect("a name"),
+            _ => PutOptions::default(),
+        };
+        opts.retention(retention)
             .preferred_rank(preferred_rank)
             .replicas(replicas)
             .page_bytes(page_bytes)

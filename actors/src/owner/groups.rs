@@ -5,11 +5,12 @@
 
 use super::{HeapEvent, Owner};
 use crate::message::{Gauges, GroupNews, MAX_GROUPS, OwnerToMaster, ReplicaSet, Touch};
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use nkv_store::KeyId;
 use nkv_store::Retention;
 use nkv_store::evict::Candidate;
 use nkv_store::object::live_slot;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An object that was used so lately is not used again because another one of its group is.
 const APART_MS: u64 = 500;
@@ -26,10 +27,10 @@ pub struct Groups {
     // By slot: at most as many as there are slots.
     of: HashMap<u32, (u32, KeyId)>,
     // The objects of each group, and when they were used last, or 0.
-    members: HashMap<KeyId, HashMap<At, u64>>,
+    members: HashMap<KeyId, BTreeMap<At, u64>>,
     // What the master is to learn.
-    used: HashSet<KeyId>,
-    lost: HashSet<KeyId>,
+    used: BTreeSet<KeyId>,
+    lost: BTreeSet<KeyId>,
 }
 
 impl Groups {
@@ -124,7 +125,8 @@ impl Groups {
         if self.used.is_empty() && self.lost.is_empty() {
             return None;
         }
-        Some(GroupNews { used: self.used.drain().collect(), lost: self.lost.drain().collect() })
+        let of = |groups: &mut BTreeSet<KeyId>| std::mem::take(groups).into_iter().collect();
+        Some(GroupNews { used: of(&mut self.used), lost: of(&mut self.lost) })
     }
 }
 
