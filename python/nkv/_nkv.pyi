@@ -7,7 +7,7 @@ __version__: str
 
 _Location = tuple[int, int, int, int, int, int, int, int, str]
 _Key = str | bytes
-_Wanted = tuple[list[str], int, bool, int, int, str, _Key | None]
+_Wanted = tuple[list[str], int, bool, int, int, str, _Key | list[_Key | None] | None]
 
 class Bytes:
     @property

@@ -153,7 +153,8 @@ impl Cache {
     ) -> PyResult<Results<'py>> {
         let parts = Parts::given(&values, false)?;
         alike(keys.len(), "values", parts.ends.len())?;
-        let (keys, options) = (arguments::keys(&keys)?, options(py, wanted)?);
+        let keys = arguments::keys(&keys)?;
+        let options = options(py, wanted, &keys)?;
         let done = self.handles.with(py, |handle| {
             let joined = parts.ranges().map(|range| {
                 let mut whole = Vec::new();
@@ -266,7 +267,8 @@ impl Cache {
         wanted: Wanted,
     ) -> PyResult<Results<'py>> {
         alike(keys.len(), "values", values.ends.len())?;
-        let (keys, options) = (arguments::keys(keys)?, options(py, wanted)?);
+        let keys = arguments::keys(keys)?;
+        let options = options(py, wanted, &keys)?;
         let done = self.handles.with(py, |handle| {
             let keyed = keys.iter().copied().zip(values.ranges());
             if let Some(parts) = Part::hosts(&values.all) {

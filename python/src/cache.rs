@@ -27,6 +27,7 @@ use nkv_store::fork::OwnProcessOnly;
 use nkv_store::op::{Source, Target};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -80,13 +81,14 @@ impl Cache {
 type Access = (String, u64, bool, bool);
 
 /// What a put asks for: where each replica goes, as texts, bytes per page (0: the cluster's),
-/// whether it fails over a key that exists, replicas, stripes, its retention as a text, and the
-/// name of its group.
+/// whether it fails over a key that exists, replicas, stripes, its retention as a text, and its
+/// group: a name for all keys, or a list with one, or None, for each.
 pub(crate) type Wanted = (Vec<String>, u32, bool, u8, u8, String, Option<Py<PyAny>>);
 
 pub(crate) fn options(
     py: Python<'_>,
     (at, page_bytes, fails, replicas, stripes, retention, group): Wanted,
+    keys: &[&[u8]],
 ) -> PyResult<PutOptions> {
     let what = if fails { IfExists::Fail } else { IfExists::Keep };
     let retention: Retention =
@@ -96,7 +98,20 @@ pub(crate) fn options(
     let options = PutOptions::default().at(at).page_bytes(page_bytes);
     let options = options.if_exists(what).replicas(replicas).stripes(stripes).retention(retention);
     let Some(group) = group else { return Ok(options) };
-    options.group(arguments::key(group.bind(py))?).map_err(|error| exception_of(py, &error))
+    let grouped = match group.bind(py).cast::<PyList>() {
+        Err(_) => options.group(arguments::key(group.bind(py))?),
+        Ok(names) => {
+            let names: Vec<_> = names.iter().collect();
+            if names.len() != keys.len() {
+                let text = format!("{} groups for {} keys", names.len(), keys.len());
+                return Err(invalid(py, &text));
+            }
+            let named = keys.iter().zip(&names).filter(|(_, name)| !name.is_none());
+            let named = named.map(|(key, name)| Ok((*key, arguments::key(name)?)));
+            options.groups(named.collect::<PyResult<Vec<_>>>()?)
+        }
+    };
+    grouped.map_err(|error| exception_of(py, &error))
 }
 
 fn invalid(py: Python<'_>, why: &str) -> PyErr {
@@ -225,7 +240,7 @@ impl Cache {
         wanted: Wanted,
     ) -> PyResult<()> {
         let (key, data) = (arguments::key(key)?, Part::given(data, false)?);
-        let options = options(py, wanted)?;
+        let options = options(py, wanted, &[key])?;
         self.handles.with(py, |handle| match (data.host(), trailer) {
             (Some(bytes), []) => handle.put(key, bytes, &options),
             (Some(bytes), trailer) => handle.put_parts(key, &[bytes, trailer], &options),
@@ -361,7 +376,7 @@ impl Cache {
         wanted: Wanted,
     ) -> PyResult<Plan> {
         let key = arguments::key(key)?;
-        let options = options(py, wanted)?;
+        let options = options(py, wanted, &[key])?;
         let plan = self.handles.with(py, |handle| handle.open_for_write(key, bytes, &options))?;
         let accesses = self.accesses.clone();
         Plan::new(py, plan, (self.handles.clone(), accesses), self.beside().clone())

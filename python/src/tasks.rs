@@ -122,7 +122,8 @@ impl Cache {
         wanted: Wanted,
         done: &Done<'_>,
     ) -> PyResult<Task> {
-        let (client, options) = (self.beside().clone(), options(key.py(), wanted)?);
+        let client = self.beside().clone();
+        let options = options(key.py(), wanted, &[arguments::key(key)?])?;
         let (key, data) = (arguments::key(key)?.to_vec(), Part::given(data, false)?);
         let work = async move {
             data.settled().await?;

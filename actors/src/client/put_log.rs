@@ -150,7 +150,7 @@ impl Client {
             return TryPut::NeedsPlan;
         };
         let put = self.log_put((&peer, log), (key, hash), value.len(), opts);
-        let name = KeyNote { key, group: opts.group_at(&peer) };
+        let name = KeyNote { key, group: opts.group_at(&peer, key) };
         let put = || match &put {
             Some(put) => self.put_into((&peer, log), name, put, value),
             None => Ok(Took::No),

@@ -4,6 +4,8 @@ use super::peer::Peer;
 use crate::error::Result;
 use crate::message::{MAX_REPLICAS, Medium, Preferred};
 use nkv_store::{Key, KeyId, Retention};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What a put over a key that has an object means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,8 +50,19 @@ pub struct PutOptions {
     pub(crate) restores: bool,
     /// What the evictor is to do with the object.
     pub(crate) retention: Retention,
-    /// The name of its group.
-    pub(crate) group: Option<Key>,
+    /// The groups of what is put.
+    pub(crate) groups: Groups,
+}
+
+/// Which groups objects belong to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Groups {
+    #[default]
+    None,
+    /// All to one.
+    Same(Key),
+    /// Those of these keys.
+    ByKey(Arc<BTreeMap<Vec<u8>, Key>>),
 }
 
 impl PutOptions {
@@ -142,13 +155,42 @@ impl PutOptions {
     /// # Errors
     /// `BadKey`: a name has 1 to 1,024 bytes, as keys have.
     pub fn group(mut self, name: &[u8]) -> Result<Self> {
-        self.group = Some(Key::new(name)?);
+        self.groups = Groups::Same(Key::new(name)?);
         Ok(self)
     }
 
-    /// The number of its group in the job of this owner.
-    pub(crate) fn group_at(&self, peer: &Peer) -> Option<KeyId> {
-        self.group.as_ref().map(|name| peer.hasher.id(name.as_bytes()))
+    /// Of the objects of a batch, each a group of its own: keys, and the names of their groups.
+    /// Other keys have none.
+    ///
+    /// # Errors
+    /// `BadKey`, as of [`PutOptions::group`].
+    pub fn groups<'a>(
+        mut self,
+        names: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<Self> {
+        let of_key = |(key, name): (&[u8], &[u8])| Ok((key.to_vec(), Key::new(name)?));
+        let of_keys = names.into_iter().map(of_key).collect::<Result<BTreeMap<_, _>>>()?;
+        self.groups = Groups::ByKey(Arc::new(of_keys));
+        Ok(self)
+    }
+
+    fn group_of(&self, key: &[u8]) -> Option<&Key> {
+        match &self.groups {
+            Groups::None => None,
+            Groups::Same(name) => Some(name),
+            Groups::ByKey(names) => names.get(key),
+        }
+    }
+
+    /// The number, in the job of this owner, of the group of a key.
+    pub(crate) fn group_at(&self, peer: &Peer, key: &[u8]) -> Option<KeyId> {
+        self.group_of(key).map(|name| peer.hasher.id(name.as_bytes()))
+    }
+
+    /// For the stripes of this key.
+    pub(crate) fn for_stripes_of(&self, key: &[u8]) -> Self {
+        let groups = self.group_of(key).cloned().map_or(Groups::None, Groups::Same);
+        Self { groups, ..self.clone() }
     }
 
     /// For what comes back from a disk.

@@ -59,7 +59,7 @@ impl Client {
         let chunks = value.chunks(manifest.stripe_bytes as usize);
         let items: Vec<(&[u8], &[u8])> = keys.iter().map(|k| &k[..]).zip(chunks).collect();
         let ranks = self.shared.spread_over(key_hash(key), items.len(), opts.preferred_rank);
-        let of_stripes = opts.clone().if_exists(IfExists::Keep);
+        let of_stripes = opts.for_stripes_of(key).if_exists(IfExists::Keep);
         let made = self.put_unstriped(&items, (&of_stripes, &ranks)).await;
         if let Some(n) = made.iter().position(Result::is_err)
             && let Err(e) = &made[n]

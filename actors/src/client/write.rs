@@ -513,7 +513,7 @@ impl Client {
         let deadline = asked_ns.saturating_add(desc.write_ttl_ms.saturating_mul(1_000_000));
         let plan_id = desc.plan;
         let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
-        let state = state.in_group(opts.group_at(&peer));
+        let state = state.in_group(opts.group_at(&peer, key));
         let registered = self.shared.plans.register(state);
         if registered.is_err() {
             self.shared.slow_path.refused_at_once.one();

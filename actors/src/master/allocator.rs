@@ -64,8 +64,8 @@ pub(super) struct SegmentAllocator {
     // Slots from here on that are neither in `taken` nor in `epochs` were never used: they are at
     // their first epoch.
     untouched: u32,
-    // Bytes of each taken slot whose object has a hard pin, and of all.
-    hard: HashMap<u32, u64>,
+    // Epochs and bytes of taken slots whose objects have a hard pin, and the bytes of all.
+    hard: HashMap<u32, (u32, u64)>,
     hard_bytes: u64,
     // Next epochs of used slots that are free; 0 if a slot has used up its epochs [I3].
     epochs: HashMap<u32, u32>,
@@ -134,10 +134,18 @@ impl SegmentAllocator {
         self.reported && most > 0 && need.bytes <= most && need.medium.takes(&self.info.memory)
     }
 
-    /// The object of a taken slot has a hard pin, until the slot is free.
-    pub(super) fn pin(&mut self, slot: u32, bytes: u64) {
-        let before = self.hard.insert(slot, bytes).unwrap_or(0);
+    /// The object of a taken slot has a hard pin, until it is retired.
+    pub(super) fn pin(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        let (_, before) = self.hard.insert(slot, (epoch, bytes)).unwrap_or_default();
         self.hard_bytes = self.hard_bytes - before + bytes;
+    }
+
+    /// An object, or a plan, of a slot is over.
+    pub(super) fn unpin(&mut self, slot: u32, epoch: u32) {
+        if let Some((_, bytes)) = self.hard.get(&slot).copied().filter(|(of, _)| *of == epoch) {
+            self.hard.remove(&slot);
+            self.hard_bytes -= bytes;
+        }
     }
 
     /// Bytes with hard pins, and how many an object of that size would add.
@@ -169,7 +177,7 @@ impl SegmentAllocator {
         let epoch = self.epochs.remove(&slot).unwrap_or(FIRST_EPOCH);
         self.taken.insert(slot, Taken::new(epoch, extent, &self.info));
         if retention == Retention::HardPin {
-            self.pin(slot, extent.len);
+            self.pin(slot, epoch, extent.len);
         }
         Ok((SlotRef { incarnation: self.info.incarnation, slot, epoch }, extent))
     }
@@ -180,7 +188,7 @@ impl SegmentAllocator {
         if let Err(error) = self.arena.free(taken.extent.extent(&self.info.layout.arena)) {
             tracing::error!(%error, slot, "the arena does not have the extent of a taken slot");
         }
-        self.hard_bytes -= self.hard.remove(&slot).unwrap_or(0);
+        self.unpin(slot, epoch);
         let next = epoch.checked_add(1);
         self.epochs.insert(slot, next.unwrap_or(0));
         if next.is_some() {

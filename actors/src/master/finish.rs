@@ -239,7 +239,10 @@ impl Master {
                 }
             }
             if let Some(allocator) = self.allocators.get_mut(&segment_id) {
-                part.iter().for_each(|at| allocator.forget_listed(at.slot, at.epoch));
+                for at in part {
+                    allocator.forget_listed(at.slot, at.epoch);
+                    allocator.unpin(at.slot, at.epoch);
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
-//! How much of a heap hard pins may have: of what the master has granted, and the owner has not
-//! freed.
+//! How much of a heap hard pins may have: of what the master has granted, and its owner has not
+//! retired.
 
 use super::Master;
 use super::allocator::Need;

@@ -240,7 +240,7 @@ impl Master {
             OwnerToMaster::Announced(list) => self.announced(segment_id, list),
             OwnerToMaster::Accepted(list) => self.accepted(segment_id, list),
             OwnerToMaster::Moved(list) => self.moved(segment_id, list),
-            OwnerToMaster::Groups(news) => self.note_groups(segment_id, news),
+            OwnerToMaster::Groups(news) => self.note_groups(news),
             OwnerToMaster::OftenRead(list) => self.often_read(segment_id, list),
             OwnerToMaster::Expired(list) => self.expired(segment_id, &list),
             OwnerToMaster::LogAnswer { number, served, removed, taken } => {

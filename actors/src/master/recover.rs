@@ -28,8 +28,8 @@ type UnopenedPlan = (PlanOpened, Option<MasterToOwner>);
 struct Reported {
     taken: HashMap<u32, Taken>,
     free: HashMap<u32, u32>,
-    // Slots and bytes of hard pins.
-    hard: Vec<(u32, u64)>,
+    // Slots, epochs and bytes of hard pins.
+    hard: Vec<(u32, u32, u64)>,
     // Listed after the segment's allocator is rebuilt: the keys of taken slots, as (slot, epoch,
     // key), and the objects of the log.
     keys: Vec<(u32, u32, KeyId)>,
@@ -204,7 +204,7 @@ impl Master {
             hard.extend(hard_pin(p));
         }
         let mut allocator = SegmentAllocator::rebuild(info, arena, taken, free);
-        hard.into_iter().for_each(|(slot, bytes)| allocator.pin(slot, bytes));
+        hard.into_iter().for_each(|(slot, epoch, bytes)| allocator.pin(slot, epoch, bytes));
         if let Some(old) = self.allocators.get(&segment_id) {
             allocator.report_number = old.report_number;
             allocator.has_listed = old.has_listed;
@@ -289,7 +289,7 @@ impl Master {
                     keys.extend(id.map(|id| (e.slot, e.epoch, id)));
                     taken.insert(e.slot, Taken::new(e.epoch, extent, info));
                     if retention == Retention::HardPin {
-                        hard.push((e.slot, extent.len));
+                        hard.push((e.slot, e.epoch, extent.len));
                     }
                     let replica = Replica { segment_id, at, object };
                     if !key.is_some_and(|k| self.reported_live(replica, k, (set, retention))) {
@@ -514,12 +514,12 @@ pub(super) fn names<'s>(segment_ids: impl IntoIterator<Item = &'s SegmentId>) ->
     segment_ids.into_iter().map(SegmentId::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The extent of an entry of a report, if it has one.
-/// Slot and bytes of a plan whose object will have a hard pin.
-fn hard_pin(p: &PlanOpened) -> Option<(u32, u64)> {
-    (p.retention == Retention::HardPin).then_some((p.at.slot, p.object.extent.len))
+/// Slot, epoch and bytes of a plan whose object will have a hard pin.
+fn hard_pin(p: &PlanOpened) -> Option<(u32, u32, u64)> {
+    (p.retention == Retention::HardPin).then_some((p.at.slot, p.at.epoch, p.object.extent.len))
 }
 
+/// The extent of an entry of a report, if it has one.
 fn extent_of(e: &SlotEntry) -> Option<Extent> {
     match &e.what {
         SlotContent::Free | SlotContent::Logged(_) => None,

@@ -358,6 +358,7 @@ impl ClientToOwner {
                 let s = &batch.counts;
                 let most = s.by_index.max(s.by_cache).max(s.by_master);
                 ensure(most <= MAX_TOUCHES_SERVED, || format!("{most} reads reported at once"))?;
+                list("reads", batch.list.len(), MAX_BATCH)?;
                 batch.list.iter().try_for_each(|t| {
                     let possible = t.bytes <= segment.payloads().len;
                     ensure(possible, || format!("a read of {} bytes", t.bytes))?;

@@ -14,9 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// An object that was used so lately is not used again because another one of its group is.
 const APART_MS: u64 = 500;
-/// Objects that are used because others of their groups are, for one batch of reads or one message
-/// of the master. What is beyond it is not.
-const MOST_AT_ONCE: usize = 16_384;
+/// Objects of one group at this rank; a further one belongs to none.
+const MOST_MEMBERS: usize = 4096;
+/// Objects that are looked at for one batch of reads, of evictions, or one message of the master.
+/// The groups beyond it are left alone.
+const MOST_AT_ONCE: usize = 65_536;
 
 /// Slot and epoch.
 type At = (u32, u32);
@@ -26,11 +28,18 @@ type At = (u32, u32);
 pub struct Groups {
     // By slot: at most as many as there are slots.
     of: HashMap<u32, (u32, KeyId)>,
-    // The objects of each group, and when they were used last, or 0.
-    members: HashMap<KeyId, BTreeMap<At, u64>>,
+    groups: HashMap<KeyId, Group>,
     // What the master is to learn.
     used: BTreeSet<KeyId>,
     lost: BTreeSet<KeyId>,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    // When they were used last, or 0.
+    members: BTreeMap<At, u64>,
+    // When all of them were used last.
+    used_ms: u64,
 }
 
 impl Groups {
@@ -44,10 +53,14 @@ impl Groups {
     }
 
     fn add_used(&mut self, at: At, group: KeyId, used_ms: u64) {
-        if let Some((epoch, before)) = self.of.insert(at.0, (at.1, group)) {
+        if let Some((epoch, before)) = self.of.remove(&at.0) {
             self.drop_member(&before, (at.0, epoch));
         }
-        self.members.entry(group).or_default().insert(at, used_ms);
+        let members = &mut self.groups.entry(group).or_default().members;
+        if members.len() < MOST_MEMBERS {
+            members.insert(at, used_ms);
+            self.of.insert(at.0, (at.1, group));
+        }
     }
 
     /// An object ended.
@@ -61,45 +74,52 @@ impl Groups {
     /// An object lies elsewhere now.
     pub(super) fn moved(&mut self, from: At, to: At) {
         let Some(group) = self.of(from) else { return };
-        let used_ms = self.members.get(&group).and_then(|all| all.get(&from)).copied();
+        let used_ms = self.groups.get(&group).and_then(|g| g.members.get(&from)).copied();
         self.forget(from);
         self.add_used(to, group, used_ms.unwrap_or_default());
     }
 
     fn drop_member(&mut self, group: &KeyId, at: At) {
-        let Some(all) = self.members.get_mut(group) else { return };
-        all.remove(&at);
-        if all.is_empty() {
-            self.members.remove(group);
+        let Some(g) = self.groups.get_mut(group) else { return };
+        g.members.remove(&at);
+        if g.members.is_empty() {
+            self.groups.remove(group);
         }
     }
 
-    /// Objects were read: those that are used because of that.
+    /// Objects were used: those that are used because of that.
     fn read(&mut self, list: &[Touch], now_ms: u64) -> Vec<At> {
         if self.of.is_empty() {
             return Vec::new();
         }
-        let mut groups = Vec::new();
+        let mut groups = BTreeSet::new();
         for at in list.iter().map(|touch| (touch.slot, touch.epoch)) {
             let Some(group) = self.of(at) else { continue };
-            let member = self.members.get_mut(&group).and_then(|all| all.get_mut(&at));
+            let member = self.groups.get_mut(&group).and_then(|g| g.members.get_mut(&at));
             member.into_iter().for_each(|used_ms| *used_ms = now_ms);
-            if groups.last() != Some(&group) {
-                groups.push(group);
-            }
+            groups.insert(group);
             if self.used.len() < MAX_GROUPS {
                 self.used.insert(group);
             }
         }
-        self.with(&groups, now_ms)
+        self.with(groups.iter(), now_ms)
     }
 
     /// The objects of these groups that were not used lately.
-    fn with(&mut self, groups: &[KeyId], now_ms: u64) -> Vec<At> {
-        let mut used = Vec::new();
+    fn with<'a>(&mut self, groups: impl Iterator<Item = &'a KeyId>, now_ms: u64) -> Vec<At> {
+        let (mut used, mut looked_at) = (Vec::new(), 0);
         for group in groups {
-            for (at, used_ms) in self.members.get_mut(group).into_iter().flatten() {
-                if used.len() < MOST_AT_ONCE && now_ms.saturating_sub(*used_ms) >= APART_MS {
+            let Some(g) = self.groups.get_mut(group) else { continue };
+            if now_ms.saturating_sub(g.used_ms) < APART_MS {
+                continue;
+            }
+            looked_at += g.members.len();
+            if looked_at > MOST_AT_ONCE {
+                break;
+            }
+            g.used_ms = now_ms;
+            for (at, used_ms) in &mut g.members {
+                if now_ms.saturating_sub(*used_ms) >= APART_MS {
                     *used_ms = now_ms;
                     used.push(*at);
                 }
@@ -112,7 +132,12 @@ impl Groups {
     fn end(&mut self, groups: &[KeyId]) -> Vec<At> {
         let mut left = Vec::new();
         for group in groups {
-            left.extend(self.members.remove(group).into_iter().flatten().map(|(at, _)| at));
+            let members = self.groups.get(group).map_or(0, |g| g.members.len());
+            if left.len() + members > MOST_AT_ONCE {
+                break;
+            }
+            let ended = self.groups.remove(group).unwrap_or_default();
+            left.extend(ended.members.into_keys());
         }
         for (slot, _) in &left {
             self.of.remove(slot);
@@ -138,24 +163,25 @@ impl Owner {
     }
 
     fn use_with_group(&mut self, objects: &[At], now_ms: u64) {
-        Gauges::add(&self.durable.tables.gauges.group_reads, objects.len() as u64);
-        let mut fresh = Vec::new();
+        let (mut fresh, mut used) = (Vec::new(), 0);
         for &(slot, epoch) in objects {
             if self.is_of_log(slot) {
-                self.touch_in_log(slot, epoch);
+                used += u64::from(self.keep_in_log(slot, epoch));
             } else if self.is_until_read(slot) {
                 // Nobody has read it.
             } else if self.slots.touch(slot, epoch, now_ms) {
                 fresh.push((slot, epoch));
             }
         }
+        Gauges::add(&self.durable.tables.gauges.group_reads, used + fresh.len() as u64);
         if !fresh.is_empty() {
             self.notify_evictor(HeapEvent::WereRead(fresh));
         }
     }
 
-    /// These objects are being evicted; call before their owner forgets them. One that has replicas
-    /// elsewhere is not lost. Returns what is left of their groups in the log.
+    /// These objects are being evicted; call before their owner forgets them. One that was put with
+    /// several replicas may have others elsewhere, and ends no group. Returns what is left of their
+    /// groups in the log.
     #[must_use]
     pub(super) fn lose_groups_of(&self, evicted: &[At]) -> Vec<At> {
         let left = {
@@ -191,8 +217,8 @@ impl Owner {
                 Candidate { slot, epoch, bytes, retention }
             }));
         }
-        if !in_heap.is_empty() {
-            self.notify_evictor(HeapEvent::GoFirst(in_heap));
+        for part in in_heap.chunks(MOST_MEMBERS) {
+            self.notify_evictor(HeapEvent::GoFirst(part.to_vec()));
         }
         in_log
     }
@@ -202,7 +228,7 @@ impl Owner {
         let now_ms = self.durable.clock.now_ms();
         let (used, left) = {
             let groups = &mut self.durable.tables.lock().groups;
-            (groups.with(&news.used, now_ms), groups.end(&news.lost))
+            (groups.with(news.used.iter(), now_ms), groups.end(&news.lost))
         };
         self.use_with_group(&used, now_ms);
         let in_log = self.evict_soon(left);
@@ -240,7 +266,7 @@ mod tests {
         groups.add((4, 1), group(2));
         assert_eq!(sorted(groups.read(&[read(1)], 5_000)), [(2, 1), (3, 1)]);
         assert_eq!(groups.read(&[read(2), read(3), read(4)], 5_400), []);
-        assert_eq!(sorted(groups.with(&[group(1)], 5_500)), [(1, 1)]);
+        assert_eq!(sorted(groups.with([group(1)].iter(), 5_500)), [(1, 1)]);
         let news = groups.take_news().expect("two groups were used");
         assert_eq!(news.used.len(), 2);
         assert_eq!(groups.take_news(), None);
@@ -255,10 +281,10 @@ mod tests {
         groups.moved((2, 1), (7, 4));
         // The slot has an object of a later epoch, in another group.
         groups.add((3, 2), group(2));
-        assert_eq!(sorted(groups.with(&[group(1)], 9_000)), [(7, 4)]);
+        assert_eq!(sorted(groups.with([group(1)].iter(), 9_000)), [(7, 4)]);
         assert_eq!(groups.end(&[group(1)]), [(7, 4)]);
         assert_eq!(groups.end(&[group(1)]), []);
         assert_eq!(groups.end(&[group(2)]), [(3, 2)]);
-        assert!(groups.of.is_empty() && groups.members.is_empty());
+        assert!(groups.of.is_empty() && groups.groups.is_empty());
     }
 }

@@ -112,6 +112,11 @@ impl Owner {
         self.log.as_mut().is_some_and(|log| log.log.touch(slot, epoch))
     }
 
+    /// An object of the log is worth a copy. False if it is not live there.
+    pub(super) fn keep_in_log(&mut self, slot: u32, epoch: u32) -> bool {
+        self.log.as_mut().is_some_and(|log| log.log.keep(slot, epoch))
+    }
+
     /// Objects of the log are not worth a copy, unless they are read again.
     pub(super) fn forget_reads_in_log(&mut self, objects: &[(u32, u32)]) {
         if let Some(log) = &mut self.log {

@@ -294,8 +294,9 @@ impl Owner {
         let (of_log, of_heap): (Vec<_>, Vec<_>) =
             list.into_iter().partition(|report| self.is_of_log(report.slot));
         let mut t = self.durable.tables.lock();
-        for KeyReport { slot, epoch, group, .. } in of_heap {
-            if let Some(group) = group.filter(|_| t.key(slot, epoch).is_some()) {
+        for KeyReport { slot, epoch, key, group } in of_heap {
+            let is_its = t.key(slot, epoch).is_some_and(|known| known.as_bytes() == &key[..]);
+            if let Some(group) = group.filter(|_| is_its) {
                 t.groups.add((slot, epoch), group);
             }
         }

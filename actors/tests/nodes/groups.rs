@@ -74,6 +74,23 @@ async fn in_a_heap_a_group_stays_while_one_of_its_objects_is_read_and_ends_with_
     assert!(left(client, "usual/", 4).await.is_empty());
     assert_eq!(left(client, "group/", 4).await, [0, 1, 2, 3]);
     assert_eq!(owner(&cluster, 0).groups_lost, 0);
+    // A batch names a group for each key, or none.
+    let keys: [&[u8]; 3] = [b"each/0", b"each/1", b"each/2"];
+    let named: [(&[u8], &[u8]); 2] = [(keys[0], b"one"), (keys[2], b"one")];
+    let each = on(0).groups(named).unwrap();
+    let items = keys.map(|key| (key, &b"kv"[..]));
+    assert!(client.put_many(&items, &each).await.iter().all(Result::is_ok));
+    let before = owner(&cluster, 0);
+    client.get(keys[1]).await.unwrap();
+    eventually("the read was noted", async || owner(&cluster, 0).gets_served > before.gets_served)
+        .await;
+    assert_eq!(owner(&cluster, 0).group_reads, before.group_reads);
+    client.get(keys[0]).await.unwrap();
+    eventually("one other object is used", async || {
+        owner(&cluster, 0).group_reads > before.group_reads
+    })
+    .await;
+    assert_eq!(owner(&cluster, 0).group_reads, before.group_reads + 1);
     // The first to go of a group that nobody has read lately is one that was to go first.
     put(client, "newer/", 8, &on(0)).await;
     put(client, "first/", 1, &grouped(on(0).retention(Retention::EvictFirst))).await;
@@ -157,8 +174,9 @@ async fn a_group_that_is_over_on_one_rank_is_over_on_the_others() {
     .await;
     assert_eq!(left(client, "older/", 2).await, [0, 1]);
     // Nothing is left that knows of the group: a read is a read of no others.
-    let used = owner(&cluster, 0).group_reads;
+    let before = owner(&cluster, 0);
     client.get(b"log/0").await.unwrap();
-    eventually("the read was noted", async || owner(&cluster, 0).gets_served > 0).await;
-    assert_eq!(owner(&cluster, 0).group_reads, used);
+    let served = before.gets_served;
+    eventually("the read was noted", async || owner(&cluster, 0).gets_served > served).await;
+    assert_eq!(owner(&cluster, 0).group_reads, before.group_reads);
 }

@@ -6,12 +6,11 @@ import copy
 import enum
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from ..layouts import MAX_REPLICAS, MAX_RETENTION_S, retention_of
 
 log = logging.getLogger("nkv.mooncake")
-_T = TypeVar("_T")
 
 
 class Named(enum.IntEnum):
@@ -170,25 +169,22 @@ def _warn_once(what: str) -> None:
 
 
 #: What a put asks for, as the native part takes it.
-Wanted = tuple[list[str], int, bool, int, int, str, str | bytes | None]
+Wanted = tuple[list[str], int, bool, int, int, str, str | bytes | list[str | bytes | None] | None]
 
 
-def wanted_of(
-    config: ReplicateConfig | None, fails: bool = False, group: str | None = None
-) -> Wanted:
-    """What a put asks for, as the native part takes it."""
+def wanted_of(n: int, config: ReplicateConfig | None, fails: bool = False) -> Wanted | None:
+    """What a put of so many keys asks for, as the native part takes it. None if it names another
+    number of groups.
+    """
     replicas = 1 if config is None else config.replica_num
     if replicas > MAX_REPLICAS:
         _warn_once(f"replica_num above {MAX_REPLICAS}: nkv makes {MAX_REPLICAS} replicas")
     copies = max(1, min(replicas, MAX_REPLICAS))
-    return preferred_ranks(config), 0, fails, copies, 1, _retention(config), group
-
-
-def picked(all_of_them: Sequence[_T], at: Sequence[int]) -> Sequence[_T]:
-    """Those with these numbers, which ascend."""
-    if len(at) == len(all_of_them):
-        return all_of_them
-    return [all_of_them[i] for i in at]
+    names = None if config is None else config.group_ids
+    if names is not None and (len(names) != n or not all(isinstance(one, str) for one in names)):
+        return None
+    groups: list[str | bytes | None] = [name or None for name in names or ()]
+    return preferred_ranks(config), 0, fails, copies, 1, _retention(config), groups or None
 
 
 def of_items(config: ReplicateConfig | None, n: int, at: Sequence[int]) -> ReplicateConfig | None:
@@ -201,21 +197,6 @@ def of_items(config: ReplicateConfig | None, n: int, at: Sequence[int]) -> Repli
     names = config.group_ids
     some.group_ids = [names[i] for i in at] if len(names) == n else []
     return some
-
-
-def in_groups(n: int, config: ReplicateConfig | None) -> dict[str | None, list[int]] | None:
-    """Which of so many objects belong to which group; None if not each has a name. An empty one is
-    none.
-    """
-    names = None if config is None else config.group_ids
-    if names is None:
-        return {None: list(range(n))}
-    if len(names) != n or not all(isinstance(name, str) for name in names):
-        return None
-    groups: dict[str | None, list[int]] = {}
-    for i, name in enumerate(names):
-        groups.setdefault(name or None, []).append(i)
-    return groups
 
 
 def _retention(config: ReplicateConfig | None) -> str:

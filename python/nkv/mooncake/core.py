@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -13,16 +12,7 @@ from .. import _nkv, arrays, errors
 from ..layouts import given
 from .buffers import Pool
 from .codes import INVALID_PARAMS, OBJECT_EXISTS, OBJECT_NOT_FOUND, OK, code_of
-from .config import (
-    ReplicateConfig,
-    Wanted,
-    byte_size,
-    in_groups,
-    log,
-    of_items,
-    picked,
-    wanted_of,
-)
+from .config import ReplicateConfig, byte_size, log, of_items, wanted_of
 from .sealed import Sealed
 
 #: How often an upsert begins again because another put came between.
@@ -281,29 +271,10 @@ class Core:
         config: ReplicateConfig | None,
         fails: bool = False,
     ) -> list[int]:
-        def put(c: _nkv.Cache, at: list[int], wanted: Wanted) -> Iterable[Any]:
-            return c.put_many(picked(keys, at), picked(parts, at), wanted)
-
-        return self._put_in_groups(len(keys), config, put, fails)
-
-    def _put_in_groups(
-        self,
-        n: int,
-        config: ReplicateConfig | None,
-        put: Callable[..., Iterable[Any]],
-        fails: bool = False,
-    ) -> list[int]:
-        """Puts so many objects, each group by a ``put(cache, at, wanted)``. For each 0 or the
-        code of its error.
-        """
-        groups = in_groups(n, config)
-        codes = [INVALID_PARAMS] * n
-        for group, at in (groups or {}).items():
-            call = functools.partial(put, at=at, wanted=wanted_of(config, fails, group))
-            done = self._many(len(at), call, lambda _: OK)
-            for i, code in zip(at, done, strict=True):
-                codes[i] = code
-        return codes
+        wanted = wanted_of(len(keys), config, fails)
+        if wanted is None:
+            return [INVALID_PARAMS] * len(keys)
+        return self._many(len(keys), lambda c: c.put_many(keys, parts, wanted), lambda _: OK)
 
     def _remove_many(self, keys: Sequence[str]) -> list[int]:
         return self._many(len(keys), lambda c: c.remove_many(keys), lambda _: OK)
@@ -312,18 +283,17 @@ class Core:
         self, keys: Sequence[str], parts: Sequence[Any], config: ReplicateConfig | None
     ) -> list[int]:
         """Removes what is there, then puts; again if another put comes between."""
-        if in_groups(len(keys), config) is None:
+        if wanted_of(len(keys), config) is None:
             return [INVALID_PARAMS] * len(keys)
         codes = [OBJECT_EXISTS] * len(keys)
         for _ in range(_REPLACE_TRIES):
             at = [i for i, code in enumerate(codes) if code == OBJECT_EXISTS]
             if not at:
                 break
-            names = picked(keys, at)
+            names = [keys[i] for i in at]
             removed = self._remove_many(names)
-            stored = self._put_parts(
-                names, picked(parts, at), of_items(config, len(keys), at), True
-            )
+            some = of_items(config, len(keys), at)
+            stored = self._put_parts(names, [parts[i] for i in at], some, True)
             for i, gone, done in zip(at, removed, stored, strict=True):
                 codes[i] = done if gone in (OK, OBJECT_NOT_FOUND) else gone
         return codes

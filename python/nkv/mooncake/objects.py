@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _nkv, arrays
 from .buffers import BufferHandle, handle_of
 from .codes import INVALID_PARAMS, OK
-from .config import ReplicateConfig, Wanted, picked
+from .config import ReplicateConfig, wanted_of
 from .core import Core, places_of
 
 _MAX_KEY_BYTES = 1024
@@ -42,12 +42,11 @@ class Objects(Core):
         """Stores the bytes at an address."""
         if buffer_ptr <= 0 or size < 0:
             return INVALID_PARAMS
-
-        def put(c: _nkv.Cache, at: list[int], wanted: Wanted) -> list[int]:
-            c.put(key, (buffer_ptr, size), b"", wanted)
-            return at
-
-        return self._put_in_groups(1, config, put)[0]
+        wanted = wanted_of(1, config)
+        if wanted is None:
+            return INVALID_PARAMS
+        done = self._try(lambda c: c.put(key, (buffer_ptr, size), b"", wanted))
+        return OK if done is None else int(done)
 
     def put_from_with_metadata(
         self,
@@ -92,13 +91,10 @@ class Objects(Core):
         sizes: Sequence[Any],
         config: ReplicateConfig | None,
     ) -> list[int]:
-        if not len(keys) == len(addresses) == len(sizes):
+        wanted = wanted_of(len(keys), config)
+        if wanted is None:
             return [INVALID_PARAMS] * len(keys)
-
-        def put(c: _nkv.Cache, at: list[int], wanted: Wanted) -> Iterable[Any]:
-            return c.put_many_at(picked(keys, at), picked(addresses, at), picked(sizes, at), wanted)
-
-        return self._put_in_groups(len(keys), config, put)
+        return self._many(len(keys), lambda c: c.put_many_at(keys, addresses, sizes, wanted), _ok)
 
     # An upsert replaces what is there. Between, no value is.
 

@@ -190,6 +190,16 @@ impl DeviceLog {
         live.is_some()
     }
 
+    /// The object in that slot at that epoch counts as read once, if it was not read; false if it
+    /// is not live here. It is no measure of how much is read.
+    pub fn keep(&mut self, slot: u32, epoch: u32) -> bool {
+        let live = self.layout.position(slot, epoch).filter(|_| self.is_live(slot, epoch));
+        if let Some(x) = live.filter(|x| self.known.reads(*x) == 0) {
+            self.known.count_reads(x, 1);
+        }
+        live.is_some()
+    }
+
     /// The object in that slot at that epoch is not worth a copy, unless it is read again.
     pub fn forget_reads(&mut self, slot: u32, epoch: u32) {
         if let Some(x) = self.layout.position(slot, epoch).filter(|_| self.is_live(slot, epoch)) {

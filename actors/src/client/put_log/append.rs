@@ -180,7 +180,7 @@ impl Client {
             let of_rank = of_rank.or_insert_with(|| Some((self.log_by_tcp(rank)?, Vec::new())));
             let Some((peer, wanted)) = of_rank else { continue };
             if let Some(put) = self.put_by_tcp(peer, (key, *hash), value, opts) {
-                let name = KeyNote { key, group: opts.group_at(peer) };
+                let name = KeyNote { key, group: opts.group_at(peer, key) };
                 wanted.push(Wanted { index, name, value, put, done: None });
             }
         }

@@ -64,7 +64,7 @@ impl Client {
             }
             let replicas = ranks.and_then(|r| self.replicas_in_logs((key, hash), value, r, opts));
             for (peer, put) in replicas.unwrap_or_default() {
-                let group = opts.group_at(&peer);
+                let group = opts.group_at(&peer, key);
                 let of_owner = by_owner.entry(peer.incarnation);
                 let of_owner = of_owner.or_insert_with(|| (peer, Vec::new()));
                 of_owner.1.push(Wanted {

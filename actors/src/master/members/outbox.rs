@@ -39,6 +39,7 @@ impl Members {
             }
             MasterToOwner::Committed(_)
             | MasterToOwner::FreedAck(_)
+            | MasterToOwner::Groups(_)
             | MasterToOwner::Heartbeat { .. } => false,
             _ => true,
         };

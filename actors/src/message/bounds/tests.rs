@@ -118,6 +118,10 @@ fn i19_an_owner_takes_no_read_and_no_key_that_cannot_be() {
         touched(0, 0, 1, none),
         touched(0, 1, u64::MAX, none),
         touched(0, 1, 1, ReadCounts { by_master: u64::MAX, ..none }),
+        ClientToOwner::Touched(TouchBatch {
+            list: vec![Touch { slot: 0, epoch: 1, bytes: 1, read: true }; MAX_BATCH + 1],
+            counts: none,
+        }),
         ClientToOwner::KeysReported(vec![KeyReport {
             slot: u32::MAX,
             epoch: 1,
