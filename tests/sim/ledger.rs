@@ -444,6 +444,7 @@ impl Ledger {
         let Some(put) = put else {
             return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
+        history.is_served(&self.trace, put, spot);
         let entry = &mut history.puts[put as usize];
         (entry.spot, entry.rank) = (Some(spot), rank);
         history.at.insert(spot, put);

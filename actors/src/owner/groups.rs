@@ -4,7 +4,7 @@
 //! them, and what is lost with a message costs nothing but a worse choice.
 
 use super::{HeapEvent, Owner};
-use crate::message::{Gauges, GroupNews, MAX_GROUPS, OwnerToMaster, ReplicaSet, Touch};
+use crate::message::{Gauges, GroupNews, KeyBytes, MAX_GROUPS, OwnerToMaster, ReplicaSet, Touch};
 use hashbrown::HashMap;
 use nkv_store::KeyId;
 use nkv_store::Retention;
@@ -20,6 +20,9 @@ const MOST_MEMBERS: usize = 4096;
 /// The groups beyond it are left alone.
 const MOST_AT_ONCE: usize = 65_536;
 
+/// Objects of plans that are not recorded yet, at most.
+const MOST_EARLY: usize = 4096;
+
 /// Slot and epoch.
 type At = (u32, u32);
 
@@ -29,6 +32,9 @@ pub struct Groups {
     // By slot: at most as many as there are slots.
     of: HashMap<u32, (u32, KeyId)>,
     groups: HashMap<KeyId, Group>,
+    // Of objects whose plans are not recorded yet, with their keys: a master in this process may
+    // answer their commits before.
+    early: BTreeMap<At, (KeyBytes, KeyId)>,
     // What the master is to learn.
     used: BTreeSet<KeyId>,
     lost: BTreeSet<KeyId>,
@@ -60,6 +66,25 @@ impl Groups {
         if members.len() < MOST_MEMBERS {
             members.insert(at, used_ms);
             self.of.insert(at.0, (at.1, group));
+        }
+    }
+
+    /// An object of this key will belong to a group, once its plan is recorded.
+    pub(super) fn add_early(&mut self, at: At, key: KeyBytes, group: KeyId) {
+        if self.early.len() >= MOST_EARLY {
+            // Plans that never come.
+            self.early.clear();
+        }
+        self.early.insert(at, (key, group));
+    }
+
+    /// A plan is recorded.
+    pub(super) fn plan_recorded(&mut self, at: At, key: &[u8]) {
+        if self.early.is_empty() {
+            return;
+        }
+        if let Some((_, group)) = self.early.remove(&at).filter(|(named, _)| named[..] == *key) {
+            self.add(at, group);
         }
     }
 

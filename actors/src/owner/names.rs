@@ -295,9 +295,11 @@ impl Owner {
             list.into_iter().partition(|report| self.is_of_log(report.slot));
         let mut t = self.durable.tables.lock();
         for KeyReport { slot, epoch, key, group } in of_heap {
-            let is_its = t.key(slot, epoch).is_some_and(|known| known.as_bytes() == &key[..]);
-            if let Some(group) = group.filter(|_| is_its) {
-                t.groups.add((slot, epoch), group);
+            let is_its = t.key(slot, epoch).map(|known| known.as_bytes() == &key[..]);
+            match (group, is_its) {
+                (Some(group), Some(true)) => t.groups.add((slot, epoch), group),
+                (Some(group), None) => t.groups.add_early((slot, epoch), key, group),
+                _ => {}
             }
         }
         t.reported_keys.extend(of_log);

@@ -302,6 +302,7 @@ impl OwnerTables {
             if let Ok(key) = self.key_pool.key(&p.key) {
                 t.keys.insert(p.at.slot, (p.at.epoch, key));
             }
+            t.groups.plan_recorded((p.at.slot, p.at.epoch), &p.key);
             if p.set != ReplicaSet::NONE {
                 t.sets.insert(p.at.slot, (p.at.epoch, p.set));
             }

@@ -3,6 +3,7 @@
 
 mod awaited;
 mod closed_client;
+mod groups;
 mod held_plans;
 mod holders;
 

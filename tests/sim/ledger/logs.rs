@@ -44,8 +44,8 @@ impl History {
         self.wrong(trace, text);
     }
 
-    /// A further replica of a put of which several were asked for: its bytes were READY before, no
-    /// removal of them was acknowledged [I6], and none of them is on the same rank.
+    /// A further replica of a put of which several were asked for: its bytes were READY before, and
+    /// none of them is on the same rank.
     pub(super) fn replica(
         &mut self,
         trace: &Trace,
@@ -59,14 +59,9 @@ impl History {
             put.several && put.len == bytes.len() && is_of(put.content, bytes)
         };
         let all: Vec<PutId> = self.keys[key].puts.iter().filter(of).copied().collect();
-        let (first, now) = (*all.first()?, self.now);
+        let first = *all.first()?;
         let put = self.put(first);
         put.spot.or(put.logged)?;
-        // Not of a rank that was no member any more when the removal was acknowledged.
-        let here = |r: &&Removal| !r.late && r.members.contains(&spot.incarnation);
-        let mut removals = self.keys[key].removals.values().filter(here);
-        let removed =
-            removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put));
         let member =
             |s: SlotEpoch| self.members.is_empty() || self.members.contains(&s.incarnation);
         let beside = |p: &&PutId| {
@@ -81,15 +76,6 @@ impl History {
         let fresh =
             Put { spot: None, logged: None, made_of, settled: None, gone: None, ..put.clone() };
         let name = self.name(key);
-        if removed {
-            self.wrong(
-                trace,
-                format!(
-                    "[I6] put {first} of {name} was removed, and then a replica of it became \
-                     readable at {spot:?}"
-                ),
-            );
-        }
         if let Some(other) = beside {
             let at = self.put(other).spot;
             self.wrong(
@@ -102,6 +88,26 @@ impl History {
         self.keys[key].puts.push(replica);
         self.replicas.entry(first).or_default().push(replica);
         Some(replica)
+    }
+
+    /// A replica of a put is served from now on: no removal of it was acknowledged before [I6].
+    pub(super) fn is_served(&mut self, trace: &Trace, replica: PutId, spot: SlotEpoch) {
+        let (first, now) = (self.put(replica).content, self.now);
+        if first == replica {
+            return;
+        }
+        let put = self.put(first);
+        // Not of a rank that was no member any more when the removal was acknowledged.
+        let here = |r: &&Removal| !r.late && r.members.contains(&spot.incarnation);
+        let mut removals = self.keys[put.key].removals.values().filter(here);
+        if removals.any(|r| r.was_done_at(now) && put.was_over_at(r.began) && r.met(put)) {
+            let name = self.name(put.key);
+            let text = format!(
+                "[I6] put {first} of {name} was removed, and then a replica of it became readable \
+                 at {spot:?}"
+            );
+            self.wrong(trace, text);
+        }
     }
 
     /// The other replicas of a put's content.
@@ -221,6 +227,7 @@ impl Ledger {
             let text = format!("[I15] {name} is served twice by one log: at {spot:?} and {at:?}");
             history.wrong(&self.trace, text);
         }
+        history.is_served(&self.trace, put, spot);
         history.puts[put as usize].spot = Some(spot);
         history.at.insert(spot, put);
         self.trace.event("accepted", (put, spot), || format!("put {put} at {spot:?}"));
