@@ -93,7 +93,8 @@ fn line(rank: u32, report: &EvictReport, ratio: f64) -> String {
     let segment_id = SegmentId { rank, segment: report.segment };
     let used = report.heap_used as f64 / report.heap_total.max(1) as f64;
     let above = if used > ratio {
-        "; more than asked for: puts are open, or what went is still viewed or held for a writer"
+        "; more than asked for: puts are open, hard pins stay, or what went is still viewed or \
+         held for a writer"
     } else {
         ""
     };

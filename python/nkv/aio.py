@@ -15,6 +15,7 @@ from .layouts import (
     check_fit,
     fails,
     given,
+    group_of,
     or_none,
     places_of,
     replicas_of,
@@ -74,7 +75,7 @@ class AsyncCalls:
         """As ``put``. The value must not change until it is done."""
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept, group
+        copies = replicas_of(replicas), stripes_of(stripes), kept, group_of(group)
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         await _finished(
             lambda done: self._c.start_put(

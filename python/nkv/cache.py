@@ -26,6 +26,8 @@ from .layouts import (
     check_fit,
     fails,
     given,
+    group_of,
+    groups_of,
     listed,
     of_dst,
     or_none,
@@ -219,7 +221,7 @@ class NanoKVCache(AsyncCalls):
         """
         source = arrays.source(value)
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept, group
+        copies = replicas_of(replicas), stripes_of(stripes), kept, group_of(group)
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         self._c.put(key, given(source), source.trailer, wanted)
 
@@ -236,17 +238,18 @@ class NanoKVCache(AsyncCalls):
         soft_pin_ttl: float | None = None,
         hard_pin: bool = False,
         ttl_after_first_get: float | None = None,
-        group: Key | None = None,
+        group: Key | Sequence[Key | None] | None = None,
         return_errors: bool = False,
     ) -> list[Error | None]:
-        """Stores many values: one request for each owner at most.
+        """Stores many values: one request for each owner at most. ``group`` is one for all, or one,
+        or None, for each.
 
         Returns:
             For each item None, or its error. Without ``return_errors`` the first is raised, after
             all have been tried.
         """
         kept = retention_of(evict_first, soft_pin_ttl, hard_pin, ttl_after_first_get)
-        copies = replicas_of(replicas), stripes_of(stripes), kept, group
+        copies = replicas_of(replicas), stripes_of(stripes), kept, groups_of(group)
         wanted = (places_of(preferred_segment), page_bytes, fails(if_exists), *copies)
         pairs = _sources(items)
         done: list[Any] = self._c.put_many(*_parts(pairs), wanted)

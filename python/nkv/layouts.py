@@ -209,6 +209,20 @@ def retention_of(
     return "evict-first" if evict_first else "hard-pin" if hard_pin else "usual"
 
 
+def group_of(group: Key | None) -> Key | None:
+    """Checks the name of a group."""
+    if group is not None and not isinstance(group, (str, bytes)):
+        raise TypeError(f"group: a str or bytes is expected, not {type(group).__name__}")
+    return group
+
+
+def groups_of(group: Key | Sequence[Key | None] | None) -> Key | list[Key | None] | None:
+    """One group, or one for each item."""
+    if group is None or isinstance(group, (str, bytes)):
+        return group
+    return [group_of(name) for name in group]
+
+
 def given(source: arrays.Source) -> Any:
     """What the native part takes: a buffer, an address and a size, or memory of a GPU."""
     if source.tensor is not None:

@@ -175,10 +175,14 @@ def test_a_read_of_one_of_a_group_counts_for_the_others() -> None:
             time.sleep(0.01)
         assert group_reads(cache) == 3
         for wrong in ("", "x" * 1025):
-            with pytest.raises(nkv.InvalidArgument, match="1 to 1024"):
+            with pytest.raises(nkv.InvalidArgument, match="name of a group has 1 to 1024"):
                 cache.put("wrong", b"kv", group=wrong)
-        with pytest.raises(TypeError):
-            cache.put("wrong", b"kv", group=7)  # type: ignore[arg-type]
+        for kind in (7, ["a"]):
+            with pytest.raises(TypeError, match="group"):
+                cache.put("wrong", b"kv", group=kind)  # type: ignore[arg-type]
+        with pytest.raises(nkv.InvalidArgument, match="2 groups for 1 keys"):
+            cache.put_many([("wrong", b"kv")], group=["a", None])
+        cache.put_many([("five", b"kv"), ("six", b"kv")], group=["pair", None])
         assert not cache.exists("wrong")
 
 

@@ -1,8 +1,9 @@
 //! What a put may ask for. Not a message: the master gets only what concerns it.
 
 use super::peer::Peer;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{MAX_REPLICAS, Medium, Preferred};
+use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::{Key, KeyId, Retention};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,14 @@ pub enum IfExists {
     /// The put is `AlreadyExists`. It asks the master. Beside a put by a log that begins at the
     /// same time, both may be Ok, and the log's object is the one that is served.
     Fail,
+}
+
+fn group_name(name: &[u8]) -> Result<Key> {
+    Key::new(name).map_err(|_| {
+        let text =
+            format!("the name of a group has 1 to {MAX_KEY_BYTES} bytes, not {}", name.len());
+        Error::invalid(text)
+    })
 }
 
 /// Options of a put. The default asks for nothing.
@@ -153,9 +162,9 @@ impl PutOptions {
     /// depends on it, and a put of a key that is stored adds nothing.
     ///
     /// # Errors
-    /// `BadKey`: a name has 1 to 1,024 bytes, as keys have.
+    /// `InvalidArgument`: a name has 1 to 1,024 bytes, as keys have.
     pub fn group(mut self, name: &[u8]) -> Result<Self> {
-        self.groups = Groups::Same(Key::new(name)?);
+        self.groups = Groups::Same(group_name(name)?);
         Ok(self)
     }
 
@@ -163,12 +172,12 @@ impl PutOptions {
     /// Other keys have none.
     ///
     /// # Errors
-    /// `BadKey`, as of [`PutOptions::group`].
+    /// As [`PutOptions::group`].
     pub fn groups<'a>(
         mut self,
         names: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<Self> {
-        let of_key = |(key, name): (&[u8], &[u8])| Ok((key.to_vec(), Key::new(name)?));
+        let of_key = |(key, name): (&[u8], &[u8])| Ok((key.to_vec(), group_name(name)?));
         let of_keys = names.into_iter().map(of_key).collect::<Result<BTreeMap<_, _>>>()?;
         self.groups = Groups::ByKey(Arc::new(of_keys));
         Ok(self)

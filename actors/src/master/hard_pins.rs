@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::message::SegmentId;
 use nkv_store::Retention;
 
-/// Of a heap, in percent: the rest is for objects that can be evicted.
-const MOST_PERCENT: u64 = 50;
+/// This part of a heap: the rest is for objects that can be evicted.
+const MOST_PART: u64 = 2;
 
 impl Master {
     /// Whether an object may be kept in a segment as its put asks.
@@ -53,6 +53,6 @@ impl Master {
     fn hard_pins(&self, segment_id: SegmentId, bytes: u64) -> (u64, u64, u64) {
         let Some(allocator) = self.allocators.get(&segment_id) else { return (0, bytes, 0) };
         let (has, adds) = allocator.hard_pins(bytes);
-        (has, adds, allocator.info.layout.arena.len / 100 * MOST_PERCENT)
+        (has, adds, allocator.info.layout.arena.len / MOST_PART)
     }
 }
