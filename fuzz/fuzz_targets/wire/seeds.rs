@@ -7,12 +7,12 @@ use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
     Abandoned, AttachBy, Ballot, ClientToOwner, ClusterStats, CopyPlan, DiskAnswer, DiskQuestion,
-    DiskSelection, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes, KeyReport,
-    LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, Medium, ObjMeta, OpenItem,
-    OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef, Preferred,
-    Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request, Response,
-    SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef, Standing,
-    Term, Touch, TouchBatch, View, Welcome,
+    DiskSelection, EndCause, EvictReport, Existence, GroupNews, HasherKey, Hello, KeyBytes,
+    KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, Medium, ObjMeta,
+    OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
+    Preferred, Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request,
+    Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef,
+    Standing, Term, Touch, TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
@@ -382,6 +382,7 @@ fn link(seeds: &mut Seeds) {
                 answer: DiskAnswer { found: vec![(0, 4096)], ..DiskAnswer::default() },
             },
             OwnerToMaster::ViewSeen { number: 4 },
+            OwnerToMaster::Groups(GroupNews { used: Vec::new(), lost: vec![KEY] }),
             OwnerToMaster::Draining,
             OwnerToMaster::Leave,
         ],
@@ -417,6 +418,7 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::RemovalOver { removal: 9, again: true },
             MasterToOwner::InSet(vec![(AT, ReplicaSet { id: 3, wanted: 2 })]),
             MasterToOwner::MakeReplicas(vec![key()]),
+            MasterToOwner::Groups(GroupNews { used: vec![KEY], lost: Vec::new() }),
             MasterToOwner::View(seen()),
             MasterToOwner::Heartbeat { stamp_ms: 5 },
             MasterToOwner::Refused("slot 9 of 8".to_string()),
@@ -438,7 +440,12 @@ fn attachment(seeds: &mut Seeds) {
             ClientToOwner::CheckPlan(PLAN),
             ClientToOwner::Dropped(PLAN),
             ClientToOwner::TermObeyed { term: TERM, held: vec![] },
-            ClientToOwner::KeysReported(vec![KeyReport { slot: 5, epoch: 7, key: key() }]),
+            ClientToOwner::KeysReported(vec![KeyReport {
+                slot: 5,
+                epoch: 7,
+                key: key(),
+                group: Some(KEY),
+            }]),
             ClientToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
             ClientToOwner::ClearBelow(1 << 40),
             ClientToOwner::NamesSent(3),
