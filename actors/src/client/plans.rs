@@ -79,8 +79,8 @@ impl PlanState {
     /// What the owner is to learn of its group, once it is committed.
     pub(crate) fn group_report(&self) -> Option<KeyReport> {
         let (slot, epoch) = (self.desc.meta.at.slot, self.desc.meta.at.epoch);
-        let key = KeyBytes::shared(self.key.clone());
-        self.group.map(|group| KeyReport { slot, epoch, key, group: Some(group) })
+        let key = || KeyBytes::shared(self.key.clone());
+        self.group.map(|group| KeyReport { slot, epoch, key: key(), group: Some(group) })
     }
 
     /// Enters the gate to write: while the guard lives, the owner does not reuse the extent.

@@ -291,10 +291,13 @@ impl Owner {
         // Keep the newest: the log has wrapped since the oldest reports, so those objects are gone.
         // Not decided by `self.log`, which is taken out while it is processed.
         let most = self.durable.heap.layout().log_slots as usize;
-        let (of_log, of_heap): (Vec<_>, Vec<_>) =
-            list.into_iter().partition(|report| self.is_of_log(report.slot));
         let mut t = self.durable.tables.lock();
-        for KeyReport { slot, epoch, key, group } in of_heap {
+        for report in list {
+            if self.is_of_log(report.slot) {
+                t.reported_keys.push(report);
+                continue;
+            }
+            let KeyReport { slot, epoch, key, group } = report;
             let is_its = t.key(slot, epoch).map(|known| known.as_bytes() == &key[..]);
             match (group, is_its) {
                 (Some(group), Some(true)) => t.groups.add((slot, epoch), group),
@@ -302,7 +305,6 @@ impl Owner {
                 _ => {}
             }
         }
-        t.reported_keys.extend(of_log);
         while t.reported_keys.len() > most {
             t.reported_keys.pop();
         }
