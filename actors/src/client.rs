@@ -33,6 +33,7 @@ mod put_options;
 mod rank_choice;
 mod read;
 mod read_cache;
+mod save;
 mod search;
 mod segments;
 mod shared;

@@ -319,6 +319,7 @@ impl Master {
             | Request::Exists { .. }
             | Request::AwaitReady(_)
             | Request::List { .. } => "a lookup",
+            Request::SaveToDisk { .. } => "a save",
             _ => return None,
         })
     }
@@ -368,7 +369,10 @@ impl Master {
                 self.withdraw(ask.producer, request);
                 reply.send(Response::Done(Vec::new()));
             }
-            Request::GetLocation { .. } | Request::MatchPrefix(_) | Request::Exists { .. } => {
+            Request::GetLocation { .. }
+            | Request::MatchPrefix(_)
+            | Request::Exists { .. }
+            | Request::SaveToDisk { .. } => {
                 self.answer_lookup(ask, reply, known::Known::default());
             }
             Request::AwaitReady(asked) => self.await_ready(asked, reply),

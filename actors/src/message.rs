@@ -48,7 +48,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 35;
+pub const MESSAGES_VERSION: u32 = 36;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.
@@ -299,11 +299,18 @@ pub enum Request {
         /// Replicas of each, 1 to [`MAX_REPLICAS`].
         wanted: u8,
     },
+    /// Save keys on disks: answered once that is done for each, or has failed.
+    SaveToDisk {
+        /// The keys.
+        keys: Vec<KeyBytes>,
+        /// The rank of each disk; any if absent. 1 to [`MAX_REPLICAS`] of them.
+        disks: Vec<Option<u32>>,
+    },
 }
 
 impl Request {
     /// Names of the kinds, by [`Self::kind`].
-    pub const KINDS: [&str; 16] = [
+    pub const KINDS: [&str; 17] = [
         "open",
         "commit",
         "abort",
@@ -320,6 +327,7 @@ impl Request {
         "await_ready",
         "replicate",
         "remove_at",
+        "save_to_disk",
     ];
 
     /// Which of [`Self::KINDS`].
@@ -341,6 +349,7 @@ impl Request {
             Self::AwaitReady(_) => 13,
             Self::Replicate { .. } => 14,
             Self::RemoveAt(_) => 15,
+            Self::SaveToDisk { .. } => 16,
         }
     }
 }
@@ -378,6 +387,8 @@ pub enum Response {
     },
     /// To RemoveMatching.
     Swept(Swept),
+    /// To SaveToDisk: of each key the ranks whose disks have it now, at least one.
+    OnDisks(Vec<Result<Vec<u32>>>),
     /// To AwaitReady: what became of keys, with their number in the request. None of the others
     /// has changed; none at all if the time is over.
     Readiness(Vec<(u32, Readiness)>),
@@ -397,6 +408,7 @@ impl std::fmt::Display for Response {
             Self::Failed(e) => write!(f, "{e}"),
             Self::Listed { keys, .. } => write!(f, "a list of {} keys", keys.len()),
             Self::Swept(_) => f.write_str("a count of removals"),
+            Self::OnDisks(list) => write!(f, "{} saved objects", list.len()),
             Self::Readiness(list) => write!(f, "the readiness of {} keys", list.len()),
         }
     }

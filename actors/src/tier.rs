@@ -5,8 +5,10 @@
 mod config;
 mod demotion;
 mod figures;
+mod jobs;
 mod promotion;
 mod removal;
+mod saving;
 
 pub use config::{
     DAY_S, DEFAULT_TTL_DAYS, MAX_BYTES, MAX_TTL_DAYS, MIN_BYTES, SsdConfig, SsdEngine, SsdPolicy,
@@ -21,6 +23,8 @@ use crate::owner::tables::OwnerTables;
 use config::open_engine;
 use demotion::Feed;
 use figures::Counters;
+pub(crate) use jobs::EachDone;
+use jobs::KeyJobs;
 pub use nkv_ssd::Durability;
 use nkv_ssd::writer::{Writer, WriterOptions};
 use nkv_ssd::{Engine, SsdError};
@@ -28,7 +32,6 @@ use nkv_store::Key;
 use nkv_store::clock::Clock;
 use nkv_store::log_limit::LogLimit;
 use nkv_store::threads::spawn_named;
-use promotion::Promotions;
 use removal::{Kind, Removals};
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,8 +48,6 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// How long a start waits for a directory that another process is about to leave.
 const FREE_LIMIT_MS: u64 = 3_000;
 
-/// What is called with the result of each key, in order.
-pub(crate) type Promoted = Box<dyn FnOnce(Vec<Result<()>>) + Send>;
 /// What a removal found on disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Taken {
@@ -65,7 +66,8 @@ pub struct DiskTier {
     engine: Arc<dyn Engine>,
     writer: Writer,
     feed: Feed,
-    promotions: Promotions,
+    promotions: KeyJobs,
+    saves: KeyJobs,
     removals: Removals,
     counters: Counters,
     closing: AtomicBool,
@@ -173,7 +175,8 @@ impl DiskTier {
             engine,
             writer,
             feed: Feed::default(),
-            promotions: Promotions::default(),
+            promotions: KeyJobs::default(),
+            saves: KeyJobs::default(),
             removals: Removals::default(),
             counters: Counters::default(),
             closing: AtomicBool::new(false),
@@ -198,12 +201,18 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Promotions need a handle of the node, which there is only later.
-    pub(crate) fn start_promotions(self: &Arc<Self>, client: &Client) -> Result<()> {
+    /// Promotions and saves on request need a handle of the node, which there is only later.
+    pub(crate) fn start_jobs(self: &Arc<Self>, client: &Client) -> Result<()> {
         for number in 0..promotion::THREADS {
             let (tier, client) = (self.clone(), client.blocking()?);
             let name = format!("nkv-promote-{number}");
             let thread = spawn_named(&name, move || tier.promote_all(&client))?;
+            lock(&self.threads).push(thread);
+        }
+        for number in 0..saving::THREADS {
+            let (tier, client) = (self.clone(), client.blocking()?);
+            let name = format!("nkv-save-{number}");
+            let thread = spawn_named(&name, move || tier.save_all(&client))?;
             lock(&self.threads).push(thread);
         }
         Ok(())
@@ -228,10 +237,15 @@ impl DiskTier {
 
     /// Brings objects back into memory, of this rank if it is given; calls `done` with the result
     /// of each.
-    pub(crate) fn promote(&self, keys: &[KeyBytes], rank: Option<u32>, done: Promoted) {
+    pub(crate) fn promote(&self, keys: &[KeyBytes], rank: Option<u32>, done: EachDone) {
         self.counters.promote_requested.add(keys.len());
         let coalesced = self.promotions.add(keys, rank, self.clock.now_ns(), done);
         self.counters.promote_coalesced.add(coalesced);
+    }
+
+    /// Saves objects that are in memory somewhere; calls `done` with the result of each.
+    pub(crate) fn save(&self, keys: &[KeyBytes], done: EachDone) {
+        self.saves.add(keys, None, self.clock.now_ns(), done);
     }
 
     /// Removes from disk, and saves and promotes nothing of it until [`Self::removal_over`]. Calls
@@ -282,6 +296,7 @@ impl DiskTier {
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.promotions.close();
+        self.saves.close();
         self.removals.close();
         self.feed.close(Duration::ZERO);
     }
@@ -294,6 +309,7 @@ impl DiskTier {
         }
         self.closing.store(true, Ordering::Release);
         self.promotions.close();
+        self.saves.close();
         self.removals.close();
         let since_ms = self.clock.now_ms();
         let fed = self.feed.close(DRAIN_LIMIT);

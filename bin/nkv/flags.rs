@@ -6,6 +6,7 @@ use crate::listing::Ls;
 use crate::objects::{Get, Put};
 use crate::remove::Rm;
 use crate::replicate::Replicate;
+use crate::save::Save;
 use crate::segments::{Mount, Unmount};
 use crate::ssd::SsdCommand;
 use crate::top::Top;
@@ -152,6 +153,7 @@ pub(crate) enum Command {
     Ls(Ls),
     Evict(Evict),
     Replicate(Replicate),
+    Save(Save),
     Mount(Mount),
     Unmount(Unmount),
     /// Looks at the SSD directory of a rank that does not run; asks no cluster
@@ -238,6 +240,7 @@ mod tests {
             "unmount -1 --rank 1",
             "unmount 1 --rank 1 --wait-ms -1",
             "ls --limit -1",
+            "save k --ranks -1",
             "top --interval -1",
             "--timeout-ms -1 status",
         ] {
@@ -276,6 +279,9 @@ mod tests {
             "mount 1GiB",
             "mount --rank 1",
             "mount lots --rank 1",
+            "save",
+            "save k --disks 0",
+            "save k --disks 1 --ranks 1",
             "unmount --rank 1",
             "unmount 1",
             "top --interval 0",

@@ -13,6 +13,7 @@ mod output;
 mod remove;
 mod replicate;
 mod retry_policy;
+mod save;
 mod segments;
 mod signals;
 mod ssd;
@@ -180,6 +181,7 @@ fn run(flags: &Flags) -> Result<u8, CliError> {
         Command::Ls(ls) => ls.run(&cluster()?),
         Command::Evict(evict) => evict.run(&cluster()?),
         Command::Replicate(replicate) => replicate.run(&cluster()?),
+        Command::Save(save) => save.run(&cluster()?),
         Command::Mount(mount) => mount.run(&cluster()?),
         Command::Unmount(unmount) => unmount.run(&cluster()?),
         Command::Ssd { command } => command.run(flags),

@@ -4,6 +4,7 @@
 use crate::Cluster;
 use crate::cli_error::CliError;
 use crate::keys::shown;
+use crate::save::saved_on;
 use crate::{output, transfer};
 use clap::Args;
 use nkv::message::{Existence, Location, MAX_REPLICAS, Medium, Preferred};
@@ -27,8 +28,9 @@ pub(crate) struct Put {
     /// Rank that should own the value [default: by the job's placement]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     rank: Option<u32>,
-    /// Where each replica goes: ranks, kinds of memory (host or device, of a GPU) or both, such as
-    /// 1,2:device,host. As many replicas are made at least
+    /// Where each replica goes: ranks, kinds of memory (host, device, of a GPU, or disk) or both,
+    /// such as 1,2:device,host. As many replicas are made at least; a disk, such as 2:disk, is one
+    /// more copy, on the SSD of that rank
     #[arg(
         long,
         value_name = "RANK[:MEMORY],...",
@@ -124,7 +126,10 @@ impl Put {
             largest.saturating_mul(ranks.min(self.stripes.into()).into()),
         )?;
         let first = Preferred { rank: self.rank, ..Preferred::default() };
-        let named = if self.at.is_empty() { vec![first] } else { self.at.clone() };
+        let (disks, named): (Vec<Preferred>, Vec<_>) =
+            self.at.iter().partition(|at| at.medium == Medium::Disk);
+        let disks: Vec<_> = disks.into_iter().map(|at| at.rank).collect();
+        let named = if named.is_empty() { vec![first] } else { named };
         let mut opts = PutOptions::default()
             .at(named)
             .page_bytes(self.page_bytes.unwrap_or(0))
@@ -139,13 +144,17 @@ impl Put {
         // None if it is already gone: the put was a success all the same.
         let place = || handle.get_location(key).ok().map(|location| location.rank());
         if self.replicas() > 1 {
-            return self.run_replicas(cluster, &handle, (key, &value), &opts);
+            return self.run_replicas(cluster, &handle, (key, &value), (&opts, &disks));
         }
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
         put.map_err(|e| CliError::about(key, e, place))?;
-        let (key, rank, bytes) = (shown(key), place(), value.len());
+        let rank = place();
+        let disks = on_disks(cluster, &handle, key, &disks)?;
+        let (key, bytes, saved) = (shown(key), value.len(), also_on(&disks));
         let stripes = handle.client().stripes_for(bytes, &opts);
-        let json = json!({ "key": key, "bytes": bytes, "rank": rank, "stripes": stripes });
+        let json = json!({
+            "key": key, "bytes": bytes, "rank": rank, "stripes": stripes, "disks": disks
+        });
         cluster.show(&json, || {
             let at = match (rank, self.rank) {
                 _ if stripes > 1 => self.in_stripes(stripes),
@@ -155,7 +164,7 @@ impl Put {
                 (Some(rank), _) => format!(" on rank {rank}"),
                 (None, _) => String::new(),
             };
-            format!("{key}: {} stored{at}\n", show_bytes(bytes as u64))
+            format!("{key}: {} stored{at}{saved}\n", show_bytes(bytes as u64))
         })
     }
 }
@@ -164,13 +173,14 @@ impl Put {
     /// Whether a log may take the value.
     fn by_log(&self) -> bool {
         let usual = self.kept.retention() == Retention::Usual;
-        let somewhere = self.at.iter().all(|at| at.medium == Medium::Any);
+        let somewhere = self.at.iter().all(|at| matches!(at.medium, Medium::Any | Medium::Disk));
         let one = self.stripes == 1 && self.replicas() == 1;
         self.if_exists == IfExists::Keep && one && usual && somewhere
     }
 
     fn replicas(&self) -> u8 {
-        self.replicas.max(self.at.len() as u8)
+        let named = self.at.iter().filter(|at| at.medium != Medium::Disk).count();
+        self.replicas.max(named as u8)
     }
 
     fn in_stripes(&self, made: u8) -> String {
@@ -188,20 +198,22 @@ impl Put {
         cluster: &Cluster<'_>,
         handle: &Blocking,
         (key, value): (&[u8], &[u8]),
-        opts: &PutOptions,
+        (opts, disks): (&PutOptions, &[Option<u32>]),
     ) -> Result<u8, CliError> {
         let none = || Err(Error::internal("a put without a result"));
         let put = || handle.put_replicas(&[(key, value)], opts).pop().unwrap_or_else(none);
         let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
         let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas()));
+        let disks = on_disks(cluster, handle, key, disks)?;
         let (key, bytes) = (shown(key), value.len());
         let stripes = handle.client().stripes_for(bytes, opts);
         let json = json!({
-            "key": key, "bytes": bytes, "replicas": made, "ranks": ranks, "stripes": stripes
+            "key": key, "bytes": bytes, "replicas": made, "ranks": ranks, "stripes": stripes,
+            "disks": disks
         });
         cluster.show(&json, || {
             let size = show_bytes(bytes as u64);
-            let on = output::numbers(&ranks, ", ");
+            let on = output::numbers(&ranks, ", ") + &also_on(&disks);
             match made {
                 0 => format!("{key}: stored before, on ranks {on}\n"),
                 made if stripes > 1 => {
@@ -215,6 +227,34 @@ impl Put {
                 _ => format!("{key}: {size} stored on ranks {on}\n"),
             }
         })
+    }
+}
+
+/// Has a value that was stored saved on these disks; the ranks whose disks have it.
+fn on_disks(
+    cluster: &Cluster<'_>,
+    handle: &Blocking,
+    key: &[u8],
+    disks: &[Option<u32>],
+) -> Result<Vec<u32>, CliError> {
+    if disks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let saved = saved_on(cluster, handle, key, disks).and_then(|on| match on.len() {
+        n if n >= disks.len() => Ok(on),
+        n => Err(Error::not_ready(format!("there are {n} disks for it, of ranks {on:?}"))),
+    });
+    saved.map_err(|e| {
+        let of = disks.len();
+        let why = format!("{} is stored, but not on {of} disks: {}", shown(key), e.message());
+        CliError::Plain(Error::new(e.kind(), why))
+    })
+}
+
+fn also_on(disks: &[u32]) -> String {
+    match disks {
+        [] => String::new(),
+        disks => format!(", and on the disks of ranks {}", output::numbers(disks, ", ")),
     }
 }
 

@@ -356,6 +356,19 @@ impl Cache {
         results(py, done, |()| None::<usize>)
     }
 
+    /// Has keys saved on disks: of the ranks that are named, or any. For each the ranks whose
+    /// disks have it, or its error.
+    fn save_to_disk<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<Bound<'py, PyAny>>,
+        disks: Vec<Option<u32>>,
+    ) -> PyResult<Results<'py>> {
+        let keys = arguments::keys(&keys)?;
+        let done = self.handles.with(py, |handle| Ok(handle.save_to_disk(&keys, &disks)))?;
+        results(py, done, |ranks| ranks)
+    }
+
     /// Bytes of its value.
     fn size(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<u64> {
         let key = arguments::key(key)?;

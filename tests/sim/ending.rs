@@ -140,6 +140,10 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
         objects += o.objects;
         logged += o.log_objects;
     }
+    let twice = cluster.ledger.twice_on_a_rank();
+    if twice.is_some() {
+        return twice;
+    }
     // Objects of a log whose producer died before it sent their keys are not listed by the master.
     let listed = stats.objects;
     if cluster.plan.makes_replicas() {

@@ -440,13 +440,13 @@ impl Ledger {
             return;
         }
         let fresh = history.fresh(id, bytes);
-        let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
+        let put = fresh.or_else(|| history.replica(id, bytes));
         let Some(put) = put else {
             return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
+        history.puts[put as usize].rank = rank;
         history.is_served(&self.trace, put, spot);
-        let entry = &mut history.puts[put as usize];
-        (entry.spot, entry.rank) = (Some(spot), rank);
+        history.puts[put as usize].spot = Some(spot);
         history.at.insert(spot, put);
         let describe = || format!("put {put} at {spot:?}");
         self.trace.event("ready", (put, spot), describe);

@@ -135,6 +135,15 @@ impl Blocking {
         self.wait(self.client.add_replicas(key))
     }
 
+    pub(crate) fn stored_in_place(&self, key: &[u8]) -> Result<super::view::StoredView> {
+        self.wait(self.client.stored_in_place(key))
+    }
+
+    /// See [`Client::save_to_disk`].
+    pub fn save_to_disk(&self, keys: &[&[u8]], disks: &[Option<u32>]) -> Vec<Result<Vec<u32>>> {
+        self.wait_all(keys.len(), self.client.save_to_disk(keys, disks))
+    }
+
     /// See [`Client::replicate`].
     pub fn replicate(&self, keys: &[&[u8]], wanted: u8) -> Vec<Result<()>> {
         self.wait_all(keys.len(), self.client.replicate(keys, wanted))

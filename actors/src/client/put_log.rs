@@ -116,7 +116,8 @@ impl Client {
     /// Puts through the device log of the key's owner, without a message. Parts are put so only
     /// into a mapped log and by RDMA.
     pub(crate) fn try_put(&self, key: &[u8], value: Value<'_>, opts: &PutOptions) -> TryPut {
-        if self.wants_logs(opts) {
+        // Then the caller waits.
+        if self.wants_logs(opts) || !opts.disks.is_empty() {
             return TryPut::NotAttached;
         }
         if !self.wants_log(opts) {

@@ -53,6 +53,8 @@ pub struct PutOptions {
     pub(crate) if_exists: IfExists,
     /// Replicas of the object, each at another rank; 0 and 1 mean one.
     pub(crate) replicas: u8,
+    /// The rank of each disk that is to have it as well; any if absent.
+    pub(crate) disks: Vec<Option<u32>>,
     /// Stripes of the object; as the handle is configured if absent.
     pub(crate) stripes: Option<u8>,
     /// What is put was stored before and is brought back as it was: it may be nkv's own.
@@ -89,6 +91,12 @@ impl PutOptions {
     /// replica is not made then, or the put fails if it is the first. A rank named twice is an
     /// error. A put that names a kind of memory takes a plan.
     ///
+    /// [`Medium::Disk`] is a copy on the SSD of a rank, besides those in memory, of which there is
+    /// one at least: the put waits for it, and fails if it is not made, though the object is stored
+    /// in memory then. See [`Client::save_to_disk`].
+    ///
+    /// [`Client::save_to_disk`]: crate::Client::save_to_disk
+    ///
     /// ```
     /// use nkv_actors::PutOptions;
     /// use nkv_actors::message::{Medium, Preferred};
@@ -98,11 +106,19 @@ impl PutOptions {
     /// ```
     #[must_use]
     pub fn at(mut self, replicas: impl IntoIterator<Item = Preferred>) -> Self {
-        let mut replicas = replicas.into_iter();
-        let first = replicas.next().unwrap_or_default();
+        let (disks, memory): (Vec<_>, Vec<_>) =
+            replicas.into_iter().partition(|wish| wish.medium == Medium::Disk);
+        self.disks = disks.into_iter().map(|wish| wish.rank).collect();
+        let mut memory = memory.into_iter();
+        let first = memory.next().unwrap_or_default();
         (self.preferred_rank, self.medium) = (first.rank, first.medium);
-        self.further = replicas.take(usize::from(MAX_REPLICAS)).collect();
+        self.further = memory.take(usize::from(MAX_REPLICAS)).collect();
         self
+    }
+
+    /// The same without disks.
+    pub(crate) fn in_memory(&self) -> Self {
+        Self { disks: Vec::new(), ..self.clone() }
     }
 
     /// Replicas that are asked for.

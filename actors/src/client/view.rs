@@ -6,8 +6,9 @@ use super::find::{Located, SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{MAX_PLACES, SlotRef, Touch, Via};
+use crate::message::{MAX_PLACES, ObjectDesc, SlotRef, Touch, Via};
 use crate::striping::{MANIFEST_BYTES, Manifest};
+use nkv_store::Memory;
 use nkv_store::pins::{NoPin, PINS, Pin, PinnedBytes, Pins, TABLES};
 use nkv_store::reader::{Hit, Reader};
 use std::ops::Deref;
@@ -40,6 +41,22 @@ impl ObjectView {
         let base = MappedSegment::of(&self.peer).map_or(0, |segment| segment.payload);
         let at = self.bytes.as_ptr().expose_provenance() as u64;
         (self.peer.incarnation, at.wrapping_sub(base))
+    }
+}
+
+/// A view of what is stored under a key.
+pub(crate) struct StoredView {
+    view: ObjectView,
+    /// Where its bytes begin in the segment.
+    pub offset: u64,
+    pub page_bytes: u32,
+}
+
+impl StoredView {
+    /// The segment, and how many bytes are in view there.
+    pub fn memory(&self) -> Option<(&dyn Memory, u64)> {
+        let memory = self.view.peer.reader.as_ref()?.memory().memory();
+        Some((&**memory, self.view.len() as u64))
     }
 }
 
@@ -119,14 +136,25 @@ impl Client {
 
     /// A view of what is stored, for a copy of it: it counts for nothing and is reported to nobody.
     pub(super) async fn view_uncounted(&self, key: &[u8]) -> Result<ObjectView> {
+        self.stored_in_place(key).await.map(|stored| stored.view)
+    }
+
+    /// The same with what a disk needs of it.
+    pub(crate) async fn stored_in_place(&self, key: &[u8]) -> Result<StoredView> {
         self.check_usable()?;
+        let view = |peer: &Arc<Peer>, hit: &Hit| {
+            let page_bytes = ObjectDesc::of_header(&hit.header).page_bytes;
+            let offset = hit.header.payload_base;
+            let view = self.view_bytes(peer, hit, None)?;
+            Some(view.map(|view| StoredView { view, offset, page_bytes }))
+        };
         let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         if let Some((peer, hit)) = found.into_iter().next().flatten()
-            && let Some(view) = self.view_bytes(&peer, &hit, None)
+            && let Some(view) = view(&peer, &hit)
         {
             return view;
         }
-        self.view_located(key, |peer, hit, _| self.view_bytes(peer, hit, None)).await
+        self.view_located(key, |peer, hit, _| view(peer, hit)).await
     }
 
     /// The view, unless it shows a manifest.

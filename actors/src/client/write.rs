@@ -167,6 +167,12 @@ impl Client {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
+        if !opts.disks.is_empty() {
+            let put = Box::pin(self.put_many(items, &opts.in_memory())).await;
+            let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+            let saved = self.save_what_was_put(&keys, put, &opts.disks).await;
+            return saved.into_iter().map(|done| done.map(drop)).collect();
+        }
         let several = self.wants_logs(opts);
         if !several && !self.wants_log(opts) {
             let planned = self.put_all_planned(items, opts).await;
@@ -210,7 +216,8 @@ impl Client {
 
     /// As [`Client::put_many`], with as many replicas as the options ask for. For each item: how
     /// many were made, and can be read; 0 if the key was stored before. Fewer than asked for are no
-    /// error, as long as there is one: other ranks may have no room, or be gone.
+    /// error, as long as there is one: other ranks may have no room, or be gone. Copies on disks
+    /// are not among them: without them it is an error.
     ///
     /// ```
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/example.rs")); }
@@ -234,7 +241,12 @@ impl Client {
             let text = format!("{} replicas: at most {MAX_REPLICAS}", opts.wanted_replicas());
             return spread(items.len(), Error::invalid(text));
         }
-        self.put_all_planned(items, opts).await
+        let put = self.put_all_planned(items, &opts.in_memory()).await;
+        if opts.disks.is_empty() {
+            return put;
+        }
+        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+        self.save_what_was_put(&keys, put, &opts.disks).await
     }
 
     async fn put_all_planned(
@@ -347,6 +359,10 @@ impl Client {
     ) -> Result<WritePlan> {
         if opts.wanted_replicas() > 1 {
             let text = "a plan writes one replica: put the whole object for several";
+            return Err(Error::invalid(text).about(key));
+        }
+        if !opts.disks.is_empty() {
+            let text = "a plan writes into memory: call save_to_disk once it is committed";
             return Err(Error::invalid(text).about(key));
         }
         let plan = self.open_many(&[(key, bytes_total)], opts).await.and_then(one);

@@ -3,6 +3,7 @@
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, WORLD, info};
 use super::seeds;
+use crate::Error;
 use crate::message::*;
 use nkv_store::Retention;
 use nkv_store::arena::Extent;
@@ -198,6 +199,9 @@ fn ups(all: &mut Vec<Lie>) {
     let found = |found| on_disk(DiskAnswer { found, ..DiskAnswer::default() });
     all.push(("too many on disk".into(), found(vec![(0, 1); MAX_BATCH + 1])));
     all.push(("too large on disk".into(), found(vec![(0, u64::MAX)])));
+    let not_done = vec![(0, Error::not_found("not on disk")); MAX_BATCH + 1];
+    let not_done = on_disk(DiskAnswer { not_done, ..DiskAnswer::default() });
+    all.push(("too many not on disk".into(), not_done));
     let removed = vec![seeds::KEY; MAX_BATCH + 1];
     let removed = on_disk(DiskAnswer { removed, ..DiskAnswer::default() });
     all.push(("too many removed from disk".into(), removed));
@@ -234,6 +238,8 @@ fn downs(all: &mut Vec<Lie>) {
         asked(LogQuestion::Await { keys: vec![seeds::KEY; many], wait_ms: 1 }),
         asked(LogQuestion::Await { keys: Vec::new(), wait_ms: u64::MAX }),
         on_disk(DiskQuestion::Find(vec![seeds::key(); many])),
+        on_disk(DiskQuestion::Save(vec![seeds::key(); many])),
+        on_disk(DiskQuestion::Save(vec![long_key()])),
         on_disk(DiskQuestion::Promote { keys: vec![long_key()], rank: None, find: false }),
         removed(DiskSelection::Matching("x".repeat(MAX_PATTERN_BYTES + 1))),
         removed(DiskSelection::Keys(vec![seeds::key(); many])),
@@ -403,6 +409,10 @@ fn requests(all: &mut Vec<Lie>) {
         Request::AwaitReady(AwaitReady { watched: vec![at; many * MAX_PLACES], ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { gone: vec![at; many * MAX_PLACES], ..awaits }),
         Request::MatchPrefix(keys()),
+        Request::SaveToDisk { keys: keys(), disks: vec![None] },
+        Request::SaveToDisk { keys: vec![seeds::key()], disks: Vec::new() },
+        Request::SaveToDisk { keys: vec![seeds::key()], disks: vec![None; 9] },
+        Request::SaveToDisk { keys: vec![seeds::key()], disks: vec![Some(1), None, Some(1)] },
         Request::Exists { keys: keys(), promote: Default::default() },
         Request::Remove(keys()),
         Request::RemoveAt(vec![(long_key(), at)]),

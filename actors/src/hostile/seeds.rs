@@ -110,7 +110,7 @@ fn ups() -> Vec<OwnerToMaster> {
             number: 1,
             answer: DiskAnswer {
                 found: vec![(0, 4096)],
-                not_promoted: vec![(0, Error::not_found("not on disk"))],
+                not_done: vec![(0, Error::not_found("not on disk"))],
                 removed: vec![KEY],
                 count: 1,
                 failed: Some(Error::not_ready("the disk is busy")),
@@ -153,6 +153,7 @@ fn requests() -> Vec<Request> {
         Request::List { of: of.clone(), after: Some(key()), limit: 10 },
         Request::RemoveMatching(of),
         Request::Replicate { keys: vec![key()], wanted: 2 },
+        Request::SaveToDisk { keys: vec![key()], disks: vec![Some(1), None] },
         Request::AwaitReady(AwaitReady {
             keys: vec![key()],
             wait_ms: 10,
@@ -205,6 +206,7 @@ fn downs() -> Vec<MasterToOwner> {
                 which: DiskSelection::Matching("layer".to_string()),
             },
         },
+        MasterToOwner::AskDisk { number: 10, question: DiskQuestion::Save(vec![key()]) },
         MasterToOwner::RemovalOver { removal: 9, again: false },
         MasterToOwner::InSet(vec![(at(OWNED), ReplicaSet { id: 3, wanted: 2 })]),
         MasterToOwner::MakeReplicas(vec![key()]),

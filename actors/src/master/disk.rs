@@ -5,6 +5,7 @@
 mod lookup;
 mod missed;
 mod removal;
+mod saving;
 
 pub(super) use missed::{Missed, Resending};
 
@@ -103,15 +104,19 @@ impl Master {
         asked.failed = asked.failed.or(answer.failed);
         asked.known.removed.extend(answer.removed);
         asked.known.removed_count = asked.known.removed_count.saturating_add(answer.count);
-        if let (DiskQuestion::Find(keys) | DiskQuestion::Promote { keys, .. }, Some(on_disk)) =
-            (&question, &mut asked.known.on_disk)
+        if let (
+            DiskQuestion::Find(keys)
+            | DiskQuestion::Promote { keys, .. }
+            | DiskQuestion::Save(keys),
+            Some(on_disk),
+        ) = (&question, &mut asked.known.on_disk)
         {
             let id = |at: u32| keys.get(at as usize).map(|key| self.id_of(key));
             for (at, bytes) in answer.found {
                 let Some(id) = id(at) else { continue };
                 on_disk.found.entry(id).or_default().push((segment_id, bytes));
             }
-            for (at, error) in answer.not_promoted {
+            for (at, error) in answer.not_done {
                 let Some(id) = id(at) else { continue };
                 // It is not there after all.
                 if error.kind() == ErrorKind::NotFound {
@@ -138,6 +143,9 @@ impl Master {
         }
         if let Some(on_disk) = &mut known.on_disk {
             on_disk.drop_differing();
+        }
+        if Self::was_saved(&ask.request, &known) {
+            return self.saved(&ask.request, reply, &known);
         }
         let Some((ask, reply, known)) = self.ask_other_disks(ask, reply, known, until_ms) else {
             return;
@@ -184,8 +192,8 @@ impl Master {
                     );
                     self.unsure(asked.ask, asked.reply, &text);
                 }
-                // What has come back is there; the rest goes on.
-                DiskQuestion::Promote { .. } => self.disks_answered(asked),
+                // What has come back, or was saved, is there; the rest goes on.
+                DiskQuestion::Promote { .. } | DiskQuestion::Save(_) => self.disks_answered(asked),
                 DiskQuestion::Remove { .. } => {
                     let text = format!(
                         "the disk of {segment_id} did not confirm the removal in {WORK_LIMIT_MS} \

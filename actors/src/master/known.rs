@@ -35,7 +35,7 @@ pub(super) struct Known {
 pub(super) struct OnDisk {
     /// Segments whose owners answer for the disks that have it, with its bytes.
     pub found: HashMap<KeyId, Vec<(SegmentId, u64)>>,
-    /// What was to be brought back, once that was asked for.
+    /// What was to be brought back, or saved, once that was asked for.
     pub asked: Option<HashSet<KeyId>>,
     /// Why that failed.
     pub failed: HashMap<KeyId, Error>,
@@ -69,6 +69,7 @@ pub(super) fn looked_up(request: &Request) -> Option<&[KeyBytes]> {
     match request {
         Request::GetLocation { keys, .. }
         | Request::Exists { keys, .. }
+        | Request::SaveToDisk { keys, .. }
         | Request::MatchPrefix(keys) => Some(keys),
         _ => None,
     }

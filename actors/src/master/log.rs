@@ -329,7 +329,7 @@ impl Master {
                 let answer = self.match_prefix(keys, &Known::default());
                 return reply.send(answer);
             }
-            Request::Exists { .. } => {
+            Request::Exists { .. } | Request::SaveToDisk { .. } => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
             }

@@ -39,7 +39,7 @@ impl Master {
         self.entry(key).ok().flatten().filter(|e| self.is_readable(e))
     }
 
-    fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<Vec<ObjMeta>> {
+    pub(super) fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<Vec<ObjMeta>> {
         let shown = || Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
         Key::check(key)?;
         match self.entry(key)? {

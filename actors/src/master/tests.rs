@@ -16,5 +16,6 @@ mod objects;
 mod placement;
 mod replica_puts;
 mod replicas;
+mod saving;
 mod segments;
 mod terms;

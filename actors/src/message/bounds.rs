@@ -333,7 +333,7 @@ impl DiskSelection {
 impl DiskQuestion {
     fn check(&self) -> Result<()> {
         match self {
-            Self::Find(keys) | Self::Promote { keys, .. } => keys_of(keys),
+            Self::Find(keys) | Self::Promote { keys, .. } | Self::Save(keys) => keys_of(keys),
             Self::Remove { which, .. } => which.check(),
         }
     }
@@ -341,7 +341,7 @@ impl DiskQuestion {
 
 impl DiskAnswer {
     fn check(&self) -> Result<()> {
-        list("objects", self.not_promoted.len(), MAX_BATCH)?;
+        list("objects", self.not_done.len(), MAX_BATCH)?;
         list("objects", self.found.len(), MAX_BATCH)?;
         list("keys", self.removed.len(), MAX_BATCH)?;
         self.found

@@ -123,6 +123,8 @@ pub enum DiskQuestion {
         /// Say as well what the disk has of them: it was not asked before.
         find: bool,
     },
+    /// Save these, wherever they are in memory; answered once that is done for each, or has failed.
+    Save(Vec<KeyBytes>),
     /// Remove from disk, and save and promote nothing of it until `RemovalOver`.
     Remove {
         /// Random number of the removal.
@@ -146,11 +148,12 @@ pub enum DiskSelection {
 /// The answer to a [`DiskQuestion`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskAnswer {
-    /// To `Find`, and to a `Promote` that asks for it: what is there, by the number of its key in
-    /// the question, with its bytes.
+    /// To `Find`, `Save`, and to a `Promote` that asks for it: what is there, by the number of its
+    /// key in the question, with its bytes.
     pub found: Vec<(u32, u64)>,
-    /// To `Promote`: what is not in memory now, by the number of its key, and why.
-    pub not_promoted: Vec<(u32, Error)>,
+    /// To `Promote` and `Save`: what is not in memory now, or not on disk, by the number of its key,
+    /// and why.
+    pub not_done: Vec<(u32, Error)>,
     /// To `Remove` of keys: those that were there.
     pub removed: Vec<KeyId>,
     /// To `Remove` of a pattern or of all: how many objects were there. The same again until the

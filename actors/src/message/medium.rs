@@ -14,6 +14,8 @@ pub enum Medium {
     Host,
     /// Of a GPU.
     Device,
+    /// The SSD of a node: the object is in memory as well, at first.
+    Disk,
 }
 
 impl Medium {
@@ -23,6 +25,7 @@ impl Medium {
             Self::Any => true,
             Self::Host => !matches!(memory, ExportedMemory::Device { .. }),
             Self::Device => matches!(memory, ExportedMemory::Device { .. }),
+            Self::Disk => false,
         }
     }
 }
@@ -33,6 +36,7 @@ impl std::fmt::Display for Medium {
             Self::Any => "any",
             Self::Host => "host",
             Self::Device => "device",
+            Self::Disk => "disk",
         })
     }
 }
@@ -54,14 +58,15 @@ impl std::str::FromStr for Preferred {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!(
-                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, host, \
-                 device or any"
+                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, RANK:disk, \
+                 host, device, disk or any"
             ))
         };
         let medium = |name: &str| match name {
             "any" => Ok(Medium::Any),
             "host" => Ok(Medium::Host),
             "device" => Ok(Medium::Device),
+            "disk" => Ok(Medium::Disk),
             _ => Err(wrong()),
         };
         let rank = |digits: &str| digits.parse().map(Some).map_err(|_| wrong());
@@ -89,6 +94,8 @@ mod tests {
             ("device", of(None, Medium::Device)),
             (":host", None),
             ("12:device", of(Some(12), Medium::Device)),
+            ("disk", of(None, Medium::Disk)),
+            ("3:disk", of(Some(3), Medium::Disk)),
             ("3:", None),
             ("3:any", of(Some(3), Medium::Any)),
             ("-1", None),

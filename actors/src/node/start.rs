@@ -76,7 +76,7 @@ impl Node {
         let common = building.common();
         common.replication.start(&client, &common.env)?;
         if let Some(tier) = &building.common().tier {
-            tier.start_promotions(&client)?;
+            tier.start_jobs(&client)?;
         }
         let node = building.finish((info, voter), client, producer);
         node.wait_joined().await?;

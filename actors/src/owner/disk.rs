@@ -2,6 +2,7 @@
 //! node. Nothing here waits for the disk.
 
 use super::Owner;
+use crate::error::Result;
 use crate::message::{DiskAnswer, DiskQuestion, OwnerToMaster};
 use crate::tier::{Candidate, Demotion, Taken};
 use nkv_store::Key;
@@ -105,17 +106,17 @@ impl Owner {
                 if find && found.is_empty() {
                     return send(DiskAnswer::default());
                 }
-                let done = move |results: Vec<crate::error::Result<()>>| {
-                    let failed = results.into_iter().zip(0..);
-                    let not_promoted = failed.filter_map(|(done, at)| Some((at, done.err()?)));
-                    let not_promoted = not_promoted.collect();
-                    send(DiskAnswer { found, not_promoted, ..DiskAnswer::default() });
+                let done = move |results: Vec<Result<u64>>| {
+                    send(DiskAnswer { found, ..answer_of(results) });
                 };
                 tier.promote(&keys, rank, Box::new(done));
             }
+            DiskQuestion::Save(keys) => {
+                tier.save(&keys, Box::new(move |results| send(answer_of(results))));
+            }
             DiskQuestion::Remove { removal, which } => {
                 let hasher = self.durable.hasher;
-                let done = move |done: crate::error::Result<Taken>| {
+                let done = move |done: Result<Taken>| {
                     let (Taken { keys, count }, failed) = match done {
                         Ok(taken) => (taken, None),
                         Err(error) => (Taken::default(), Some(error)),
@@ -133,4 +134,16 @@ impl Owner {
             demotion.tier.removal_over(removal, again);
         }
     }
+}
+
+/// What was done, as found, and what was not.
+fn answer_of(results: Vec<Result<u64>>) -> DiskAnswer {
+    let mut answer = DiskAnswer::default();
+    for (result, at) in results.into_iter().zip(0..) {
+        match result {
+            Ok(bytes) => answer.found.push((at, bytes)),
+            Err(error) => answer.not_done.push((at, error)),
+        }
+    }
+    answer
 }

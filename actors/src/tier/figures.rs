@@ -33,6 +33,8 @@ pub(super) struct Counters {
     pub promote_fail: Count,
     pub promoted_bytes: Count,
     pub promote_times: Histogram,
+    pub save_asked: Count,
+    pub save_asked_fail: Count,
     pub demote_unnamed: Count,
     pub demote_dropped: Count,
 }
@@ -93,6 +95,10 @@ pub struct TierFigures {
     pub kv_promote_fail: u64,
     /// Bytes brought back.
     pub kv_promoted_bytes: u64,
+    /// Objects saved because somebody asked for that, or that were to be.
+    pub kv_save_asked: u64,
+    /// Of these, those that were not.
+    pub kv_save_asked_fail: u64,
     /// Objects evicted before their key string was known, and lost.
     pub kv_demote_unnamed: u64,
     /// Objects lost because the disk was too slow.
@@ -150,6 +156,8 @@ impl DiskTier {
             kv_promote_hits: tier.promote_hits.get(),
             kv_promote_fail: tier.promote_fail.get(),
             kv_promoted_bytes: tier.promoted_bytes.get(),
+            kv_save_asked: tier.save_asked.get(),
+            kv_save_asked_fail: tier.save_asked_fail.get(),
             kv_demote_unnamed: tier.demote_unnamed.get(),
             kv_demote_dropped: tier.demote_dropped.get(),
             ssd_objects: ssd.objects,

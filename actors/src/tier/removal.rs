@@ -354,7 +354,8 @@ impl DiskTier {
         self.feed.forget(covers);
         let settled = self.writer.forget(covers, SETTLE_LIMIT)
             && self.feed.wait_for(covers, SETTLE_LIMIT)
-            && self.promotions.wait_for(covers, SETTLE_LIMIT);
+            && self.promotions.wait_for(covers, SETTLE_LIMIT)
+            && self.saves.wait_for(covers, SETTLE_LIMIT);
         if !settled {
             let text = "the disk is busy with keys that were to be removed: remove them again";
             return Err(Error::not_ready(text));

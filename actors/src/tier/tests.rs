@@ -1,6 +1,6 @@
 //! The tier of a node without a node: removals beside what is on its way to disk [I6], and panics.
 
-use super::promotion::Promotions;
+use super::jobs::KeyJobs;
 use super::*;
 use nkv_store::AnonMemory;
 use nkv_store::clock::ManualClock;
@@ -156,7 +156,7 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
     assert_eq!(done.recv().unwrap().unwrap_err().kind(), crate::ErrorKind::NotReady);
     assert!(removals.any());
     assert_eq!(b.tier.find(b"k"), None);
-    b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(()));
+    b.tier.promotions.over(&Key::new(b"k").unwrap(), &Ok(4096));
     removals.add(2, &which, 0, Box::new(move |result| sender.send(result).unwrap()));
     assert_eq!(done.recv().unwrap().unwrap().keys, [Key::new(b"k").unwrap()]);
     assert!(b.tier.engine.find(&Key::new(b"k").unwrap()).is_none());
@@ -278,7 +278,7 @@ fn a_panic_is_an_error_of_that_piece_of_work() {
 /// Promotions end with the node: whoever waits gets an error.
 #[test]
 fn promotions_of_a_node_that_ends_are_refused() {
-    let promotions = Promotions::default();
+    let promotions = KeyJobs::default();
     promotions.close();
     let (sender, done) = mpsc::channel();
     promotions.add(
@@ -288,4 +288,20 @@ fn promotions_of_a_node_that_ends_are_refused() {
         Box::new(move |all| sender.send(all).unwrap()),
     );
     assert!(done.recv().unwrap()[0].is_err());
+}
+
+/// It may have been read before the removal, and be written after it.
+#[test]
+fn i6_a_removal_waits_for_a_save_that_somebody_asked_for() {
+    let b = Bench::new();
+    let (sender, saved) = mpsc::channel();
+    b.tier.save(&[b"k".to_vec().into()], Box::new(move |all| sender.send(all).unwrap()));
+    let (sender, removed) = mpsc::channel();
+    b.tier.remove(1, &keys_of("k"), Box::new(move |result| sender.send(result).unwrap()));
+    let key = Key::new(b"k").unwrap();
+    let first = removed.recv().unwrap();
+    assert_eq!(first.unwrap_err().kind(), crate::ErrorKind::NotReady, "it is in progress");
+    b.tier.saves.over(&key, &Ok(4096));
+    assert_eq!(saved.recv().unwrap(), [Ok(4096)]);
+    b.removes("k");
 }

@@ -28,6 +28,7 @@ mod replicas;
 mod replicas_in_logs;
 mod retention;
 mod round_trips;
+mod saving;
 mod segment_faults;
 mod segments;
 mod striped;

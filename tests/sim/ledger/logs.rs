@@ -44,45 +44,19 @@ impl History {
         self.wrong(trace, text);
     }
 
-    /// A further replica of a put of which several were asked for: its bytes were READY before, and
-    /// none of them is on the same rank.
-    pub(super) fn replica(
-        &mut self,
-        trace: &Trace,
-        (rank, id): (u32, KeyId),
-        spot: SlotEpoch,
-        bytes: &[u8],
-    ) -> Option<PutId> {
+    /// A further replica of a put of which several were asked for: its bytes were READY before.
+    pub(super) fn replica(&mut self, id: KeyId, bytes: &[u8]) -> Option<PutId> {
         let key = *self.by_id.get(&id)?;
         let of = |p: &&PutId| {
             let put = self.put(**p);
             put.several && put.len == bytes.len() && is_of(put.content, bytes)
         };
-        let all: Vec<PutId> = self.keys[key].puts.iter().filter(of).copied().collect();
-        let first = *all.first()?;
+        let first = self.keys[key].puts.iter().find(of).copied()?;
         let put = self.put(first);
         put.spot.or(put.logged)?;
-        let member =
-            |s: SlotEpoch| self.members.is_empty() || self.members.contains(&s.incarnation);
-        let beside = |p: &&PutId| {
-            let other = self.put(**p);
-            // A put may take plans after an error of a log that took it all the same: of the two
-            // the owner retires one when the plan is committed.
-            let both_ways = put.ended.is_none() && other.logged.is_some();
-            other.rank == rank && other.is_live() && other.spot.is_some_and(member) && !both_ways
-        };
-        let beside = all.iter().find(beside).copied();
         let made_of = put.logged.or(put.made_of);
         let fresh =
             Put { spot: None, logged: None, made_of, settled: None, gone: None, ..put.clone() };
-        let name = self.name(key);
-        if let Some(other) = beside {
-            let at = self.put(other).spot;
-            self.wrong(
-                trace,
-                format!("put {first} of {name} has two replicas on rank {rank}: {at:?}, {spot:?}"),
-            );
-        }
         let replica = self.puts.len() as PutId;
         self.puts.push(fresh);
         self.keys[key].puts.push(replica);
@@ -90,9 +64,16 @@ impl History {
         Some(replica)
     }
 
-    /// A replica of a put is served from now on: no removal of it was acknowledged before [I6].
+    /// A replica of a put is served from now on: no removal of it was acknowledged before [I6], and
+    /// no plan made another one on its rank.
     pub(super) fn is_served(&mut self, trace: &Trace, replica: PutId, spot: SlotEpoch) {
         let (first, now) = (self.put(replica).content, self.now);
+        if let Some(at) = self.beside(replica, true) {
+            let name = self.name(self.put(replica).key);
+            let text =
+                format!("put {first} of {name} has two replicas on a rank: {at:?}, {spot:?}");
+            self.wrong(trace, text);
+        }
         if first == replica {
             return;
         }
@@ -108,6 +89,19 @@ impl History {
             );
             self.wrong(trace, text);
         }
+    }
+
+    /// Where the rank of a replica has another one. `by_plans`: both made by plans. A log may have
+    /// one that the master does not list yet when it grants a plan at that rank; of the two the
+    /// owner retires one when the plan is committed.
+    fn beside(&self, replica: PutId, by_plans: bool) -> Option<SlotEpoch> {
+        let put = self.put(replica);
+        let member =
+            |s: SlotEpoch| self.members.is_empty() || self.members.contains(&s.incarnation);
+        let both = |other: &Put| put.logged.is_none() && other.logged.is_none();
+        let beside =
+            |other: &&Put| other.rank == put.rank && other.is_live() && (!by_plans || both(other));
+        self.others(put).filter(beside).filter_map(|other| other.spot).find(|s| member(*s))
     }
 
     /// The other replicas of a put's content.
@@ -174,7 +168,7 @@ impl Ledger {
             return self.trace.event("copied", (put, spot), || format!("put {put} to {spot:?}"));
         }
         let fresh = history.fresh(id, bytes);
-        let put = fresh.or_else(|| history.replica(&self.trace, (rank, id), spot, bytes));
+        let put = fresh.or_else(|| history.replica(id, bytes));
         let Some(put) = put else {
             return history.of_no_put(&self.trace, spot, (rank, id), bytes);
         };
@@ -264,6 +258,17 @@ impl Ledger {
             history.wrong(&self.trace, text);
         }
         self.trace.event("duplicate", (put, spot), || format!("put {put} at {spot:?}"));
+    }
+
+    /// Two replicas of one put that are readable on one rank. None is left once all is quiet.
+    pub fn twice_on_a_rank(&self) -> Option<String> {
+        let history = self.lock();
+        let live = history.at.values().filter(|p| history.put(**p).is_live());
+        live.copied().find_map(|p| {
+            let (at, spot) = (history.beside(p, false)?, history.put(p).spot?);
+            let name = history.name(history.put(p).key);
+            Some(format!("{name} has two replicas on one rank: {at:?}, {spot:?}"))
+        })
     }
 
     /// Puts to the log of an incarnation that were neither accepted nor duplicates.

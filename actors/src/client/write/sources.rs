@@ -31,6 +31,12 @@ impl Client {
         items: &[(&[u8], &[Source<'_>])],
         opts: &PutOptions,
     ) -> Vec<Result<()>> {
+        if !opts.disks.is_empty() {
+            let put = Box::pin(self.put_many_sources(items, &opts.in_memory())).await;
+            let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+            let saved = self.save_what_was_put(&keys, put, &opts.disks).await;
+            return saved.into_iter().map(|done| done.map(drop)).collect();
+        }
         let of_host = |i: &usize| items[*i].1.iter().all(Source::is_host);
         let (host, device): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(of_host);
         let mut done = vec![None; items.len()];

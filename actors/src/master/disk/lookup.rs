@@ -57,6 +57,9 @@ impl Master {
         if let Err(e) = self.check_lease() {
             return reply.send(Response::Failed(e));
         }
+        if let Request::SaveToDisk { .. } = &ask.request {
+            return self.save_to_disks(ask, reply, known);
+        }
         let promote = promotion_of(&ask.request);
         let (Promote::Begin { rank } | Promote::Wait { rank }) = promote else {
             return reply.send(self.found(&ask.request, &known));

@@ -18,7 +18,7 @@ async fn joins(bench: &Bench, rank: u32, incarnation: u64) -> Rank {
     joined
 }
 
-async fn two_disks() -> (Bench, Rank, Rank) {
+pub(super) async fn two_disks() -> (Bench, Rank, Rank) {
     let bench = Bench::new(2).await;
     let info = |rank| RankInfo { disk: true, ..info(rank, 100 + u64::from(rank), 2) };
     let join = |rank| bench.joins(info(rank), Term::default(), false, SeenView::default());
@@ -28,7 +28,7 @@ async fn two_disks() -> (Bench, Rank, Rank) {
     (bench, first, second)
 }
 
-fn question(down: &MasterToOwner) -> Option<(u64, DiskQuestion)> {
+pub(super) fn question(down: &MasterToOwner) -> Option<(u64, DiskQuestion)> {
     match down {
         MasterToOwner::AskDisk { number, question } => Some((*number, question.clone())),
         _ => None,
@@ -49,7 +49,7 @@ async fn is_asked_to_remove(rank: &mut Rank, k: &str) -> u64 {
     number
 }
 
-async fn answers(rank: &Rank, number: u64, answer: DiskAnswer) {
+pub(super) async fn answers(rank: &Rank, number: u64, answer: DiskAnswer) {
     rank.sends(OwnerToMaster::DiskAnswer { number, answer }).await;
 }
 
@@ -59,7 +59,7 @@ async fn removes(rank: &mut Rank, k: &str) {
     answers(rank, number, DiskAnswer::default()).await;
 }
 
-async fn end<T>(asked: JoinHandle<T>) -> T {
+pub(super) async fn end<T>(asked: JoinHandle<T>) -> T {
     tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap()
 }
 
@@ -221,8 +221,8 @@ async fn of_two_disks_with_a_key_the_second_is_asked_when_the_first_has_lost_it(
     let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None, find: false };
     let (number, asked_first) = first.receives(question).await;
     assert_eq!(asked_first, promote);
-    let not_promoted = vec![(0, Error::not_found("damaged"))];
-    answers(&first, number, DiskAnswer { not_promoted, ..DiskAnswer::default() }).await;
+    let not_done = vec![(0, Error::not_found("damaged"))];
+    answers(&first, number, DiskAnswer { not_done, ..DiskAnswer::default() }).await;
     let (number, asked_second) = second.receives(question).await;
     assert_eq!(asked_second, promote);
     answers(&second, number, DiskAnswer::default()).await;
@@ -320,8 +320,7 @@ async fn the_only_disk_is_asked_to_bring_a_key_back_at_once() {
     let promote = DiskQuestion::Promote { keys: vec![key("k")], rank: None, find: true };
     let damaged = vec![(0, Error::not_found("damaged"))];
     let missed = DiskAnswer::default();
-    let lost =
-        DiskAnswer { found: vec![(0, 4096)], not_promoted: damaged, ..DiskAnswer::default() };
+    let lost = DiskAnswer { found: vec![(0, 4096)], not_done: damaged, ..DiskAnswer::default() };
     for answer in [missed, lost] {
         let asked = bench.asks(lookup(Promote::Wait { rank: None }));
         let (number, question) = first.receives(question).await;

@@ -3,8 +3,8 @@
 use super::{ensure, key, list, size, time};
 use crate::error::{Error, Result};
 use crate::message::{
-    AwaitReady, KEYS_PER_ROUND, Listed, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES, ObjMeta,
-    ObjectDesc, PlanDesc, Readiness, Request, Response, Settings,
+    AwaitReady, KEYS_PER_ROUND, Listed, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES,
+    MAX_REPLICAS, ObjMeta, ObjectDesc, PlanDesc, Readiness, Request, Response, Settings,
 };
 use crate::striping::MAX_STRIPES;
 use nkv_store::SegmentLayout;
@@ -67,6 +67,20 @@ fn check_places<'a, T: 'a>(places: &'a [T], check: impl FnMut(&'a T) -> Result<(
     places.iter().try_for_each(check)
 }
 
+/// Checks on which disks something is to be.
+fn check_disks(disks: &[Option<u32>]) -> Result<()> {
+    let (n, most) = (disks.len(), usize::from(MAX_REPLICAS));
+    ensure((1..=most).contains(&n), || format!("{n} disks; 1 to {most}"))?;
+    let mut ranks: Vec<u32> = disks.iter().copied().flatten().collect();
+    ranks.sort_unstable();
+    match ranks.windows(2).find(|two| two[0] == two[1]) {
+        Some(twice) => {
+            ensure(false, || format!("rank {} is named for two disks: it has one", twice[0]))
+        }
+        None => Ok(()),
+    }
+}
+
 impl Location {
     fn check_numbers(&self) -> Result<()> {
         match self {
@@ -88,6 +102,9 @@ impl Response {
             }
             Response::Locations(list) => {
                 list.iter().flatten().try_for_each(|l| check_places(l, Location::check_numbers))
+            }
+            Response::OnDisks(list) => {
+                list.iter().flatten().try_for_each(|ranks| check_places(ranks, |_| Ok(())))
             }
             Response::Prefix(list) => list.iter().try_for_each(Location::check_numbers),
             Response::Readiness(list) => list.iter().try_for_each(|(_, of)| match of {
@@ -158,6 +175,10 @@ impl Request {
                 keys.len().max(gone.len().div_ceil(MAX_PLACES))
             }
             Request::AwaitReady(asked) => asked.check()?,
+            Request::SaveToDisk { keys, disks } => {
+                check_disks(disks)?;
+                keys.len()
+            }
             Request::MatchPrefix(k)
             | Request::Exists { keys: k, .. }
             | Request::Replicate { keys: k, .. }

@@ -1,0 +1,109 @@
+//! Saving on request. The object is read like by any client, from this host's memory in place, and
+//! saved as one that was evicted is: what is in memory stays there.
+
+use super::jobs::{Buffer, Job};
+use super::{DiskTier, caught};
+use crate::client::Blocking;
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::Location;
+use nkv_ssd::{Found, Object, Payload, Saved};
+use nkv_store::{Key, OwnMemory};
+use std::time::Duration;
+
+/// Saves that are in progress at a time.
+pub(super) const THREADS: usize = 2;
+/// How long a save waits for the same object on its way to disk.
+const SETTLE_LIMIT: Duration = Duration::from_secs(1);
+/// How often an object is read again that moved meanwhile.
+const TRIES: u32 = 3;
+/// How often a save is tried while another call writes the key, and the pause between.
+const BUSY_TRIES: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+impl DiskTier {
+    /// One of the threads.
+    pub(super) fn save_all(&self, client: &Blocking) {
+        let mut buffer = Buffer::default();
+        while let Some(Job { key, .. }) = self.saves.next() {
+            let done = caught(|| self.save_one(&key, client, &mut buffer)).flatten();
+            buffer.let_go();
+            if let Err(error) = &done {
+                self.counters.save_asked_fail.one();
+                tracing::debug!(%error, %key, "an object was not saved on request");
+            }
+            self.saves.over(&key, &done);
+        }
+    }
+
+    /// Returns the bytes of the object.
+    fn save_one(&self, key: &Key, client: &Blocking, buffer: &mut Buffer) -> Result<u64> {
+        self.counters.save_asked.one();
+        if !self.feed.wait_for_key(key, SETTLE_LIMIT) {
+            return Err(Error::timeout(format!("key {key} is still being written to disk")));
+        }
+        // A removal that begins from here on waits until this is over [I6].
+        if self.removals.covers(key) {
+            return Err(Error::not_ready(format!("key {key} is being removed: save it again")));
+        }
+        for _ in 0..TRIES {
+            match client.stored_in_place(key.as_bytes()) {
+                Ok(stored) => {
+                    let Some((memory, len)) = stored.memory() else { continue };
+                    let payload = Payload { memory, offset: stored.offset, len };
+                    return self.save_from(key, u64::from(stored.page_bytes), payload);
+                }
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    return self.engine.find(key).map(|found| found.len).ok_or(e);
+                }
+                // It lies in memory of another host, or of a device.
+                Err(e) if e.kind() == ErrorKind::Unsupported => {}
+                Err(e) => return Err(e),
+            }
+            let Location::Memory(meta) = client.get_location(key.as_bytes())? else { continue };
+            let len = meta.object.bytes_total;
+            let memory = buffer.of(len)?;
+            let read = client.read_into(&meta, memory.bytes_mut(len as usize));
+            match read {
+                Ok(_) => {
+                    let own = OwnMemory::of(memory);
+                    let payload = Payload { memory: &own, offset: 0, len };
+                    return self.save_from(key, u64::from(meta.object.page_bytes), payload);
+                }
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::not_ready(format!("key {key} moved while it was read: save it again")))
+    }
+
+    fn save_from(&self, key: &Key, layout: u64, payload: Payload<'_>) -> Result<u64> {
+        let len = payload.len;
+        for _ in 0..BUSY_TRIES {
+            let object = Object { key, layout, payload };
+            match self.engine.save(&[object]).pop() {
+                Some(Saved::Saved | Saved::Dedup) => return self.is_saved(key, len, layout),
+                Some(Saved::Busy) => std::thread::sleep(BUSY_PAUSE),
+                Some(Saved::Collision) => {
+                    return Err(Error::invalid(format!(
+                        "key {key} has another object on this disk: neither is served from there"
+                    )));
+                }
+                Some(Saved::Error(e)) => {
+                    return Err(Error::not_ready(format!("key {key} cannot be written: {e}")));
+                }
+                None => return Err(Error::internal("a save without a result")),
+            }
+        }
+        Err(Error::timeout(format!("key {key} is still being written to disk")))
+    }
+
+    /// It outlives this process from here on.
+    fn is_saved(&self, key: &Key, len: u64, layout: u64) -> Result<u64> {
+        let kept = self.engine.maintain();
+        kept.map_err(|e| Error::not_ready(format!("the journal cannot be written: {e}")))?;
+        match self.engine.find(key) {
+            Some(found) if found == Found { len, layout } => Ok(len),
+            _ => Err(Error::not_ready(format!("key {key} was dropped from disk again"))),
+        }
+    }
+}
