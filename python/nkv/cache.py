@@ -24,6 +24,7 @@ from .layouts import (
     Removed,
     WritePlan,
     check_fit,
+    disks_of,
     fails,
     given,
     group_of,
@@ -198,8 +199,10 @@ class NanoKVCache(AsyncCalls):
                 ``__cuda_array_interface__``. It is read in place, in a GPU after what is in its
                 stream; by tcp and by plans an array is joined with its trailer first.
             preferred_segment: the rank that should own it; None: by the job's placement. A list
-                names one for each replica, and asks for so many: a rank, a kind of memory ("host"
-                or "device", of a GPU), or both ("3:device").
+                names one for each replica, and asks for so many: a rank, a kind of memory ("host",
+                or "device", of a GPU), or both ("3:device"). "disk", or "3:disk", is one more copy,
+                on the SSD of a rank: the put waits for it, and raises an error if it is not made,
+                though the value is in memory then.
             page_bytes: bytes per page; 0: the job's.
             if_exists: over a key that is stored, "keep" does nothing, and "fail" raises
                 AlreadyExists (and asks the master).
@@ -285,6 +288,21 @@ class NanoKVCache(AsyncCalls):
         Lost ones are made again. NotFound if a key is not in memory, after all were asked for.
         """
         _raise_first(self._c.replicate(listed(keys), replicas_of(replicas)))
+
+    def save_to_disk(self, keys: Iterable[Key], disks: int | Iterable[int] = 1) -> list[list[int]]:
+        """Saves keys on the disks of so many ranks, or of these ranks, and waits for that.
+
+        They stay in memory, too. A copy on disk outlives its process; a power loss only where the
+        rank has ``ssd_durability="persistent"``.
+
+        Returns:
+            For each key the ranks whose disks have it: fewer than asked for if there are no more.
+            NotFound if a key is not stored, InvalidArgument if no rank has a disk, or not the one
+            that is named; after all were tried.
+        """
+        done = self._c.save_to_disk(listed(keys), disks_of(disks))
+        _raise_first([error for error in done if isinstance(error, BaseException)])
+        return [ranks for ranks in done if isinstance(ranks, list)]
 
     def get_replicas(self, key: Key) -> list[ObjMeta]:
         """Where each replica lies that can be read now. NotFound if there is none."""

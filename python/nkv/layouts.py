@@ -165,7 +165,7 @@ def replicas_of(replicas: int) -> int:
 #: Stripes of an object, at most.
 MAX_STRIPES = 64
 
-#: A rank, a kind of memory ("host" or "device", of a GPU), or both: "3:device".
+#: A rank, a kind of memory ("host", "device", of a GPU, or "disk"), or both: "3:device".
 Place = int | str
 
 
@@ -174,9 +174,21 @@ def places_of(preferred: Place | Sequence[Place] | None) -> list[str]:
     if preferred is None:
         return []
     listed = [preferred] if isinstance(preferred, (int, str)) else list(preferred)
-    if len(listed) > MAX_REPLICAS:
-        raise InvalidArgument(f"{len(listed)} replicas: at most {MAX_REPLICAS}")
-    return [str(place) for place in listed]
+    texts = [str(place) for place in listed]
+    disks = sum(text.endswith("disk") for text in texts)
+    for what, n in ("replicas", len(texts) - disks), ("disks", disks):
+        if n > MAX_REPLICAS:
+            raise InvalidArgument(f"{n} {what}: at most {MAX_REPLICAS}")
+    return texts
+
+
+def disks_of(disks: int | Iterable[int]) -> list[int | None]:
+    """The rank of each disk, as the native part takes them: so many of any, or those of ranks."""
+    if isinstance(disks, int):
+        return [None] * replicas_of(disks)
+    ranks: list[int | None] = list(disks)
+    replicas_of(len(ranks))
+    return ranks
 
 
 def stripes_of(stripes: int) -> int:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -477,3 +478,34 @@ def test_a_transport_that_is_not_here_is_refused_at_once(
     _, name, address = job
     with pytest.raises(nkv.Unsupported, match="transport rdma"):
         nkv.connect(address, job=name, transport="rdma")
+
+
+def test_copies_on_disk_are_served_by_the_next_process(tmp_path: Path) -> None:
+    named = settings() | {"ssd_dir": tmp_path, "ssd_bytes": 256 << 20}
+    array = np.arange(1000)
+    with nkv.NanoKVCache(64 << 20, **named) as cache:
+        cache.put("put", array, preferred_segment=["any", "disk"])
+        cache.put_many([("many/1", b"1"), ("many/2", b"2")], preferred_segment="0:disk")
+        cache.put("memory", b"kv")
+        cache.put("saved", b"later")
+        assert cache.save_to_disk(["saved", "put"]) == [[0], [0]]
+        assert cache.save_to_disk(["saved"], disks=[0]) == [[0]]
+        with pytest.raises(nkv.NotFound):
+            cache.save_to_disk(["saved", "none"])
+        with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
+            cache.save_to_disk(["saved"], disks=[])
+        with pytest.raises(nkv.NotReady, match="stored in memory, and on 1 of 2 disks"):
+            cache.put("two", b"kv", preferred_segment=["disk", "disk"])
+        assert cache.get("two") == b"kv"
+    with nkv.NanoKVCache(64 << 20, **named) as cache:
+        assert (cache.get("put") == array).all()
+        assert cache.get_many(["many/1", "many/2", "saved"]) == [b"1", b"2", b"later"]
+        assert not cache.exists("memory")
+
+
+def test_a_copy_on_disk_without_a_disk_is_an_error(cache: nkv.NanoKVCache, key: str) -> None:
+    with pytest.raises(nkv.InvalidArgument, match="no rank has a disk: start one with --ssd-dir"):
+        cache.put(key, b"kv", preferred_segment="disk")
+    assert cache.get(key) == b"kv", "it is in memory"
+    with pytest.raises(nkv.InvalidArgument, match="9 disks: at most 8"):
+        cache.put(key, b"kv", preferred_segment=["disk"] * 9)

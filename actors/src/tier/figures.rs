@@ -95,7 +95,7 @@ pub struct TierFigures {
     pub kv_promote_fail: u64,
     /// Bytes brought back.
     pub kv_promoted_bytes: u64,
-    /// Objects saved because somebody asked for that, or that were to be.
+    /// Objects to be saved because somebody asked for that.
     pub kv_save_asked: u64,
     /// Of these, those that were not.
     pub kv_save_asked_fail: u64,

@@ -4,7 +4,7 @@
 use crate::cluster_process::{
     EXIT_LIMIT, ProcessCluster, clean_command, node_command, run_to_end, until,
 };
-use nkv::message::{Existence, Tier};
+use nkv::message::{Existence, Medium, Preferred, Tier};
 use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
 use nkv_pace::HANGS;
 use std::ffi::OsStr;
@@ -83,6 +83,30 @@ fn i22_ranks_that_were_all_killed_serve_what_they_had_saved() {
         let handle = cluster.connect_by(0, by);
         assert!(keys.iter().all(|key| is_whole(&handle, key)));
     }
+}
+
+/// Its policy saves nothing by itself, and it promises nothing for a power loss: what was asked for
+/// is there after a kill all the same.
+#[test]
+fn i22_what_was_saved_on_request_outlives_a_kill_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = start(2, dir.path(), &["--ssd-policy", "evict_only"]);
+    let handle = cluster.connect(0);
+    let disk = |rank| Preferred { rank, medium: Medium::Disk };
+    put(&handle, "put", &PutOptions::default().at([disk(None)]));
+    put(&handle, "there", &PutOptions::default().at([disk(Some(1))]));
+    put(&handle, "memory", &PutOptions::default());
+    put(&handle, "saved", &PutOptions::default());
+    let saved = handle.save_to_disk(&[b"saved"], &[None, None]).remove(0);
+    (0..2).for_each(|rank| cluster.kill9(rank));
+    assert_eq!(saved, Ok(vec![0, 1]));
+    drop(handle);
+    (0..2).for_each(|rank| cluster.restart(rank));
+    cluster.wait_ready(EXIT_LIMIT);
+    let handle = cluster.connect_by(1, TransportChoice::Tcp);
+    assert_eq!(handle.get_location(b"there").unwrap().rank(), 1);
+    assert!(["put", "there", "saved"].iter().all(|key| is_whole(&handle, key)));
+    assert!(!is_whole(&handle, "memory"));
 }
 
 #[test]
