@@ -242,7 +242,7 @@ fn on_disks(
     }
     let saved = saved_on(cluster, handle, key, disks).and_then(|on| match on.len() {
         n if n >= disks.len() => Ok(on),
-        n => Err(Error::not_ready(format!("there are {n} disks for it, of ranks {on:?}"))),
+        n => Err(Error::not_ready(format!("{n} disks take it, at ranks {on:?}"))),
     });
     saved.map_err(|e| {
         let of = disks.len();
@@ -254,7 +254,7 @@ fn on_disks(
 fn also_on(disks: &[u32]) -> String {
     match disks {
         [] => String::new(),
-        disks => format!(", and on the disks of ranks {}", output::numbers(disks, ", ")),
+        disks => format!(", and on disk at ranks {}", output::numbers(disks, ", ")),
     }
 }
 

@@ -62,7 +62,7 @@ impl Save {
                 true => format!("{name}: absent\n"),
                 false => {
                     let (n, of, on) = (ranks.len(), disks.len(), output::numbers(&ranks, ", "));
-                    format!("{name}: on {n} of {of} disks, of ranks {on}\n")
+                    format!("{name}: on disk at ranks {on}, {n} of {of}\n")
                 }
             };
             rows.push(json!({ "key": name, "disks": ranks }));

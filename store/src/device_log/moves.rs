@@ -27,6 +27,9 @@ const MUCH: (u64, u64) = (3, 4);
 /// again.
 const COPY_REACTION_NS: u64 = 5_000_000;
 const MOST_COPY_WAIT_NS: u64 = 40_000_000;
+/// The same while half of the room that is kept for producers is still there: no put is delayed by
+/// it. On a busy machine the copying thread may get no processor for this long.
+const COPY_WAIT_WITH_ROOM_NS: u64 = 1_000_000_000;
 
 /// Survivors that wait to be copied, at most; further ones are not copied.
 const MOST_WAITING: usize = 65_536;
@@ -269,7 +272,17 @@ impl DeviceLog {
         }
         let since_ns = *self.copying_since_ns.get_or_insert(now_ns);
         let limit_ns = self.rules.quarantine_ns.saturating_mul(2).saturating_add(COPY_REACTION_NS);
-        now_ns < since_ns.saturating_add(limit_ns.min(MOST_COPY_WAIT_NS))
+        let limit_ns = match self.has_room() {
+            true => COPY_WAIT_WITH_ROOM_NS,
+            false => limit_ns.min(MOST_COPY_WAIT_NS),
+        };
+        now_ns < since_ns.saturating_add(limit_ns)
+    }
+
+    /// Whether producers can claim half of what is kept claimable for them.
+    fn has_room(&self) -> bool {
+        let left = self.claimed_bytes().map_or(0, |claimed| self.limit.saturating_sub(claimed));
+        left >= self.demand.room(&self.layout) / 2
     }
 
     /// Whether the owner copies objects into the log.
