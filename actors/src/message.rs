@@ -26,8 +26,11 @@ mod segments;
 mod stats;
 
 pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
+pub(crate) use bounds::check_disks;
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
-pub use disk::{DiskAnswer, DiskMeta, DiskQuestion, DiskSelection, Location, Promote, Tier};
+pub use disk::{
+    DiskAnswer, DiskMeta, DiskQuestion, DiskSave, DiskSelection, Location, Promote, SaveAt, Tier,
+};
 pub use election::{Ballot, MAX_OTHERS, Standing};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
@@ -299,12 +302,13 @@ pub enum Request {
         /// Replicas of each, 1 to [`MAX_REPLICAS`].
         wanted: u8,
     },
-    /// Save keys on disks: answered once that is done for each, or has failed.
+    /// Save keys on disks: answered once that is done for each, or has failed, or after a time
+    /// limit.
     SaveToDisk {
         /// The keys.
         keys: Vec<KeyBytes>,
-        /// The rank of each disk; any if absent. 1 to [`MAX_REPLICAS`] of them.
-        disks: Vec<Option<u32>>,
+        /// Where each is to be saved.
+        at: Vec<SaveAt>,
     },
 }
 
@@ -387,8 +391,9 @@ pub enum Response {
     },
     /// To RemoveMatching.
     Swept(Swept),
-    /// To SaveToDisk: of each key the ranks whose disks have it now, at least one.
-    OnDisks(Vec<Result<Vec<u32>>>),
+    /// To SaveToDisk: what became of each key at the disk of each rank that was asked. Of none if no
+    /// further disk can be asked.
+    OnDisks(Vec<Result<Vec<(u32, DiskSave)>>>),
     /// To AwaitReady: what became of keys, with their number in the request. None of the others
     /// has changed; none at all if the time is over.
     Readiness(Vec<(u32, Readiness)>),

@@ -239,13 +239,15 @@ impl DiskTier {
     /// of each.
     pub(crate) fn promote(&self, keys: &[KeyBytes], rank: Option<u32>, done: EachDone) {
         self.counters.promote_requested.add(keys.len());
-        let coalesced = self.promotions.add(keys, rank, self.clock.now_ns(), done);
+        let at = (rank, self.clock.now_ns());
+        let coalesced = self.promotions.add(keys, at, |_| None, done);
         self.counters.promote_coalesced.add(coalesced);
     }
 
     /// Saves objects that are in memory somewhere; calls `done` with the result of each.
     pub(crate) fn save(&self, keys: &[KeyBytes], done: EachDone) {
-        self.saves.add(keys, None, self.clock.now_ns(), done);
+        let refused = |key: &Key| self.removals.covers(key).then(|| saving::is_removed(key));
+        self.saves.add(keys, (None, self.clock.now_ns()), refused, done);
     }
 
     /// Removes from disk, and saves and promotes nothing of it until [`Self::removal_over`]. Calls

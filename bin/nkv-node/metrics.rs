@@ -207,9 +207,11 @@ const SSD: &[Metric<TierFigures>] = &[
     counter("nkv_kv_promote_hits_total", "Objects brought back", |t| t.kv_promote_hits),
     counter("nkv_kv_promote_fail_total", "Objects that were not", |t| t.kv_promote_fail),
     counter("nkv_kv_promoted_bytes_total", "Bytes brought back", |t| t.kv_promoted_bytes),
-    counter("nkv_kv_save_asked_total", "Objects to be saved because somebody asked for that", |t| {
-        t.kv_save_asked
-    }),
+    counter(
+        "nkv_kv_save_asked_total",
+        "Objects to be saved because somebody asked for that",
+        |t| t.kv_save_asked,
+    ),
     counter("nkv_kv_save_asked_fail_total", "Of these, those that were not", |t| {
         t.kv_save_asked_fail
     }),

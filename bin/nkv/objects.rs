@@ -111,9 +111,12 @@ impl Put {
         let key = &cluster.key(&self.key)?;
         let handle = cluster.connect()?;
         let (largest, ranks) = cluster.retry.call(|| largest_value(&handle, self.by_log()))?;
-        if self.at.len() > usize::from(MAX_REPLICAS) {
-            let why = format!("--at names {} replicas: at most {MAX_REPLICAS}", self.at.len());
-            return Err(CliError::usage(why));
+        let of_disks = self.at.iter().filter(|at| at.medium == Medium::Disk).count();
+        for (what, n) in [("replicas", self.at.len() - of_disks), ("disks", of_disks)] {
+            if n > usize::from(MAX_REPLICAS) {
+                let why = format!("--at names {n} {what}: at most {MAX_REPLICAS}");
+                return Err(CliError::usage(why));
+            }
         }
         let named = self.at.iter().filter_map(|at| at.rank).chain(self.rank);
         if let Some(rank) = named.into_iter().find(|rank| *rank >= ranks) {

@@ -139,6 +139,10 @@ impl Blocking {
         self.wait(self.client.stored_in_place(key))
     }
 
+    pub(crate) fn stored_uncounted(&self, key: &[u8]) -> Result<(Bytes, u32)> {
+        self.wait(self.client.stored_uncounted(key))
+    }
+
     /// See [`Client::save_to_disk`].
     pub fn save_to_disk(&self, keys: &[&[u8]], disks: &[Option<u32>]) -> Vec<Result<Vec<u32>>> {
         self.wait_all(keys.len(), self.client.save_to_disk(keys, disks))

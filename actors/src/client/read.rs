@@ -38,10 +38,14 @@ pub(super) enum Miss {
 struct Slot<'a> {
     index: usize,
     meta: &'a ObjMeta,
-    via: Via,
+    /// None: it counts for nothing.
+    via: Option<Via>,
     dst: &'a mut [u8],
     reading: Reading,
 }
+
+/// Where an object is, and by which way it was found; None: the read counts for nothing.
+type FoundBy<'a> = (&'a ObjMeta, Option<Via>);
 
 impl Client {
     /// Bytes of an object, in a buffer of their own. After the drop of its last clone, a large
@@ -98,7 +102,7 @@ impl Client {
                     continue;
                 }
             };
-            match self.read_whole(&located.meta, located.via).await {
+            match self.read_whole(&located.meta, Some(located.via)).await {
                 Ok(bytes) => {
                     self.was_read((key, located.meta.at), bytes.len(), || bytes.clone());
                     return Ok(bytes);
@@ -107,6 +111,21 @@ impl Client {
             }
         }
         Err(if on_disk { not_kept(key) } else { moves_on(key) })
+    }
+
+    /// What is stored under a key, and its bytes per page: for a copy of it, or to see what it is.
+    /// It counts for nothing and is reported to nobody.
+    pub(crate) async fn stored_uncounted(&self, key: &[u8]) -> Result<(Bytes, u32)> {
+        let mut tried = SearchState::default();
+        for _ in 0..=MAX_PLACES {
+            let located = one(self.locate(&[key], std::slice::from_ref(&tried), true).await);
+            let located = located?.at(key)?;
+            match self.read_whole(&located.meta, None).await {
+                Ok(bytes) => return Ok((bytes, located.meta.object.page_bytes)),
+                Err(miss) => tried = self.try_further(key, located, tried, miss)?,
+            }
+        }
+        Err(moves_on(key))
     }
 
     /// What to do after a read that missed: the state to search on with, or the final error.
@@ -141,7 +160,7 @@ impl Client {
     pub(super) async fn read_whole(
         &self,
         meta: &ObjMeta,
-        via: Via,
+        via: Option<Via>,
     ) -> std::result::Result<Bytes, Miss> {
         let peer = self.peer(meta.at.incarnation).await.map_err(unreached)?;
         // Checked before the buffer is allocated: the size may not exceed the owner's segment.
@@ -368,7 +387,7 @@ impl Client {
             }
             let mut reads: Vec<_> = found
                 .iter_mut()
-                .map(|((_, dst), at, _)| ((&at.meta, at.via), &mut **dst))
+                .map(|((_, dst), at, _)| ((&at.meta, Some(at.via)), &mut **dst))
                 .collect();
             let read = self.read_all(&mut reads).await;
             // Each round brings back some: only those that read nothing count.
@@ -423,7 +442,7 @@ impl Client {
         }
         let metas: Vec<&ObjMeta> = items.iter().map(|(m, _)| *m).collect();
         let mut located: Vec<_> =
-            items.iter_mut().map(|(meta, dst)| ((*meta, Via::Cache), &mut **dst)).collect();
+            items.iter_mut().map(|(meta, dst)| ((*meta, Some(Via::Cache)), &mut **dst)).collect();
         let found = self.read_all(&mut located).await;
         let error = |miss: Miss, m: &ObjMeta| match miss {
             Miss::Fatal(e) | Miss::Unreached(e) => e,
@@ -437,7 +456,7 @@ impl Client {
 
     pub(super) async fn read_all(
         &self,
-        items: &mut [((&ObjMeta, Via), &mut [u8])],
+        items: &mut [(FoundBy<'_>, &mut [u8])],
     ) -> Vec<std::result::Result<usize, Miss>> {
         let mut results: Vec<_> = items.iter().map(|_| Err(Miss::Changed)).collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
@@ -460,11 +479,11 @@ impl Client {
         self.at_owners(&mut of_peers, |peer, (slots, read)| *read = self.read_group(peer, slots));
         for (peer, (slots, read)) in of_peers {
             for (s, read) in slots.iter().zip(read).rev() {
-                if read.is_ok() {
+                if let (Ok(_), Some(via)) = (&read, s.via) {
                     let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
                     let bytes = s.meta.object.bytes_total;
-                    peer.note(Some(s.via), Touch { slot, epoch, bytes, read: true });
-                    self.shared.reads.via(s.via);
+                    peer.note(Some(via), Touch { slot, epoch, bytes, read: true });
+                    self.shared.reads.via(via);
                 }
                 results[s.index] = read;
             }

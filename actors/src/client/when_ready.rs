@@ -148,7 +148,7 @@ impl Client {
                 .iter_mut()
                 .enumerate()
                 .filter_map(|(i, (_, dst))| Some((&wanted.get(&i)?.1, &mut **dst)))
-                .map(|((meta, via), dst)| ((meta, *via), dst))
+                .map(|((meta, via), dst)| ((meta, Some(*via)), dst))
                 .collect();
             let read = self.read_all(&mut reads).await;
             for ((i, (n, (meta, _))), read) in wanted.iter().zip(read) {
@@ -224,7 +224,7 @@ impl WhenReady {
             let read = match &located {
                 Ok((meta, via)) => {
                     let key = &self.keys.get(n)?.key;
-                    let read = match self.client.read_whole(meta, *via).await {
+                    let read = match self.client.read_whole(meta, Some(*via)).await {
                         Ok(stored) => self.client.whole(key, stored).await.map_err(|e| match e {
                             // A stripe is gone, and with it the object.
                             e if e.kind() == ErrorKind::NotFound => Miss::Changed,

@@ -168,10 +168,9 @@ impl Client {
             return spread(items.len(), e);
         }
         if !opts.disks.is_empty() {
-            let put = Box::pin(self.put_many(items, &opts.in_memory())).await;
-            let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-            let saved = self.save_what_was_put(&keys, put, &opts.disks).await;
-            return saved.into_iter().map(|done| done.map(drop)).collect();
+            let (keys, in_memory) = (items.iter().map(|(key, _)| *key), opts.in_memory());
+            let put = Box::pin(self.put_many(items, &in_memory));
+            return self.put_and_save(keys.collect(), opts, put).await;
         }
         let several = self.wants_logs(opts);
         if !several && !self.wants_log(opts) {
@@ -241,12 +240,11 @@ impl Client {
             let text = format!("{} replicas: at most {MAX_REPLICAS}", opts.wanted_replicas());
             return spread(items.len(), Error::invalid(text));
         }
-        let put = self.put_all_planned(items, &opts.in_memory()).await;
         if opts.disks.is_empty() {
-            return put;
+            return self.put_all_planned(items, opts).await;
         }
-        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-        self.save_what_was_put(&keys, put, &opts.disks).await
+        let (keys, in_memory) = (items.iter().map(|(key, _)| *key), opts.in_memory());
+        self.put_and_save(keys.collect(), opts, self.put_all_planned(items, &in_memory)).await
     }
 
     async fn put_all_planned(

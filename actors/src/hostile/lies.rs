@@ -393,6 +393,8 @@ fn requests(all: &mut Vec<Lie>) {
         gone: Vec::new(),
     };
     let of = Selection { pattern: None, from: None };
+    let anywhere = SaveAt { disks: vec![None], but: Vec::new() };
+    let save = |at| Request::SaveToDisk { keys: vec![seeds::key()], at: vec![at] };
     let asked = [
         Request::Commit(vec![future]),
         Request::Commit(vec![plan; many]),
@@ -409,10 +411,12 @@ fn requests(all: &mut Vec<Lie>) {
         Request::AwaitReady(AwaitReady { watched: vec![at; many * MAX_PLACES], ..awaits.clone() }),
         Request::AwaitReady(AwaitReady { gone: vec![at; many * MAX_PLACES], ..awaits }),
         Request::MatchPrefix(keys()),
-        Request::SaveToDisk { keys: keys(), disks: vec![None] },
-        Request::SaveToDisk { keys: vec![seeds::key()], disks: Vec::new() },
-        Request::SaveToDisk { keys: vec![seeds::key()], disks: vec![None; 9] },
-        Request::SaveToDisk { keys: vec![seeds::key()], disks: vec![Some(1), None, Some(1)] },
+        Request::SaveToDisk { keys: keys(), at: vec![anywhere.clone(); many] },
+        Request::SaveToDisk { keys: vec![seeds::key(); 2], at: vec![anywhere] },
+        save(SaveAt::default()),
+        save(SaveAt { disks: vec![None; 9], but: Vec::new() }),
+        save(SaveAt { disks: vec![Some(1), None, Some(1)], but: Vec::new() }),
+        save(SaveAt { disks: vec![None], but: vec![1; 4 * MAX_PLACES + 1] }),
         Request::Exists { keys: keys(), promote: Default::default() },
         Request::Remove(keys()),
         Request::RemoveAt(vec![(long_key(), at)]),

@@ -7,8 +7,8 @@ use crate::message::{
     Abandoned, AwaitReady, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, EndCause,
     GroupNews, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MasterToOwner, MovedObject,
     ObjMeta, ObjectDesc, OftenRead, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId,
-    PlanOpened, PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SeenView,
-    Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
+    PlanOpened, PlanRef, Purpose, ReadCounts, Readiness, ReplicaSet, Request, Response, SaveAt,
+    SeenView, Selection, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
 use nkv_store::KeyId;
 use nkv_store::Retention;
@@ -153,7 +153,10 @@ fn requests() -> Vec<Request> {
         Request::List { of: of.clone(), after: Some(key()), limit: 10 },
         Request::RemoveMatching(of),
         Request::Replicate { keys: vec![key()], wanted: 2 },
-        Request::SaveToDisk { keys: vec![key()], disks: vec![Some(1), None] },
+        Request::SaveToDisk {
+            keys: vec![key()],
+            at: vec![SaveAt { disks: vec![Some(1), None], but: vec![0] }],
+        },
         Request::AwaitReady(AwaitReady {
             keys: vec![key()],
             wait_ms: 10,

@@ -101,15 +101,30 @@ impl Master {
             self.disk_questions.insert(number, asked);
             return;
         };
-        asked.failed = asked.failed.or(answer.failed);
+        self.take_in_answer(&mut asked, segment_id, &question, answer);
+        if asked.left.is_empty() {
+            self.disks_answered(asked);
+            self.flush_commits();
+        } else {
+            self.disk_questions.insert(number, asked);
+        }
+    }
+
+    fn take_in_answer(
+        &self,
+        asked: &mut Asked,
+        segment_id: SegmentId,
+        question: &DiskQuestion,
+        answer: DiskAnswer,
+    ) {
+        if let DiskQuestion::Save(keys) = question {
+            return self.save_answered(&mut asked.known, (segment_id.rank, keys), answer);
+        }
+        asked.failed = asked.failed.take().or(answer.failed);
         asked.known.removed.extend(answer.removed);
         asked.known.removed_count = asked.known.removed_count.saturating_add(answer.count);
-        if let (
-            DiskQuestion::Find(keys)
-            | DiskQuestion::Promote { keys, .. }
-            | DiskQuestion::Save(keys),
-            Some(on_disk),
-        ) = (&question, &mut asked.known.on_disk)
+        if let (DiskQuestion::Find(keys) | DiskQuestion::Promote { keys, .. }, Some(on_disk)) =
+            (question, &mut asked.known.on_disk)
         {
             let id = |at: u32| keys.get(at as usize).map(|key| self.id_of(key));
             for (at, bytes) in answer.found {
@@ -125,12 +140,6 @@ impl Master {
                 on_disk.failed.insert(id, error);
             }
         }
-        if asked.left.is_empty() {
-            self.disks_answered(asked);
-            self.flush_commits();
-        } else {
-            self.disk_questions.insert(number, asked);
-        }
     }
 
     fn disks_answered(&mut self, asked: Asked) {
@@ -141,11 +150,11 @@ impl Master {
                 None => self.removed_from_disks(ask, reply, known),
             };
         }
+        if known.saves.is_some() {
+            return self.saved(&ask.request, reply, &known);
+        }
         if let Some(on_disk) = &mut known.on_disk {
             on_disk.drop_differing();
-        }
-        if Self::was_saved(&ask.request, &known) {
-            return self.saved(&ask.request, reply, &known);
         }
         let Some((ask, reply, known)) = self.ask_other_disks(ask, reply, known, until_ms) else {
             return;

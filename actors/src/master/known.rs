@@ -1,9 +1,10 @@
 //! What a lookup knows while it is answered, and what of a request owners are asked.
 
 use crate::error::Error;
-use crate::message::{DiskMeta, KeyBytes, ObjMeta, Request, SegmentId, SlotRef};
+use crate::message::{DiskMeta, DiskSave, KeyBytes, ObjMeta, Request, SegmentId, SlotRef};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::KeyId;
+use std::collections::BTreeMap;
 
 /// What owners have answered about a request so far.
 #[derive(Debug, Default)]
@@ -18,6 +19,9 @@ pub(super) struct Known {
     pub besides: HashMap<KeyId, ObjMeta>,
     /// What disks have of what is not in memory; None before they were asked.
     pub on_disk: Option<OnDisk>,
+    /// What became of objects at the disks that were to save them, by rank; None before these were
+    /// asked.
+    pub saves: Option<HashMap<KeyId, BTreeMap<u32, DiskSave>>>,
     /// Keys that disks have removed: no error if nothing else has them.
     pub removed: HashSet<KeyId>,
     /// Objects that disks have removed for a pattern, or because all are.
@@ -35,7 +39,7 @@ pub(super) struct Known {
 pub(super) struct OnDisk {
     /// Segments whose owners answer for the disks that have it, with its bytes.
     pub found: HashMap<KeyId, Vec<(SegmentId, u64)>>,
-    /// What was to be brought back, or saved, once that was asked for.
+    /// What was to be brought back, once that was asked for.
     pub asked: Option<HashSet<KeyId>>,
     /// Why that failed.
     pub failed: HashMap<KeyId, Error>,

@@ -6,6 +6,8 @@
 
 mod calls;
 
+pub(crate) use calls::check_disks;
+
 use super::{
     Ballot, ClientToOwner, DiskAnswer, DiskQuestion, DiskSelection, GroupNews, LogObjectEntry,
     LogQuestion, MAX_BATCH, MAX_ENDED_SETS, MAX_GROUPS, MAX_OTHERS, MAX_PATTERN_BYTES,

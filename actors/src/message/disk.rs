@@ -134,6 +134,29 @@ pub enum DiskQuestion {
     },
 }
 
+/// On which disks an object is to be saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveAt {
+    /// The rank of each disk; any if absent. 1 to [`super::MAX_REPLICAS`] of them.
+    pub disks: Vec<Option<u32>>,
+    /// Ranks whose disks are not meant by any: they have it, or could not save it.
+    pub but: Vec<u32>,
+}
+
+/// What became of an object at a disk that was to save it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiskSave {
+    /// It is there.
+    Done {
+        /// Logical bytes of what is stored under its key.
+        bytes: u64,
+    },
+    /// The disk is not done with it.
+    AtWork,
+    /// It is not there.
+    Failed(Error),
+}
+
 /// What a removal covers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskSelection {

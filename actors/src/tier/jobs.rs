@@ -64,12 +64,13 @@ pub(super) struct KeyJobs {
 }
 
 impl KeyJobs {
-    /// Returns how many of the keys are being worked on already.
+    /// `refused`: why nothing is done for a key. Returns how many of the keys are being worked on
+    /// already.
     pub fn add(
         &self,
         keys: &[KeyBytes],
-        rank: Option<u32>,
-        since_ns: u64,
+        (rank, since_ns): (Option<u32>, u64),
+        refused: impl Fn(&Key) -> Option<Error>,
         done: EachDone,
     ) -> usize {
         if keys.is_empty() {
@@ -78,28 +79,30 @@ impl KeyJobs {
         }
         let results = Mutex::new((keys.len(), vec![Ok(0); keys.len()]));
         let batch = Arc::new(Batch { results, done: Mutex::new(Some(done)) });
-        let (mut coalesced, mut refused) = (0, Vec::new());
+        let (mut coalesced, mut not_done) = (0, Vec::new());
         {
             let mut queue = lock(&self.queue);
             for (at, key) in keys.iter().enumerate() {
                 let key = match Key::new(key) {
                     Ok(key) if queue.closing => {
-                        refused.push((at, Error::disconnected("this node is shutting down")));
+                        not_done.push((at, Error::disconnected("this node is shutting down")));
                         drop(key);
                         continue;
                     }
                     Ok(key) => key,
                     Err(e) => {
-                        refused.push((at, e.into()));
+                        not_done.push((at, e.into()));
                         continue;
                     }
                 };
-                if let Some(waiters) = queue.in_flight.get_mut(&key) {
+                if let Some(why) = refused(&key) {
+                    not_done.push((at, why));
+                } else if let Some(waiters) = queue.in_flight.get_mut(&key) {
                     waiters.push((batch.clone(), at));
                     coalesced += 1;
                 } else if queue.waiting.len() >= MOST_WAITING {
                     let text = format!("{MOST_WAITING} objects wait for this disk already");
-                    refused.push((at, Error::not_ready(text)));
+                    not_done.push((at, Error::not_ready(text)));
                 } else {
                     queue.in_flight.insert(key.clone(), vec![(batch.clone(), at)]);
                     queue.waiting.push_back(Job { key, rank, since_ns });
@@ -107,12 +110,30 @@ impl KeyJobs {
             }
         }
         self.changed.notify_all();
-        refused.into_iter().for_each(|(at, error)| batch.one(at, Err(error)));
+        not_done.into_iter().for_each(|(at, error)| batch.one(at, Err(error)));
         coalesced
     }
 
     pub fn pending(&self) -> u64 {
         lock(&self.queue).in_flight.len() as u64
+    }
+
+    /// Ends the jobs of these keys that nobody works on yet.
+    pub fn give_up(&self, which: impl Fn(&Key) -> bool, why: &Error) {
+        let mut given_up = Vec::new();
+        {
+            let mut queue = lock(&self.queue);
+            let Queue { waiting, in_flight, .. } = &mut *queue;
+            waiting.retain(|job| {
+                let goes = which(&job.key);
+                if goes {
+                    given_up.extend(in_flight.remove(&job.key).unwrap_or_default());
+                }
+                !goes
+            });
+        }
+        self.changed.notify_all();
+        given_up.into_iter().for_each(|(batch, at)| batch.one(at, Err(why.clone())));
     }
 
     /// Waits until none of these keys is being worked on; false after the limit.

@@ -352,6 +352,7 @@ impl DiskTier {
         let covers = |key: &Key| matcher.covers(key);
         let pending = self.feed.pending_keys(covers);
         self.feed.forget(covers);
+        self.saves.give_up(covers, &Error::not_ready("the key was removed"));
         let settled = self.writer.forget(covers, SETTLE_LIMIT)
             && self.feed.wait_for(covers, SETTLE_LIMIT)
             && self.promotions.wait_for(covers, SETTLE_LIMIT)

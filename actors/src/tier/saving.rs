@@ -14,8 +14,6 @@ use std::time::Duration;
 pub(super) const THREADS: usize = 2;
 /// How long a save waits for the same object on its way to disk.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
-/// How often an object is read again that moved meanwhile.
-const TRIES: u32 = 3;
 /// How often a save is tried while another call writes the key, and the pause between.
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -43,37 +41,38 @@ impl DiskTier {
         }
         // A removal that begins from here on waits until this is over [I6].
         if self.removals.covers(key) {
-            return Err(Error::not_ready(format!("key {key} is being removed: save it again")));
+            return Err(is_removed(key));
         }
-        for _ in 0..TRIES {
-            match client.stored_in_place(key.as_bytes()) {
-                Ok(stored) => {
-                    let Some((memory, len)) = stored.memory() else { continue };
-                    let payload = Payload { memory, offset: stored.offset, len };
-                    return self.save_from(key, u64::from(stored.page_bytes), payload);
-                }
-                Err(e) if e.kind() == ErrorKind::NotFound => {
-                    return self.engine.find(key).map(|found| found.len).ok_or(e);
-                }
-                // It lies in memory of another host, or of a device.
-                Err(e) if e.kind() == ErrorKind::Unsupported => {}
-                Err(e) => return Err(e),
+        match client.stored_in_place(key.as_bytes()) {
+            Ok(stored) => {
+                let (memory, len) = stored.memory().ok_or_else(|| unread(key))?;
+                let payload = Payload { memory, offset: stored.offset, len };
+                self.save_from(key, u64::from(stored.page_bytes), payload)
             }
-            let Location::Memory(meta) = client.get_location(key.as_bytes())? else { continue };
-            let len = meta.object.bytes_total;
-            let memory = buffer.of(len)?;
-            let read = client.read_into(&meta, memory.bytes_mut(len as usize));
-            match read {
-                Ok(_) => {
-                    let own = OwnMemory::of(memory);
-                    let payload = Payload { memory: &own, offset: 0, len };
-                    return self.save_from(key, u64::from(meta.object.page_bytes), payload);
-                }
-                Err(e) if e.kind() == ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
+            Err(e) if e.kind() == ErrorKind::NotFound => match self.engine.find(key) {
+                Some(found) => self.is_saved(key, found),
+                None => Err(e),
+            },
+            // It lies in memory of another host, or of a device.
+            Err(_) => self.save_copy(key, client, buffer),
+        }
+    }
+
+    /// The same of what this process does not map, or could not view.
+    fn save_copy(&self, key: &Key, client: &Blocking, buffer: &mut Buffer) -> Result<u64> {
+        if let Location::Memory(meta) = client.get_location(key.as_bytes())? {
+            let (len, layout) = (meta.object.bytes_total, u64::from(meta.object.page_bytes));
+            if self.engine.find(key) == Some(Found { len, layout }) {
+                return self.is_saved(key, Found { len, layout });
             }
         }
-        Err(Error::not_ready(format!("key {key} moved while it was read: save it again")))
+        let (bytes, page_bytes) = client.stored_uncounted(key.as_bytes())?;
+        let len = bytes.len() as u64;
+        let memory = buffer.of(len)?;
+        memory.bytes_mut(bytes.len()).copy_from_slice(&bytes);
+        drop(bytes);
+        let own = OwnMemory::of(memory);
+        self.save_from(key, page_bytes.into(), Payload { memory: &own, offset: 0, len })
     }
 
     fn save_from(&self, key: &Key, layout: u64, payload: Payload<'_>) -> Result<u64> {
@@ -81,7 +80,9 @@ impl DiskTier {
         for _ in 0..BUSY_TRIES {
             let object = Object { key, layout, payload };
             match self.engine.save(&[object]).pop() {
-                Some(Saved::Saved | Saved::Dedup) => return self.is_saved(key, len, layout),
+                Some(Saved::Saved | Saved::Dedup) => {
+                    return self.is_saved(key, Found { len, layout });
+                }
                 Some(Saved::Busy) => std::thread::sleep(BUSY_PAUSE),
                 Some(Saved::Collision) => {
                     return Err(Error::invalid(format!(
@@ -98,12 +99,21 @@ impl DiskTier {
     }
 
     /// It outlives this process from here on.
-    fn is_saved(&self, key: &Key, len: u64, layout: u64) -> Result<u64> {
+    fn is_saved(&self, key: &Key, as_it_was: Found) -> Result<u64> {
         let kept = self.engine.maintain();
         kept.map_err(|e| Error::not_ready(format!("the journal cannot be written: {e}")))?;
         match self.engine.find(key) {
-            Some(found) if found == Found { len, layout } => Ok(len),
+            Some(found) if found == as_it_was => Ok(found.len),
             _ => Err(Error::not_ready(format!("key {key} was dropped from disk again"))),
         }
     }
+}
+
+/// Why a key that is being removed is not saved.
+pub(super) fn is_removed(key: &Key) -> Error {
+    Error::not_ready(format!("key {key} is being removed"))
+}
+
+fn unread(key: &Key) -> Error {
+    Error::internal(format!("key {key} is in view in memory that is not mapped"))
 }

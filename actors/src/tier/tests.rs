@@ -61,6 +61,13 @@ impl Bench {
         (number, done.recv().unwrap().unwrap())
     }
 
+    fn save(&self, key: &str) -> mpsc::Receiver<Vec<Result<u64>>> {
+        let (sender, saved) = mpsc::channel();
+        let done = Box::new(move |all| sender.send(all).unwrap());
+        self.tier.save(&[key.as_bytes().to_vec().into()], done);
+        saved
+    }
+
     fn over(&self, removal: u64) {
         self.tier.removal_over(removal, false);
     }
@@ -147,7 +154,7 @@ fn i6_what_a_disk_could_not_remove_stays_marked_and_is_removed_at_the_next_try()
     b.settles();
     // A promotion that does not end.
     let (keys, nobody) = ([b"k".to_vec().into()], Box::new(|_| {}));
-    b.tier.promotions.add(&keys, None, 0, nobody);
+    b.tier.promotions.add(&keys, (None, 0), |_| None, nobody);
     let removals = &b.tier.removals;
     let which = DiskSelection::Keys(keys.to_vec());
     let (sender, done) = mpsc::channel();
@@ -225,7 +232,7 @@ fn i6_between_two_rounds_of_a_removal_its_keys_stay_marked() {
 #[test]
 fn a_removal_of_known_keys_waits_for_no_search() {
     let b = Bench::new();
-    b.tier.promotions.add(&[b"a".to_vec().into()], None, 0, Box::new(|_| {}));
+    b.tier.promotions.add(&[b"a".to_vec().into()], (None, 0), |_| None, Box::new(|_| {}));
     let (sender, done) = mpsc::channel();
     let search = DiskSelection::Matching("^a".into());
     b.tier.remove(9, &search, Box::new(move |result| sender.send(result).unwrap()));
@@ -283,8 +290,8 @@ fn promotions_of_a_node_that_ends_are_refused() {
     let (sender, done) = mpsc::channel();
     promotions.add(
         &[b"k".to_vec().into()],
-        None,
-        0,
+        (None, 0),
+        |_| None,
         Box::new(move |all| sender.send(all).unwrap()),
     );
     assert!(done.recv().unwrap()[0].is_err());
@@ -294,8 +301,8 @@ fn promotions_of_a_node_that_ends_are_refused() {
 #[test]
 fn i6_a_removal_waits_for_a_save_that_somebody_asked_for() {
     let b = Bench::new();
-    let (sender, saved) = mpsc::channel();
-    b.tier.save(&[b"k".to_vec().into()], Box::new(move |all| sender.send(all).unwrap()));
+    let saved = b.save("k");
+    b.tier.saves.next().unwrap();
     let (sender, removed) = mpsc::channel();
     b.tier.remove(1, &keys_of("k"), Box::new(move |result| sender.send(result).unwrap()));
     let key = Key::new(b"k").unwrap();
@@ -303,5 +310,18 @@ fn i6_a_removal_waits_for_a_save_that_somebody_asked_for() {
     assert_eq!(first.unwrap_err().kind(), crate::ErrorKind::NotReady, "it is in progress");
     b.tier.saves.over(&key, &Ok(4096));
     assert_eq!(saved.recv().unwrap(), [Ok(4096)]);
+    let removal = b.removes("k");
+    // Nothing of it is taken in while it is marked.
+    b.save("k").recv().unwrap().pop().unwrap().unwrap_err();
+    b.over(removal);
+}
+
+/// Nobody works on it yet: the removal does not wait.
+#[test]
+fn i6_a_save_that_waits_behind_others_ends_with_the_removal() {
+    let b = Bench::new();
+    let saved = b.save("k");
     b.removes("k");
+    let error = saved.recv().unwrap().pop().unwrap().unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::NotReady);
 }

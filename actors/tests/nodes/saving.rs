@@ -5,7 +5,9 @@ use crate::embedding::on;
 use nkv_actors::message::{Existence, Medium, Preferred, Tier};
 use nkv_actors::tier::SsdConfig;
 use nkv_actors::{Cluster, ErrorKind, MemoryChoice, Node, NodeConfig, PutOptions};
+use nkv_store::Retention;
 use std::path::Path;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 64 << 10;
@@ -85,7 +87,7 @@ async fn replicas_in_memory_and_copies_on_disks_are_of_one_put() {
     let opts = PutOptions::default().at([DISK; 3]);
     let error = client.put(b"three", &value(2), &opts).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
-    assert!(error.message().contains("on 2 of 3 disks, those of ranks 0, 1"), "{error}");
+    assert!(error.message().contains("on 2 of 3 disks, at ranks 0, 1: no other disk"), "{error}");
     assert!(client.get(b"three").await.unwrap() == value(2));
     let plan = client.open_for_write(b"plan", 8, &PutOptions::default().at([DISK])).await;
     assert_eq!(plan.err().map(|e| e.kind()), Some(ErrorKind::InvalidArgument));
@@ -131,7 +133,7 @@ async fn i6_what_is_removed_while_it_is_saved_stays_removed() {
             saved.is_ok()
         };
         let remove = async {
-            tokio::time::sleep(std::time::Duration::from_micros(u64::from(round % 20) * 100)).await;
+            tokio::time::sleep(Duration::from_micros(u64::from(round % 20) * 100)).await;
             client.remove(key).await
         };
         let (saved, removed) = tokio::join!(save, remove);
@@ -165,7 +167,18 @@ async fn the_disk_of_another_rank_takes_what_lies_in_memory_that_it_cannot_map()
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.message().contains("rank 0 has no disk: start it with --ssd-dir"), "{error}");
-    assert!(client.get(b"l").await.unwrap() == value(8), "it is in memory");
+    assert_eq!(client.exists(&[b"l"]).await.unwrap(), [Existence::Absent], "nothing was stored");
+    // What is read for a disk has not been read by anybody.
+    let until_read = Retention::UntilRead(Duration::from_secs(1));
+    let opts = PutOptions::default().at(["0".parse().unwrap(), DISK]).retention(until_read);
+    client.put(b"once", &value(9), &opts).await.unwrap();
+    let many: Vec<(String, Vec<u8>)> = (0..40).map(|i| (format!("m/{i}"), value(i))).collect();
+    let items: Vec<(&[u8], &[u8])> = many.iter().map(|(k, v)| (k.as_bytes(), &v[..])).collect();
+    let opts = PutOptions::default().at(["0".parse().unwrap(), DISK]);
+    assert!(client.put_many(&items, &opts).await.iter().all(Result::is_ok));
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(client.get(b"once").await.unwrap() == value(9));
+    assert_eq!(second.tier().unwrap().figures().ssd_objects, 42);
     second.stop().await;
     first.stop().await;
 }

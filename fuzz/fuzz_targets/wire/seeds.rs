@@ -11,8 +11,8 @@ use nkv_actors::message::{
     KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner, Medium, ObjMeta,
     OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened, PlanRef,
     Preferred, Purpose, RankInfo, RankState, RankStats, ReadCounts, Refusal, ReplicaSet, Request,
-    Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef,
-    Standing, Term, Touch, TouchBatch, View, Welcome,
+    Response, SaveAt, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry,
+    SlotRef, Standing, Term, Touch, TouchBatch, View, Welcome,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_store::KeyId;
@@ -297,7 +297,10 @@ fn requests() -> Vec<Request> {
             promote: Default::default(),
         },
         Request::MatchPrefix(vec![key()]),
-        Request::SaveToDisk { keys: vec![key()], disks: vec![None, Some(1)] },
+        Request::SaveToDisk {
+            keys: vec![key()],
+            at: vec![SaveAt { disks: vec![None, Some(1)], but: vec![2] }],
+        },
         Request::Exists { keys: vec![key()], promote: Default::default() },
         Request::Remove(vec![key()]),
         Request::RemoveAt(vec![(key(), AT)]),

@@ -32,10 +32,9 @@ impl Client {
         opts: &PutOptions,
     ) -> Vec<Result<()>> {
         if !opts.disks.is_empty() {
-            let put = Box::pin(self.put_many_sources(items, &opts.in_memory())).await;
-            let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
-            let saved = self.save_what_was_put(&keys, put, &opts.disks).await;
-            return saved.into_iter().map(|done| done.map(drop)).collect();
+            let (keys, in_memory) = (items.iter().map(|(key, _)| *key), opts.in_memory());
+            let put = Box::pin(self.put_many_sources(items, &in_memory));
+            return self.put_and_save(keys.collect(), opts, put).await;
         }
         let of_host = |i: &usize| items[*i].1.iter().all(Source::is_host);
         let (host, device): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(of_host);

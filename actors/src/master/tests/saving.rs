@@ -4,17 +4,31 @@ use super::bench::{Bench, Rank, info, key};
 use super::disk::{answers, end, question, two_disks};
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    DiskAnswer, DiskQuestion, OwnerToMaster, RankInfo, Request, Response, SeenView, Term,
+    DiskAnswer, DiskQuestion, DiskSave, OwnerToMaster, RankInfo, Request, Response, SaveAt,
+    SeenView, Term,
 };
 use tokio::task::JoinHandle;
 
-fn save(k: &str, disks: &[Option<u32>]) -> Request {
-    Request::SaveToDisk { keys: vec![key(k)], disks: disks.to_vec() }
+fn save(k: &str, disks: &[Option<u32>], but: &[u32]) -> Request {
+    let at = SaveAt { disks: disks.to_vec(), but: but.to_vec() };
+    Request::SaveToDisk { keys: vec![key(k)], at: vec![at] }
 }
 
-async fn saved(asked: JoinHandle<Response>) -> std::result::Result<Vec<u32>, ErrorKind> {
+type Outcomes = std::result::Result<Vec<(u32, Option<ErrorKind>)>, ErrorKind>;
+
+/// For each disk that was asked None, or why it does not have it: `Timeout`, it is at work.
+async fn saved(asked: JoinHandle<Response>) -> Outcomes {
+    let outcome = |(rank, outcome)| match outcome {
+        DiskSave::Done { bytes: 4096 } => (rank, None),
+        DiskSave::Done { bytes } => panic!("{bytes} bytes"),
+        DiskSave::AtWork => (rank, Some(ErrorKind::Timeout)),
+        DiskSave::Failed(e) => (rank, Some(e.kind())),
+    };
     match end(asked).await {
-        Response::OnDisks(mut list) => list.remove(0).map_err(|e| e.kind()),
+        Response::OnDisks(mut list) => {
+            let of_key = list.remove(0).map_err(|e| e.kind())?;
+            Ok(of_key.into_iter().map(outcome).collect())
+        }
         Response::Failed(e) => Err(e.kind()),
         other => panic!("{other:?}"),
     }
@@ -30,67 +44,87 @@ fn has_it() -> DiskAnswer {
     DiskAnswer { found: vec![(0, 4096)], ..DiskAnswer::default() }
 }
 
+fn failed(error: Error) -> DiskAnswer {
+    DiskAnswer { not_done: vec![(0, error)], ..DiskAnswer::default() }
+}
+
 #[tokio::test]
 async fn the_disk_of_a_rank_that_has_the_object_is_asked_and_others_if_more_are_wanted() {
     let (bench, mut first, mut second) = two_disks().await;
     bench.put(1, "k", &mut second).await;
-    let asked = bench.asks(save("k", &[None]));
+    let asked = bench.asks(save("k", &[None], &[]));
     let number = is_asked_to_save(&mut second, "k").await;
     answers(&second, number, has_it()).await;
-    assert_eq!(saved(asked).await, Ok(vec![1]));
-    // By name, wherever it is in memory.
-    let asked = bench.asks(save("k", &[Some(0)]));
-    let number = is_asked_to_save(&mut first, "k").await;
-    answers(&first, number, has_it()).await;
-    assert_eq!(saved(asked).await, Ok(vec![0]));
-    let asked = bench.asks(save("k", &[None, None, None]));
+    assert_eq!(saved(asked).await, Ok(vec![(1, None)]));
+    // By name, wherever it is in memory; and where those that have it are not meant.
+    for (disks, but) in [(Some(0), vec![]), (None, vec![1])] {
+        let asked = bench.asks(save("k", &[disks], &but));
+        let number = is_asked_to_save(&mut first, "k").await;
+        answers(&first, number, has_it()).await;
+        assert_eq!(saved(asked).await, Ok(vec![(0, None)]));
+    }
+    assert_eq!(saved(bench.asks(save("k", &[None], &[0, 1]))).await, Ok(vec![]));
+    let asked = bench.asks(save("k", &[None, None, None], &[]));
     let (of_first, of_second) =
         (is_asked_to_save(&mut first, "k").await, is_asked_to_save(&mut second, "k").await);
-    let failed = vec![(0, Error::not_ready("the disk is full"))];
-    answers(&first, of_first, DiskAnswer { not_done: failed, ..DiskAnswer::default() }).await;
+    answers(&first, of_first, failed(Error::not_ready("the disk is full"))).await;
     answers(&second, of_second, has_it()).await;
-    assert_eq!(saved(asked).await, Ok(vec![1]), "there is no third, and the first failed");
+    let full = Some(ErrorKind::NotReady);
+    assert_eq!(saved(asked).await, Ok(vec![(0, full), (1, None)]), "there is no third");
 }
 
 #[tokio::test]
-async fn the_reason_of_the_only_disk_is_the_answer() {
-    let (bench, mut first, _second) = two_disks().await;
-    bench.put(0, "k", &mut first).await;
-    let asked = bench.asks(save("k", &[None]));
-    let number = is_asked_to_save(&mut first, "k").await;
-    let not_done = vec![(0, Error::invalid("another object is there"))];
-    answers(&first, number, DiskAnswer { not_done, ..DiskAnswer::default() }).await;
-    assert_eq!(saved(asked).await, Err(ErrorKind::InvalidArgument));
-}
-
-#[tokio::test]
-async fn what_is_on_disk_alone_is_saved_there_and_what_is_nowhere_is_not_found() {
+async fn what_only_disks_have_is_confirmed_by_one_and_what_is_nowhere_is_not_found() {
     let (bench, mut first, mut second) = two_disks().await;
     for (found, expected) in
-        [(vec![(0, 4096)], Ok(vec![0])), (Vec::new(), Err(ErrorKind::NotFound))]
+        [(vec![(0, 4096)], Ok(vec![(0, None)])), (Vec::new(), Err(ErrorKind::NotFound))]
     {
-        let asked = bench.asks(save("k", &[None]));
-        for (rank, found) in [(&mut first, found), (&mut second, Vec::new())] {
+        let asked = bench.asks(save("k", &[None], &[]));
+        for (rank, found) in [(&mut first, found.clone()), (&mut second, Vec::new())] {
             let (number, asked) = rank.receives(question).await;
             assert_eq!(asked, DiskQuestion::Find(vec![key("k")]));
             answers(rank, number, DiskAnswer { found, ..DiskAnswer::default() }).await;
+        }
+        // It may be on its way there only.
+        if !found.is_empty() {
+            let number = is_asked_to_save(&mut first, "k").await;
+            answers(&first, number, has_it()).await;
         }
         assert_eq!(saved(asked).await, expected);
     }
 }
 
 #[tokio::test]
-async fn a_disk_that_takes_long_goes_on_and_the_caller_asks_again() {
-    let (bench, mut first, _second) = two_disks().await;
+async fn a_disk_that_takes_long_goes_on_and_is_said_to_be_at_work() {
+    let (bench, mut first, mut second) = two_disks().await;
     bench.put(0, "k", &mut first).await;
-    let asked = bench.asks(save("k", &[None]));
+    let asked = bench.asks(save("k", &[None, None], &[]));
     is_asked_to_save(&mut first, "k").await;
+    let number = is_asked_to_save(&mut second, "k").await;
+    answers(&second, number, has_it()).await;
     for _ in 0..10 {
         bench.clock.advance_ms(200);
-        first.sends(OwnerToMaster::Retired(Vec::new())).await;
+        for rank in [&first, &second] {
+            rank.sends(OwnerToMaster::Retired(Vec::new())).await;
+        }
         bench.ticks().await;
     }
-    assert_eq!(saved(asked).await, Err(ErrorKind::Timeout));
+    assert_eq!(saved(asked).await, Ok(vec![(0, Some(ErrorKind::Timeout)), (1, None)]));
+}
+
+#[tokio::test]
+async fn a_rank_that_is_named_is_not_replaced_by_another() {
+    let (bench, mut first, second) = two_disks().await;
+    bench.put(0, "k", &mut first).await;
+    second.hangs_up().await;
+    bench.a_ttl_passes(&[&first]).await;
+    let away = saved(bench.asks(save("k", &[Some(1)], &[]))).await;
+    assert_eq!(away, Ok(vec![(1, Some(ErrorKind::Disconnected))]));
+    first.drain().await;
+    let asked = bench.asks(save("k", &[None], &[]));
+    let number = is_asked_to_save(&mut first, "k").await;
+    answers(&first, number, failed(Error::invalid("another object is there"))).await;
+    assert_eq!(saved(asked).await, Ok(vec![(0, Some(ErrorKind::InvalidArgument))]));
 }
 
 #[tokio::test]
@@ -106,13 +140,13 @@ async fn a_rank_without_a_disk_is_an_error_of_its_own() {
     }
     bench.put(1, "k", &mut ranks[1]).await;
     for rank in [1, 2] {
-        let asked = bench.asks(save("k", &[Some(rank)]));
+        let asked = bench.asks(save("k", &[Some(rank)], &[]));
         assert_eq!(saved(asked).await, Err(ErrorKind::InvalidArgument));
     }
     // Without a name the other one takes it, though it is not in its memory.
-    let asked = bench.asks(save("k", &[None]));
+    let asked = bench.asks(save("k", &[None], &[]));
     let number = is_asked_to_save(&mut ranks[0], "k").await;
     answers(&ranks[0], number, has_it()).await;
-    assert_eq!(saved(asked).await, Ok(vec![0]));
+    assert_eq!(saved(asked).await, Ok(vec![(0, None)]));
     assert_eq!(bench.found("k").await.map(|at| at.incarnation), Ok(101));
 }

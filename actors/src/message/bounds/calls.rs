@@ -4,7 +4,7 @@ use super::{ensure, key, list, size, time};
 use crate::error::{Error, Result};
 use crate::message::{
     AwaitReady, KEYS_PER_ROUND, Listed, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES,
-    MAX_REPLICAS, ObjMeta, ObjectDesc, PlanDesc, Readiness, Request, Response, Settings,
+    MAX_REPLICAS, ObjMeta, ObjectDesc, PlanDesc, Readiness, Request, Response, SaveAt, Settings,
 };
 use crate::striping::MAX_STRIPES;
 use nkv_store::SegmentLayout;
@@ -67,10 +67,18 @@ fn check_places<'a, T: 'a>(places: &'a [T], check: impl FnMut(&'a T) -> Result<(
     places.iter().try_for_each(check)
 }
 
+impl SaveAt {
+    fn check(&self) -> Result<()> {
+        check_disks(&self.disks)?;
+        // Those that have it, that are at it, that could not, and that were named.
+        list("ranks", self.but.len(), 4 * MAX_PLACES)
+    }
+}
+
 /// Checks on which disks something is to be.
-fn check_disks(disks: &[Option<u32>]) -> Result<()> {
+pub(crate) fn check_disks(disks: &[Option<u32>]) -> Result<()> {
     let (n, most) = (disks.len(), usize::from(MAX_REPLICAS));
-    ensure((1..=most).contains(&n), || format!("{n} disks; 1 to {most}"))?;
+    ensure((1..=most).contains(&n), || format!("{n} disks: 1 to {most}"))?;
     let mut ranks: Vec<u32> = disks.iter().copied().flatten().collect();
     ranks.sort_unstable();
     match ranks.windows(2).find(|two| two[0] == two[1]) {
@@ -104,7 +112,8 @@ impl Response {
                 list.iter().flatten().try_for_each(|l| check_places(l, Location::check_numbers))
             }
             Response::OnDisks(list) => {
-                list.iter().flatten().try_for_each(|ranks| check_places(ranks, |_| Ok(())))
+                let disks = |of: &Vec<_>| super::list("disks", of.len(), MAX_PLACES);
+                list.iter().flatten().try_for_each(disks)
             }
             Response::Prefix(list) => list.iter().try_for_each(Location::check_numbers),
             Response::Readiness(list) => list.iter().try_for_each(|(_, of)| match of {
@@ -175,9 +184,12 @@ impl Request {
                 keys.len().max(gone.len().div_ceil(MAX_PLACES))
             }
             Request::AwaitReady(asked) => asked.check()?,
-            Request::SaveToDisk { keys, disks } => {
-                check_disks(disks)?;
-                keys.len()
+            Request::SaveToDisk { keys, at } => {
+                let (n, wanted) = (keys.len(), at.len());
+                ensure(n == wanted, || format!("{n} keys to save at {wanted} places"))?;
+                list("keys", n, MAX_BATCH)?;
+                at.iter().try_for_each(SaveAt::check)?;
+                n
             }
             Request::MatchPrefix(k)
             | Request::Exists { keys: k, .. }
