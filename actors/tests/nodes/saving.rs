@@ -4,8 +4,7 @@
 use crate::embedding::on;
 use nkv_actors::message::{Existence, Medium, Preferred, Tier};
 use nkv_actors::tier::SsdConfig;
-use nkv_actors::{Cluster, ErrorKind, MemoryChoice, Node, NodeConfig, PutOptions};
-use nkv_store::Retention;
+use nkv_actors::{Cluster, ErrorKind, Node, NodeConfig, PutOptions};
 use std::path::Path;
 use std::time::Duration;
 
@@ -146,11 +145,10 @@ async fn i6_what_is_removed_while_it_is_saved_stays_removed() {
     assert_eq!(left, [0, 0]);
 }
 
-/// The memory of the other rank is not mapped: it is read as by any client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_disk_of_another_rank_takes_what_lies_in_memory_that_it_cannot_map() {
+async fn the_only_disk_takes_what_lies_at_a_rank_without_one() {
     let dir = tempfile::tempdir().unwrap();
-    let base = NodeConfig { memory: MemoryChoice::Private, world_size: 2, ..config(dir.path()) };
+    let base = NodeConfig { world_size: 2, ..config(dir.path()) };
     let first =
         Node::start(NodeConfig { rank: 0, port: 0, ssd: None, ..base.clone() }).await.unwrap();
     let port = first.info().control.to_string().rsplit(':').next().unwrap().parse().unwrap();
@@ -168,17 +166,6 @@ async fn the_disk_of_another_rank_takes_what_lies_in_memory_that_it_cannot_map()
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.message().contains("rank 0 has no disk: start it with --ssd-dir"), "{error}");
     assert_eq!(client.exists(&[b"l"]).await.unwrap(), [Existence::Absent], "nothing was stored");
-    // What is read for a disk has not been read by anybody.
-    let until_read = Retention::UntilRead(Duration::from_secs(1));
-    let opts = PutOptions::default().at(["0".parse().unwrap(), DISK]).retention(until_read);
-    client.put(b"once", &value(9), &opts).await.unwrap();
-    let many: Vec<(String, Vec<u8>)> = (0..40).map(|i| (format!("m/{i}"), value(i))).collect();
-    let items: Vec<(&[u8], &[u8])> = many.iter().map(|(k, v)| (k.as_bytes(), &v[..])).collect();
-    let opts = PutOptions::default().at(["0".parse().unwrap(), DISK]);
-    assert!(client.put_many(&items, &opts).await.iter().all(Result::is_ok));
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert!(client.get(b"once").await.unwrap() == value(9));
-    assert_eq!(second.tier().unwrap().figures().ssd_objects, 42);
     second.stop().await;
     first.stop().await;
 }

@@ -5,11 +5,12 @@ use crate::cluster_process::{
     EXIT_LIMIT, ProcessCluster, clean_command, node_command, run_to_end, until,
 };
 use nkv::message::{Existence, Medium, Preferred, Tier};
-use nkv::{Blocking, ErrorKind, PutOptions, TransportChoice};
+use nkv::{Blocking, ErrorKind, PutOptions, Retention, TransportChoice};
 use nkv_pace::HANGS;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const BLOCK: usize = 32 << 10;
 /// All is saved, for good: what a test sees saved must be there after a kill.
@@ -107,6 +108,31 @@ fn i22_what_was_saved_on_request_outlives_a_kill_at_once() {
     assert_eq!(handle.get_location(b"there").unwrap().rank(), 1);
     assert!(["put", "there", "saved"].iter().all(|key| is_whole(&handle, key)));
     assert!(!is_whole(&handle, "memory"));
+}
+
+/// The disk's rank reads over tcp: that counts as no read, and each object is read once.
+#[test]
+fn what_lies_in_memory_that_is_not_mapped_is_saved_at_another_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["--ssd-policy", "evict_only", "--memory", "private"];
+    let cluster = start(2, dir.path(), &flags);
+    let handle = cluster.connect(0);
+    let there = |rank, medium| Preferred { rank: Some(rank), medium };
+    let opts = PutOptions::default().at([there(0, Medium::Any), there(1, Medium::Disk)]);
+    let until_read = Retention::UntilRead(Duration::from_secs(1));
+    put(&handle, "once", &opts.clone().retention(until_read));
+    let keys: Vec<String> = (0..40).map(|i| format!("k/{i}")).collect();
+    let values: Vec<Vec<u8>> = keys.iter().map(|key| content(key)).collect();
+    let items: Vec<(&[u8], &[u8])> =
+        keys.iter().map(|key| key.as_bytes()).zip(values.iter().map(|v| &v[..])).collect();
+    assert!(handle.put_many(&items, &opts).iter().all(Result::is_ok));
+    assert_eq!(saved(&cluster, [1]), 41);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(is_whole(&handle, "once"), "nobody had read it before");
+    let names: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+    let again = handle.save_to_disk(&names, &[Some(1)]);
+    assert!(again.iter().all(|ranks| *ranks == Ok(vec![1])));
+    assert_eq!(saved(&cluster, [1]), 41);
 }
 
 #[test]
