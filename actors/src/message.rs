@@ -391,8 +391,8 @@ pub enum Response {
     },
     /// To RemoveMatching.
     Swept(Swept),
-    /// To SaveToDisk: what became of each key at the disk of each rank that was asked. Of none if no
-    /// further disk can be asked.
+    /// To SaveToDisk: what became of each key at the disk of each rank that was asked. Of none if
+    /// no further disk can be asked.
     OnDisks(Vec<Result<Vec<(u32, DiskSave)>>>),
     /// To AwaitReady: what became of keys, with their number in the request. None of the others
     /// has changed; none at all if the time is over.

@@ -494,7 +494,7 @@ def test_copies_on_disk_are_served_by_the_next_process(tmp_path: Path) -> None:
             cache.save_to_disk(["saved", "none"])
         with pytest.raises(nkv.InvalidArgument, match="1 to 8"):
             cache.save_to_disk(["saved"], disks=[])
-        with pytest.raises(nkv.NotReady, match="stored in memory, but not on disk: on 1 of 2 disks"):
+        with pytest.raises(nkv.NotReady, match="not on disk: on 1 of 2 disks, at ranks 0"):
             cache.put("two", b"kv", preferred_segment=["disk", "disk"])
         assert cache.get("two") == b"kv"
     with nkv.NanoKVCache(64 << 20, **named) as cache:

@@ -174,8 +174,8 @@ pub struct DiskAnswer {
     /// To `Find`, `Save`, and to a `Promote` that asks for it: what is there, by the number of its
     /// key in the question, with its bytes.
     pub found: Vec<(u32, u64)>,
-    /// To `Promote` and `Save`: what is not in memory now, or not on disk, by the number of its key,
-    /// and why.
+    /// To `Promote` and `Save`: what is not in memory now, or not on disk, by the number of its
+    /// key, and why.
     pub not_done: Vec<(u32, Error)>,
     /// To `Remove` of keys: those that were there.
     pub removed: Vec<KeyId>,

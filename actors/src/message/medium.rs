@@ -58,8 +58,8 @@ impl std::str::FromStr for Preferred {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!(
-                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, RANK:disk, \
-                 host, device, disk or any"
+                "{text:?} names no rank and no memory: give RANK, RANK:host, RANK:device, \
+                 RANK:disk, host, device, disk or any"
             ))
         };
         let medium = |name: &str| match name {

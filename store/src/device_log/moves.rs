@@ -21,14 +21,14 @@ const COPIED_PER_CLAIMED: u64 = 2;
 /// share prefixes stay at a third on average, more at times.
 const MUCH: (u64, u64) = (3, 4);
 
-/// How long retiring waits for copies at a time where producers lack room: in a burst a copy finds room only once what is
-/// retired before it has been through its quarantine, so twice Q and the time that owner and copier
-/// take to answer, but less than a put waits for room. While none is accepted it does not wait
-/// again.
+/// How long retiring waits for copies at a time where producers lack room: in a burst a copy finds
+/// room only once what is retired before it has been through its quarantine, so twice Q and the
+/// time that owner and copier take to answer, but less than a put waits for room. While none is
+/// accepted it does not wait again.
 const COPY_REACTION_NS: u64 = 5_000_000;
 const MOST_COPY_WAIT_NS: u64 = 40_000_000;
-/// The same while half of the room that is kept for producers is still there: no put is delayed by
-/// it. On a busy machine the copying thread may get no processor for this long.
+/// The same while producers have room, so that it delays no put: on a busy machine the copying
+/// thread may get no processor for as long as this.
 const COPY_WAIT_WITH_ROOM_NS: u64 = 1_000_000_000;
 
 /// Survivors that wait to be copied, at most; further ones are not copied.
