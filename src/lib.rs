@@ -10,8 +10,8 @@ pub use nkv_actors::{
     Environment, Error, ErrorKind, IfExists, KernelAccess, MAX_STRIPES, MappedSegment,
     MemoryChoice, Node, NodeConfig, NodeStatus, ObjectView, PinnedStatus, Placement, PlanAddresses,
     PoolFigures, PoolInfo, PoolOptions, PublishError, PutOptions, RackPath, ReadSlot, Result,
-    Secret, SecretError, SegmentStatus, ShmPool, StartError, StoreSlot, TransportChoice, WhenReady,
-    WritePlan, message,
+    SavedOn, Secret, SecretError, SegmentStatus, ShmPool, StartError, StoreSlot, TransportChoice,
+    WhenReady, WritePlan, message,
 };
 pub use nkv_store::{Buffer, KeyId, PolicyKind, Retention};
 pub use nkv_transport::wire::Address;

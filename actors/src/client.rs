@@ -53,6 +53,7 @@ pub use device_log::{DeviceClaims, DeviceLog, DevicePut, DevicePuts};
 pub use peer::TransportChoice;
 pub use pool::{PoolFigures, PoolInfo, PoolOptions, ReadSlot, ShmPool, StoreSlot};
 pub use put_options::{IfExists, PutOptions};
+pub use save::SavedOn;
 pub use shared::Shared;
 pub use view::{DeviceView, ObjectView};
 use when_ready::Waits;

@@ -46,8 +46,8 @@ pub use bytes::Bytes;
 pub use client::{
     Blocking, BlockingWhenReady, Client, ClientConfig, DeviceClaims, DeviceLog, DevicePut,
     DevicePuts, DeviceView, IfExists, KernelAccess, MappedSegment, ObjectView, PlanAddresses,
-    PoolFigures, PoolInfo, PoolOptions, PublishError, PutOptions, ReadSlot, ShmPool, StoreSlot,
-    TransportChoice, WhenReady, WritePlan,
+    PoolFigures, PoolInfo, PoolOptions, PublishError, PutOptions, ReadSlot, SavedOn, ShmPool,
+    StoreSlot, TransportChoice, WhenReady, WritePlan,
 };
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

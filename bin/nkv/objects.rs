@@ -8,7 +8,7 @@ use crate::save::saved_on;
 use crate::{output, transfer};
 use clap::Args;
 use nkv::message::{Existence, Location, MAX_REPLICAS, Medium, Preferred};
-use nkv::{Blocking, Error, IfExists, MAX_STRIPES, PutOptions, Retention};
+use nkv::{Blocking, Error, ErrorKind, IfExists, MAX_STRIPES, PutOptions, Retention};
 use nkv_programs::exit;
 use nkv_programs::sizes::{bytes_up_to, show_bytes};
 use serde_json::json;
@@ -132,6 +132,9 @@ impl Put {
         let (disks, named): (Vec<Preferred>, Vec<_>) =
             self.at.iter().partition(|at| at.medium == Medium::Disk);
         let disks: Vec<_> = disks.into_iter().map(|at| at.rank).collect();
+        if !disks.is_empty() {
+            handle.client().check_disks(&disks).map_err(CliError::Plain)?;
+        }
         let named = if named.is_empty() { vec![first] } else { named };
         let mut opts = PutOptions::default()
             .at(named)
@@ -152,7 +155,7 @@ impl Put {
         let put = cluster.retry.call(|| handle.put(key, &value, &opts));
         put.map_err(|e| CliError::about(key, e, place))?;
         let rank = place();
-        let disks = on_disks(cluster, &handle, key, &disks)?;
+        let disks = on_disks(&handle, key, &disks)?;
         let (key, bytes, saved) = (shown(key), value.len(), also_on(&disks));
         let stripes = handle.client().stripes_for(bytes, &opts);
         let json = json!({
@@ -207,7 +210,7 @@ impl Put {
         let put = || handle.put_replicas(&[(key, value)], opts).pop().unwrap_or_else(none);
         let made = cluster.retry.call(put).map_err(|e| CliError::about(key, e, || None))?;
         let (ranks, asked) = (ranks_of(handle, key), u32::from(self.replicas()));
-        let disks = on_disks(cluster, handle, key, disks)?;
+        let disks = on_disks(handle, key, disks)?;
         let (key, bytes) = (shown(key), value.len());
         let stripes = handle.client().stripes_for(bytes, opts);
         let json = json!({
@@ -221,7 +224,10 @@ impl Put {
                 0 => format!("{key}: stored before, on ranks {on}\n"),
                 made if stripes > 1 => {
                     let cut = self.in_stripes(stripes);
-                    format!("{key}: {size} stored{cut}, each with {made} of {asked} replicas\n")
+                    let saved = also_on(&disks);
+                    format!(
+                        "{key}: {size} stored{cut}, each with {made} of {asked} replicas{saved}\n"
+                    )
                 }
                 made if made < asked => format!(
                     "{key}: {size} stored on ranks {on}: {made} of {asked} replicas, no other rank \
@@ -234,22 +240,24 @@ impl Put {
 }
 
 /// Has a value that was stored saved on these disks; the ranks whose disks have it.
-fn on_disks(
-    cluster: &Cluster<'_>,
-    handle: &Blocking,
-    key: &[u8],
-    disks: &[Option<u32>],
-) -> Result<Vec<u32>, CliError> {
+fn on_disks(handle: &Blocking, key: &[u8], disks: &[Option<u32>]) -> Result<Vec<u32>, CliError> {
     if disks.is_empty() {
         return Ok(Vec::new());
     }
-    let saved = saved_on(cluster, handle, key, disks).and_then(|on| match on.len() {
-        n if n >= disks.len() => Ok(on),
-        n => Err(Error::not_ready(format!("{n} disks take it, at ranks {on:?}"))),
+    let saved = saved_on(handle, key, disks).and_then(|saved| match saved.missing {
+        None => Ok(saved.ranks),
+        Some(why) => Err(why),
     });
     saved.map_err(|e| {
-        let of = disks.len();
-        let why = format!("{} is stored, but not on {of} disks: {}", shown(key), e.message());
+        let key = shown(key);
+        let why = match e.kind() {
+            ErrorKind::NotFound => format!("{key} was stored, and removed or evicted meanwhile"),
+            _ => format!(
+                "{key} is stored in memory, but not on all of these disks: {}; nkv save writes it \
+                 there",
+                e.message()
+            ),
+        };
         CliError::Plain(Error::new(e.kind(), why))
     })
 }
@@ -257,7 +265,7 @@ fn on_disks(
 fn also_on(disks: &[u32]) -> String {
     match disks {
         [] => String::new(),
-        disks => format!(", and on disk at ranks {}", output::numbers(disks, ", ")),
+        disks => format!("; on disk at ranks {}", output::numbers(disks, ", ")),
     }
 }
 

@@ -6,15 +6,18 @@ use crate::keys::shown;
 use crate::output;
 use clap::Args;
 use nkv::message::MAX_REPLICAS;
-use nkv::{Blocking, Error, ErrorKind};
+use nkv::{Blocking, Error, ErrorKind, SavedOn};
 use nkv_programs::exit;
 use serde_json::json;
 use std::ffi::OsString;
 
 /// Writes keys to the disks of ranks, and waits until they are there
 ///
-/// They stay in memory, too. What is on a disk is served again after all ranks were restarted. Exit
-/// status 1 if a key is not stored, or on fewer disks than asked for.
+/// They stay in memory, too. What is on a disk is served again after all ranks were restarted, until
+/// the disk needs room for others: a disk that is full removes what was used longest ago, also for
+/// keys of this very command. Exit status 1 if a key is not stored, and that of the first reason if
+/// one is on fewer disks than asked for. It goes on, whatever --timeout-ms is, until no further key
+/// has been saved for half a minute; ended early it leaves the disks at work.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Save {
@@ -45,41 +48,63 @@ impl Save {
             false => self.ranks.iter().copied().map(Some).collect(),
         };
         let handle = cluster.connect()?;
-        let (mut rows, mut text, mut failed, mut missing) =
-            (Vec::new(), String::new(), None, false);
-        for key in &keys {
-            let (saved, name) = (saved_on(cluster, &handle, key, &disks), shown(key));
-            let ranks = match saved {
-                Ok(ranks) => ranks,
-                Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
-                Err(e) => {
-                    failed.get_or_insert((key, e));
+        let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let saved = cluster.retry.call(|| first_error(handle.save_to_disk(&bytes, &disks)))?;
+        let (mut rows, mut text, mut failed, mut absent) = (Vec::new(), String::new(), None, false);
+        for (key, saved) in keys.iter().zip(saved) {
+            let (name, of) = (shown(key), disks.len());
+            let (ranks, missing) = match saved {
+                Ok(saved) => (saved.ranks, saved.missing),
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    absent = true;
+                    text += &format!("{name}: absent\n");
+                    rows.push(json!({ "key": name, "absent": true, "disks": [] }));
                     continue;
                 }
+                Err(e) => (Vec::new(), Some(e)),
             };
-            missing |= ranks.len() < disks.len();
-            text += &match ranks.is_empty() {
-                true => format!("{name}: absent\n"),
-                false => {
-                    let (n, of, on) = (ranks.len(), disks.len(), output::numbers(&ranks, ", "));
-                    format!("{name}: on disk at ranks {on}, {n} of {of}\n")
-                }
+            let on = match ranks.is_empty() {
+                true => "not on disk".to_string(),
+                false => format!(
+                    "on disk at ranks {} ({} of {of})",
+                    output::numbers(&ranks, ", "),
+                    ranks.len()
+                ),
             };
-            rows.push(json!({ "key": name, "disks": ranks }));
+            let why = missing.as_ref().map(|e| format!("; {}", e.message())).unwrap_or_default();
+            text += &format!("{name}: {on}{why}\n");
+            let reason = missing.as_ref().map(Error::message);
+            rows.push(json!({ "key": name, "disks": ranks, "missing": reason }));
+            failed = failed.or(missing.map(|e| e.kind()));
         }
         cluster.show(&json!({ "wanted": disks.len(), "keys": rows }), || text)?;
-        let status = if missing { exit::ABSENT } else { exit::DONE };
-        failed.map_or(Ok(status), |(key, e)| Err(CliError::about(key, e, || None)))
+        Ok(match failed {
+            Some(kind) => exit::of(kind),
+            None if absent => exit::ABSENT,
+            None => exit::DONE,
+        })
     }
 }
 
-/// The ranks whose disks have a key now.
+/// The error that all keys have, if it is one of a cluster that is starting.
+fn first_error(saved: Vec<Result<SavedOn, Error>>) -> Result<Vec<Result<SavedOn, Error>>, Error> {
+    match saved.first() {
+        Some(Err(e))
+            if saved.iter().all(|one| one.as_ref().is_err_and(|of| of.kind() == e.kind()))
+                && e.kind() == ErrorKind::NotReady =>
+        {
+            Err(e.clone())
+        }
+        _ => Ok(saved),
+    }
+}
+
+/// Saves a key on these disks; the ranks whose disks have it now.
 pub(crate) fn saved_on(
-    cluster: &Cluster<'_>,
     handle: &Blocking,
     key: &[u8],
     disks: &[Option<u32>],
-) -> Result<Vec<u32>, Error> {
+) -> Result<SavedOn, Error> {
     let none = || Err(Error::internal("a save without a result"));
-    cluster.retry.call(|| handle.save_to_disk(&[key], disks).pop().unwrap_or_else(none))
+    handle.save_to_disk(&[key], disks).pop().unwrap_or_else(none)
 }

@@ -366,7 +366,7 @@ impl Cache {
     ) -> PyResult<Results<'py>> {
         let keys = arguments::keys(&keys)?;
         let done = self.handles.with(py, |handle| Ok(handle.save_to_disk(&keys, &disks)))?;
-        results(py, done, |ranks| ranks)
+        results(py, done, |saved| saved.ranks)
     }
 
     /// Bytes of its value.

@@ -50,7 +50,7 @@ use crate::quarantine::Quarantine;
 use demand::Demand;
 use known::{Kind, KnownClaims};
 use left_behind::Left;
-use moves::{Copied, Survey};
+use moves::Survey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -135,7 +135,8 @@ pub struct DeviceLog {
     wanted: bool,
     moves: Arc<Moves>,
     survey: Survey,
-    copying: Copied,
+    /// Since when retiring waits for copies.
+    copying_since_ns: Option<u64>,
     awaits_copy: bool,
     demand: Demand,
     /// Bytes of live objects that were read, each as often as it was.
@@ -193,7 +194,7 @@ impl DeviceLog {
             wanted: false,
             moves,
             survey: Survey::default(),
-            copying: Copied::default(),
+            copying_since_ns: None,
             awaits_copy: false,
             demand: Demand::new(rules.quarantine_ns, rules.least_room, rules.on_disk),
             read_bytes: 0,

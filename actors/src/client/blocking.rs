@@ -5,7 +5,8 @@ use super::put_log::TryPut;
 use super::value::Value;
 use super::{
     Client, ClientConfig, DeviceLog, DeviceView, KernelAccess, ObjectView, PlanAddresses,
-    PoolOptions, PublishError, ReadSlot, ShmPool, StoreSlot, WhenReady, WritePlan, one, spread,
+    PoolOptions, PublishError, ReadSlot, SavedOn, ShmPool, StoreSlot, WhenReady, WritePlan, one,
+    spread,
 };
 use crate::client::PutOptions;
 use crate::error::{Error, Result};
@@ -144,7 +145,7 @@ impl Blocking {
     }
 
     /// See [`Client::save_to_disk`].
-    pub fn save_to_disk(&self, keys: &[&[u8]], disks: &[Option<u32>]) -> Vec<Result<Vec<u32>>> {
+    pub fn save_to_disk(&self, keys: &[&[u8]], disks: &[Option<u32>]) -> Vec<Result<SavedOn>> {
         self.wait_all(keys.len(), self.client.save_to_disk(keys, disks))
     }
 

@@ -12,6 +12,8 @@ const AT_ONCE: usize = 16;
 /// How long it is asked again while no further key is saved, and the pause between.
 const LIMIT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
+/// The least limit of one such request.
+const CALL_LIMIT: Duration = Duration::from_secs(4);
 /// Disks that could not save a key before no other one is tried.
 const MOST_FAILED: usize = 8;
 
@@ -85,15 +87,20 @@ impl Saving {
 
     /// Why there is no more.
     fn why(&self) -> Error {
-        let failed = self.failed.values().next().cloned();
-        let over = self.over.clone().flatten().or(failed);
-        over.unwrap_or_else(|| match self.at_work.first() {
+        if let Some(Some(error)) = &self.over {
+            return error.clone();
+        }
+        if let Some((rank, error)) = self.failed.first_key_value() {
+            let text = format!("the disk of rank {rank}: {}", error.message());
+            return error.clone().with_message(text).at_rank(*rank);
+        }
+        match self.at_work.first() {
             Some(rank) => {
                 let text = format!("the disk of rank {rank} is still at work: save it again");
                 Error::timeout(text).at_rank(*rank)
             }
-            None => Error::not_ready("no other disk can take it now"),
-        })
+            None => Error::not_ready("no other disk can take it now: save it again"),
+        }
     }
 
     /// As many as are wanted, of those ranks that are named.
@@ -114,19 +121,31 @@ impl Saving {
         })
     }
 
-    fn ranks(&self) -> Result<Vec<u32>> {
-        match self.done.is_empty() {
-            true => Err(self.why()),
-            false => Ok(self.done.iter().copied().collect()),
+    fn saved(&self, disks: &[Option<u32>]) -> Result<SavedOn> {
+        match (self.done.is_empty(), self.all_of(disks)) {
+            (true, _) => Err(self.why()),
+            (false, done) => {
+                let missing = done.err().map(|_| self.why());
+                Ok(SavedOn { ranks: self.done.iter().copied().collect(), missing })
+            }
         }
     }
 }
 
+/// On which disks a key is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedOn {
+    /// The ranks whose disks have it, in order; one at least.
+    pub ranks: Vec<u32>,
+    /// Why it is not on all that were asked for.
+    pub missing: Option<Error>,
+}
+
 impl Client {
     /// Saves keys on as many disks of ranks as are named, each the one of that rank, or any: first
-    /// those of ranks that have the object in memory. What a disk has already is not written again.
-    /// Returns for each key the ranks whose disks have it: fewer than were asked for if the others
-    /// cannot take it. It is there until it is removed, or the disk needs room; it outlives its
+    /// those that have the object, then those of ranks that have it in memory. What a disk has is
+    /// not written again. Returns for each key the ranks whose disks have it: fewer than were asked
+    /// for if the others cannot take it, and why. It is there until it is removed, or the disk needs room; it outlives its
     /// process from then on, and a power loss where the rank has `--ssd-durability persistent`.
     ///
     /// # Errors
@@ -149,10 +168,10 @@ impl Client {
         &self,
         keys: &[&[u8]],
         disks: &[Option<u32>],
-    ) -> Vec<Result<Vec<u32>>> {
+    ) -> Vec<Result<SavedOn>> {
         let saved = self.save_wholes(keys, disks).await.into_iter();
-        let ranks = saved.map(|saved| saved.and_then(|saved| saved.ranks())).collect();
-        about_keys(ranks, keys.iter().copied())
+        let saved = saved.map(|saved| saved.and_then(|saved| saved.saved(disks))).collect();
+        about_keys(saved, keys.iter().copied())
     }
 
     /// With the stripes of striped objects.
@@ -182,7 +201,7 @@ impl Client {
         let of = stripes.len();
         for (n, saved) in self.save_stored(&stripes, disks).await.iter().enumerate() {
             saved.all_of(disks).map_err(|e| {
-                let text = format!("stripe {} of {of} is not: {}", n + 1, e.message());
+                let text = format!("stripe {} of {of}: {}", n + 1, e.message());
                 e.with_message(text)
             })?;
         }
@@ -229,7 +248,10 @@ impl Client {
         keys: &[&[u8]],
         at: Vec<SaveAt>,
     ) -> Vec<Result<Vec<(u32, DiskSave)>>> {
-        match self.call(Request::SaveToDisk { keys: key_bytes(keys), at }).await {
+        // Disks have 1.6 s, and what a lookup takes.
+        let limit = self.limit().max(CALL_LIMIT);
+        let request = Request::SaveToDisk { keys: key_bytes(keys), at };
+        match self.pool.call(request, limit).await {
             Ok(Response::OnDisks(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("SaveToDisk", &other)),
             Err(e) => spread(keys.len(), e),
@@ -243,8 +265,7 @@ impl Client {
         opts: &PutOptions,
         put: impl Future<Output = Vec<Result<T>>>,
     ) -> Vec<Result<T>> {
-        if let Err(e) = check_disks(&opts.disks).and_then(|()| self.check_disks_there(&opts.disks))
-        {
+        if let Err(e) = self.check_disks(&opts.disks) {
             return spread(keys.len(), e);
         }
         let put = put.await;
@@ -256,15 +277,23 @@ impl Client {
             let saved = saved.next().unwrap_or_else(|| Ok(Saving::default()));
             let saved = saved.and_then(|saved| saved.all_of(&opts.disks));
             saved.map(|()| put).map_err(|e| {
-                let text = format!("stored in memory, but not on disk: {}", e.message());
+                let text = match e.kind() {
+                    ErrorKind::NotFound => "stored, and removed or evicted meanwhile".to_string(),
+                    _ => format!("stored in memory, but not on disk: {}", e.message()),
+                };
                 e.with_message(text).about(key)
             })
         };
         put.into_iter().zip(keys).map(after).collect()
     }
 
-    /// Before anything is stored: what is known of the ranks by now.
-    fn check_disks_there(&self, disks: &[Option<u32>]) -> Result<()> {
+    /// Whether so many disks, and those of these ranks, can have something: by what is known of the
+    /// ranks. A put does this before it stores anything.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if not.
+    pub fn check_disks(&self, disks: &[Option<u32>]) -> Result<()> {
+        check_disks(disks)?;
         let view = self.shared.view();
         let of = |rank: u32| view.nodes().find(|(info, _)| info.rank == rank);
         let without = disks.iter().flatten().find(|r| of(**r).is_some_and(|(info, _)| !info.disk));
@@ -272,9 +301,16 @@ impl Client {
             let text = format!("rank {rank} has no disk: start it with --ssd-dir");
             return Err(Error::invalid(text).at_rank(*rank));
         }
-        if view.nodes().next().is_some() && !view.nodes().any(|(info, _)| info.disk) {
-            return Err(Error::invalid("no rank has a disk: start one with --ssd-dir"));
+        let with_disk = view.nodes().filter(|(info, _)| info.disk).count();
+        // Without ranks nothing is known of them.
+        match (view.nodes().count(), with_disk) {
+            (0, _) => Ok(()),
+            (_, 0) => Err(Error::invalid("no rank has a disk: start one with --ssd-dir")),
+            (_, n) if n < disks.len() => {
+                let text = format!("{} disks: {n} ranks have one now", disks.len());
+                Err(Error::invalid(text))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::known::{Known, removes};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
-use crate::message::{DiskAnswer, DiskQuestion, MasterToOwner, Response, SegmentId};
+use crate::message::{DiskAnswer, DiskQuestion, MasterToOwner, Request, Response, SegmentId};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -150,8 +150,8 @@ impl Master {
                 None => self.removed_from_disks(ask, reply, known),
             };
         }
-        if known.saves.is_some() {
-            return self.saved(&ask.request, reply, &known);
+        if let Request::SaveToDisk { .. } = &ask.request {
+            return self.save_to_disks(ask, reply, known);
         }
         if let Some(on_disk) = &mut known.on_disk {
             on_disk.drop_differing();

@@ -1,6 +1,6 @@
 //! What a lookup knows while it is answered, and what of a request owners are asked.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::message::{DiskMeta, DiskSave, KeyBytes, ObjMeta, Request, SegmentId, SlotRef};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::KeyId;
@@ -19,9 +19,9 @@ pub(super) struct Known {
     pub besides: HashMap<KeyId, ObjMeta>,
     /// What disks have of what is not in memory; None before they were asked.
     pub on_disk: Option<OnDisk>,
-    /// What became of objects at the disks that were to save them, by rank; None before these were
-    /// asked.
-    pub saves: Option<HashMap<KeyId, BTreeMap<u32, DiskSave>>>,
+    /// What became of objects at the disks that were to save them, by rank, or why none was asked;
+    /// None before that.
+    pub saves: Option<HashMap<KeyId, Result<BTreeMap<u32, DiskSave>>>>,
     /// Keys that disks have removed: no error if nothing else has them.
     pub removed: HashSet<KeyId>,
     /// Objects that disks have removed for a pattern, or because all are.

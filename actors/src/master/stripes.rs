@@ -6,6 +6,7 @@ use super::Master;
 use super::entry::{Entry, State};
 use super::finish::Retire;
 use super::objects::IdentityState;
+use crate::message::KeyBytes;
 use crate::striping::{object_of, put_of, stripe_of};
 use hashbrown::HashMap;
 use nkv_store::KeyId;
@@ -73,6 +74,18 @@ impl Master {
         for stripe in self.stripes.of(&object_of(key), |of| !known || Some(of) == put) {
             self.retire_object(stripe, retire);
         }
+    }
+
+    /// The keys of the listed stripes of an object that is to be removed.
+    pub(super) fn keys_of_stripes(&self, key: &[u8]) -> Vec<KeyBytes> {
+        if self.stripes.of.is_empty() {
+            return Vec::new();
+        }
+        let listed = self.objects.get(&self.id_of(key));
+        let (known, put) = (listed.is_some(), listed.and_then(|e| put_of(&e.replica().object)));
+        let stripes = self.stripes.of(&object_of(key), |of| !known || Some(of) == put);
+        let stripes = stripes.iter().filter_map(|id| self.objects.get(id));
+        stripes.map(|e| KeyBytes::shared(e.key.clone())).collect()
     }
 
     /// A manifest is live: what other puts of its key have written nobody will ever find.

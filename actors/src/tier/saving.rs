@@ -6,7 +6,8 @@ use super::{DiskTier, caught};
 use crate::client::Blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::Location;
-use nkv_ssd::{Found, Object, Payload, Saved};
+use nkv_ssd::{Found, Object, Payload, Saved, SsdError};
+use nkv_store::log_limit::LogLimit;
 use nkv_store::{Key, OwnMemory};
 use std::time::Duration;
 
@@ -21,13 +22,17 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 impl DiskTier {
     /// One of the threads.
     pub(super) fn save_all(&self, client: &Blocking) {
-        let mut buffer = Buffer::default();
+        let (mut buffer, mut limit) = (Buffer::default(), LogLimit::default());
         while let Some(Job { key, .. }) = self.saves.next() {
             let done = caught(|| self.save_one(&key, client, &mut buffer)).flatten();
             buffer.let_go();
             if let Err(error) = &done {
                 self.counters.save_asked_fail.one();
                 tracing::debug!(%error, %key, "an object was not saved on request");
+                let is_answer = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Timeout);
+                if !is_answer && limit.is_due((), self.clock.now_ms()) {
+                    tracing::warn!(%error, "not saved on request; logged once a minute");
+                }
             }
             self.saves.over(&key, &done);
         }
@@ -86,7 +91,14 @@ impl DiskTier {
                 Some(Saved::Busy) => std::thread::sleep(BUSY_PAUSE),
                 Some(Saved::Collision) => {
                     return Err(Error::invalid(format!(
-                        "key {key} has another object on this disk: neither is served from there"
+                        "another object of key {key} was on this disk, which takes neither for an \
+                         hour: remove the key and put it again, or save it at another rank"
+                    )));
+                }
+                Some(Saved::Error(e @ SsdError::NoRoom { .. })) => {
+                    return Err(Error::out_of_memory(format!(
+                        "key {key} has no room on disk in one piece: {e}; give the rank a larger \
+                         --ssd-bytes"
                     )));
                 }
                 Some(Saved::Error(e)) => {

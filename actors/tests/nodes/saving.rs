@@ -1,10 +1,10 @@
 //! Copies on disks that a put, or somebody later, asks for. The policy of these disks would save
 //! nothing by itself: what is there was asked for.
 
-use crate::embedding::on;
+use crate::embedding::{eventually, on};
 use nkv_actors::message::{Existence, Medium, Preferred, Tier};
 use nkv_actors::tier::SsdConfig;
-use nkv_actors::{Cluster, ErrorKind, Node, NodeConfig, PutOptions};
+use nkv_actors::{Cluster, ErrorKind, Node, NodeConfig, PutOptions, SavedOn};
 use std::path::Path;
 use std::time::Duration;
 
@@ -43,6 +43,7 @@ async fn what_was_put_on_a_disk_is_served_by_the_next_process() {
     let cluster = start(dir.path()).await;
     let client = cluster.client();
     client.put(b"alone", &value(0), &on(1)).await.unwrap();
+    client.put(b"other", &value(5), &PutOptions::default().at([at_disk(1)])).await.unwrap();
     client.put(b"saved", &value(1), &PutOptions::default().at([DISK])).await.unwrap();
     let there = PutOptions::default().at([at_disk(1), "0".parse().unwrap()]);
     let many: [(&[u8], &[u8]); 2] = [(b"a", &value(2)), (b"b", &value(3))];
@@ -51,7 +52,7 @@ async fn what_was_put_on_a_disk_is_served_by_the_next_process() {
     client.put_parts(b"parts", &parts, &there).await.unwrap();
     assert_eq!(client.get_location(b"saved").await.unwrap().tier(), Tier::Memory);
     let [first, second] = objects_on_disk(&cluster);
-    assert!(first + second == 4 && second >= 3, "{first} {second}: rank 1 was named for three");
+    assert!(first + second == 5 && second >= 4, "{first} {second}: rank 1 was named for four");
     cluster.stop().await;
     let cluster = start(dir.path()).await;
     let client = cluster.client();
@@ -64,6 +65,10 @@ async fn what_was_put_on_a_disk_is_served_by_the_next_process() {
         assert!(client.get(key).await.unwrap() == expected);
     }
     assert_eq!(client.get(b"parts").await.unwrap(), &b"in parts"[..]);
+    // Of two objects of one key on disks neither would be found later.
+    let short = client.put(b"other", b"short", &PutOptions::default().at([at_disk(0)])).await;
+    let error = short.unwrap_err();
+    assert!(error.message().contains("is on the disk of rank 1, and this one has 5"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,12 +87,18 @@ async fn replicas_in_memory_and_copies_on_disks_are_of_one_put() {
     assert_eq!(objects_on_disk(&cluster), [1, 1]);
     client.remove(b"k").await.unwrap();
     assert_eq!(client.exists(&[b"k"]).await.unwrap(), [Existence::Absent]);
-    // A third disk there is not: it is stored all the same, and said to be so.
+    // A third disk there is not.
     let opts = PutOptions::default().at([DISK; 3]);
     let error = client.put(b"three", &value(2), &opts).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
-    assert!(error.message().contains("on 2 of 3 disks, at ranks 0, 1: no other disk"), "{error}");
-    assert!(client.get(b"three").await.unwrap() == value(2));
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(error.message().contains("3 disks: 2 ranks have one now"), "{error}");
+    assert_eq!(client.exists(&[b"three"]).await.unwrap(), [Existence::Absent]);
+    client.put(b"three", &value(2), &PutOptions::default()).await.unwrap();
+    let saved = client.save_to_disk(&[b"three"], &[None; 3]).await.remove(0).unwrap();
+    assert_eq!(
+        (saved.ranks, saved.missing.map(|e| e.kind())),
+        (vec![0, 1], Some(ErrorKind::NotReady))
+    );
     let plan = client.open_for_write(b"plan", 8, &PutOptions::default().at([DISK])).await;
     assert_eq!(plan.err().map(|e| e.kind()), Some(ErrorKind::InvalidArgument));
 }
@@ -102,10 +113,18 @@ async fn what_is_in_memory_is_saved_later_and_a_striped_object_with_its_stripes(
     client.put(b"whole", &value(4), &on(1)).await.unwrap();
     let saved = client.save_to_disk(&[b"striped", b"whole", b"none"], &[None]).await;
     assert!(saved[0].is_ok(), "{saved:?}");
-    assert_eq!(saved[1], Ok(vec![1]), "the disk of its own rank");
+    let on = |ranks| Ok(SavedOn { ranks, missing: None });
+    assert_eq!(saved[1], on(vec![1]), "the disk of its own rank");
     assert_eq!(saved[2].as_ref().map_err(|e| e.kind()), Err(ErrorKind::NotFound));
     let of_rank_0 = client.save_to_disk(&[b"whole"], &[Some(0)]).await;
-    assert_eq!(of_rank_0, [Ok(vec![0])]);
+    assert_eq!(of_rank_0, [on(vec![0])]);
+    let again = client.save_to_disk(&[b"whole"], &[None, None]).await;
+    assert_eq!(again, [on(vec![0, 1])], "those that have it");
+    client.remove(b"striped").await.unwrap();
+    let left = [0, 1].map(|rank| cluster.node(rank).tier().unwrap().figures().ssd_objects);
+    assert_eq!(left, [1, 1], "its stripes are on no disk any more");
+    client.put(b"striped", &striped, &PutOptions::default().stripes(2)).await.unwrap();
+    assert!(client.save_to_disk(&[b"striped"], &[None]).await[0].is_ok());
     let (none, ninth) = (client.save_to_disk(&[b"whole"], &[]).await, [None; 9]);
     for wrong in [none, client.save_to_disk(&[b"whole"], &ninth).await] {
         assert_eq!(wrong[0].as_ref().map_err(|e| e.kind()), Err(ErrorKind::InvalidArgument));
@@ -153,7 +172,7 @@ async fn the_only_disk_takes_what_lies_at_a_rank_without_one() {
         Node::start(NodeConfig { rank: 0, port: 0, ssd: None, ..base.clone() }).await.unwrap();
     let port = first.info().control.to_string().rsplit(':').next().unwrap().parse().unwrap();
     let second = Node::start(NodeConfig { rank: 1, port, ..base }).await.unwrap();
-    crate::embedding::eventually("both are there", async || first.is_ready()).await;
+    eventually("both are there", async || first.is_ready()).await;
     let client = first.client();
     client
         .put(b"k", &value(7), &PutOptions::default().at(["0".parse().unwrap(), DISK]))

@@ -5,7 +5,7 @@ use crate::cluster_process::{
     EXIT_LIMIT, ProcessCluster, clean_command, node_command, run_to_end, until,
 };
 use nkv::message::{Existence, Medium, Preferred, Tier};
-use nkv::{Blocking, ErrorKind, PutOptions, Retention, TransportChoice};
+use nkv::{Blocking, ErrorKind, PutOptions, Retention, SavedOn, TransportChoice};
 use nkv_pace::HANGS;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -100,7 +100,7 @@ fn i22_what_was_saved_on_request_outlives_a_kill_at_once() {
     put(&handle, "saved", &PutOptions::default());
     let saved = handle.save_to_disk(&[b"saved"], &[None, None]).remove(0);
     (0..2).for_each(|rank| cluster.kill9(rank));
-    assert_eq!(saved, Ok(vec![0, 1]));
+    assert_eq!(saved.map(|saved| saved.ranks), Ok(vec![0, 1]));
     drop(handle);
     (0..2).for_each(|rank| cluster.restart(rank));
     cluster.wait_ready(EXIT_LIMIT);
@@ -131,7 +131,8 @@ fn what_lies_in_memory_that_is_not_mapped_is_saved_at_another_rank() {
     assert!(is_whole(&handle, "once"), "nobody had read it before");
     let names: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
     let again = handle.save_to_disk(&names, &[Some(1)]);
-    assert!(again.iter().all(|ranks| *ranks == Ok(vec![1])));
+    let at_1 = |saved: &SavedOn| (&saved.ranks[..], &saved.missing) == (&[1], &None);
+    assert!(again.iter().all(|saved| saved.as_ref().is_ok_and(at_1)));
     assert_eq!(saved(&cluster, [1]), 41);
 }
 

@@ -12,7 +12,7 @@ use crate::op::Op;
 use std::sync::Arc;
 
 /// Steps that a claim without room waits, at a tenth of a millisecond each: as long as the owner
-/// waits for the copy with the default Q where producers lack room, too.
+/// waits for the copy with the default Q.
 const MOST_WAITS: u32 = 250;
 
 /// See the file's first paragraph.

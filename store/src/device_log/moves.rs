@@ -21,15 +21,12 @@ const COPIED_PER_CLAIMED: u64 = 2;
 /// share prefixes stay at a third on average, more at times.
 const MUCH: (u64, u64) = (3, 4);
 
-/// How long retiring waits for copies at a time where producers lack room: in a burst a copy finds
-/// room only once what is retired before it has been through its quarantine, so twice Q and the
-/// time that owner and copier take to answer, but less than a put waits for room. While none is
-/// accepted it does not wait again.
+/// How long retiring waits for copies at a time: in a burst a copy finds room only once what is
+/// retired before it has been through its quarantine, so twice Q and the time that owner and copier
+/// take to answer, but less than a put waits for room. While none is accepted it does not wait
+/// again.
 const COPY_REACTION_NS: u64 = 5_000_000;
 const MOST_COPY_WAIT_NS: u64 = 40_000_000;
-/// The same while producers have room, so that it delays no put: on a busy machine the copying
-/// thread may get no processor for as long as this.
-const COPY_WAIT_WITH_ROOM_NS: u64 = 1_000_000_000;
 
 /// Survivors that wait to be copied, at most; further ones are not copied.
 const MOST_WAITING: usize = 65_536;
@@ -153,17 +150,6 @@ impl Moves {
     }
 }
 
-/// Whether copies come in time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Copied {
-    #[default]
-    InTime,
-    /// One is waited for since then.
-    Since(u64),
-    /// It did not come: none is waited for before one was accepted.
-    GivenUp,
-}
-
 /// How far the copying is allowed to go, and what was examined.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Survey {
@@ -281,26 +267,9 @@ impl DeviceLog {
         if !self.known.is_given(x) {
             return false;
         }
-        let since_ns = match self.copying {
-            Copied::GivenUp => return false,
-            Copied::Since(since_ns) => since_ns,
-            Copied::InTime => now_ns,
-        };
+        let since_ns = *self.copying_since_ns.get_or_insert(now_ns);
         let limit_ns = self.rules.quarantine_ns.saturating_mul(2).saturating_add(COPY_REACTION_NS);
-        let limit_ns = match self.has_room() {
-            true => COPY_WAIT_WITH_ROOM_NS,
-            false => limit_ns.min(MOST_COPY_WAIT_NS),
-        };
-        let waits = now_ns < since_ns.saturating_add(limit_ns);
-        self.copying = if waits { Copied::Since(since_ns) } else { Copied::GivenUp };
-        waits
-    }
-
-    /// Whether producers can claim half of what is kept claimable for them, and the largest object
-    /// of late.
-    fn has_room(&self) -> bool {
-        let left = self.claimed_bytes().map_or(0, |claimed| self.limit.saturating_sub(claimed));
-        left >= (self.demand.room(&self.layout) / 2).max(self.demand.largest())
+        now_ns < since_ns.saturating_add(limit_ns.min(MOST_COPY_WAIT_NS))
     }
 
     /// Whether the owner copies objects into the log.
@@ -370,7 +339,7 @@ impl DeviceLog {
             return self.refuse_copy((x, n), copy);
         };
         self.serve_copy((x, n), copy, from)?;
-        self.copying = Copied::InTime;
+        self.copying_since_ns = None;
         self.known.count_reads(x, self.survey.carried(self.known.reads(x0)));
         directory.moved(copy, from);
         self.end_live(x0, n, now_ns)?;

@@ -89,9 +89,13 @@ impl Master {
         }
         known.on_disk = Some(OnDisk::default());
         let up: Vec<_> = self.disks_to_ask().collect();
-        let keys = match up.is_empty() {
-            true => Vec::new(),
-            false => self.missing(&ask.request, &known, true),
+        let keys = match &ask.request {
+            _ if up.is_empty() => Vec::new(),
+            // A disk may have what is in memory, too, or another object of its key.
+            Request::SaveToDisk { keys, .. } => {
+                keys.iter().filter(|key| Key::check(key).is_ok()).cloned().collect()
+            }
+            request => self.missing(request, &known, true),
         };
         if keys.is_empty() {
             return Some((ask, reply, known));

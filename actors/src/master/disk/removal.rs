@@ -7,22 +7,9 @@ use super::WORK_LIMIT_MS;
 use super::missed::RunningRemoval;
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
-use crate::message::{DiskQuestion, DiskSelection, MasterToOwner, Request, Response};
-
-/// What a removal covers.
-fn selection_of(request: &Request) -> Option<DiskSelection> {
-    match request {
-        Request::Remove(keys) => Some(DiskSelection::Keys(keys.clone())),
-        Request::RemoveAt(list) => {
-            Some(DiskSelection::Keys(list.iter().map(|(key, _)| key.clone()).collect()))
-        }
-        Request::RemoveMatching(of) => Some(match &of.pattern {
-            Some(pattern) => DiskSelection::Matching(pattern.clone()),
-            None => DiskSelection::All,
-        }),
-        _ => None,
-    }
-}
+use crate::message::{
+    DiskQuestion, DiskSelection, KeyBytes, MAX_BATCH, MasterToOwner, Request, Response,
+};
 
 /// Whether some of the keys are gone, and must not come back.
 fn confirms(answer: &Response) -> bool {
@@ -47,6 +34,27 @@ fn ends_removal(answer: &Response) -> bool {
 }
 
 impl Master {
+    /// What a removal covers: of keys the stripes that are in memory, too.
+    fn selection_of(&self, request: &Request) -> Option<DiskSelection> {
+        let with_stripes = |mut keys: Vec<KeyBytes>| {
+            let stripes: Vec<_> = keys.iter().flat_map(|key| self.keys_of_stripes(key)).collect();
+            keys.extend(stripes);
+            keys.truncate(MAX_BATCH);
+            DiskSelection::Keys(keys)
+        };
+        match request {
+            Request::Remove(keys) => Some(with_stripes(keys.clone())),
+            Request::RemoveAt(list) => {
+                Some(with_stripes(list.iter().map(|(key, _)| key.clone()).collect()))
+            }
+            Request::RemoveMatching(of) => Some(match &of.pattern {
+                Some(pattern) => DiskSelection::Matching(pattern.clone()),
+                None => DiskSelection::All,
+            }),
+            _ => None,
+        }
+    }
+
     /// Gives the request back if no disk is to be asked. Each round of a removal that takes several
     /// asks again: a disk that has done it says so at once, and remembers it for longer.
     pub(in crate::master) fn remove_from_disks_first(
@@ -54,7 +62,8 @@ impl Master {
         ask: Ask,
         reply: Reply<Response>,
     ) -> Option<(Ask, Reply<Response>)> {
-        let Some(which) = selection_of(&ask.request).filter(|_| removes(&ask.request)) else {
+        let which = self.selection_of(&ask.request).filter(|_| removes(&ask.request));
+        let Some(which) = which else {
             return Some((ask, reply));
         };
         // Before any disk is asked: a removal that cannot be done must not be half done.

@@ -50,7 +50,7 @@ impl Master {
         let failed = answer.not_done.into_iter().map(|(at, error)| (at, DiskSave::Failed(error)));
         for (at, outcome) in done.chain(failed) {
             if let Some(key) = keys.get(at as usize)
-                && let Some(of_key) = saves.get_mut(&self.id_of(key))
+                && let Some(Ok(of_key)) = saves.get_mut(&self.id_of(key))
             {
                 of_key.insert(rank, outcome);
             }
@@ -65,7 +65,10 @@ impl Master {
             let id = self.id_of(key);
             let outcomes = known.saves.as_ref().and_then(|saves| saves.get(&id));
             match outcomes {
-                Some(of_key) => Ok(of_key.iter().map(|(at, done)| (*at, done.clone())).collect()),
+                Some(Ok(of_key)) => {
+                    Ok(of_key.iter().map(|(at, done)| (*at, done.clone())).collect())
+                }
+                Some(Err(error)) => Err(error.clone()),
                 // It is neither in memory nor on a disk.
                 None => Err(self
                     .locate(key, &[].into())
@@ -92,7 +95,11 @@ impl Master {
             if !self.is_stored(key, &id, known) {
                 continue;
             }
-            let of_key: &mut BTreeMap<u32, DiskSave> = saves.entry(id).or_default();
+            if let Some(error) = self.another_object(key, &id, known) {
+                saves.insert(id, Err(error));
+                continue;
+            }
+            let mut of_key = BTreeMap::new();
             for disk in self.choose_disks(key, at, known) {
                 if !self.may_be_asked(disk) {
                     let text = format!("rank {} cannot be reached now, nor its disk", disk.rank);
@@ -103,6 +110,7 @@ impl Master {
                 of_key.insert(disk.rank, DiskSave::AtWork);
                 by_disk.entry(disk).or_default().push(key.clone());
             }
+            saves.insert(id, Ok(of_key));
         }
         known.saves = Some(saves);
         let of = |id: &SegmentId| self.allocators.get(id).map(|a| a.info.incarnation);
@@ -129,8 +137,8 @@ impl Master {
         }
     }
 
-    /// The disks that are to save a key: those that are named, and of the others those of ranks
-    /// that have it in memory, then those that have it on disk, then any by its hash.
+    /// The disks that are to save a key: those that are named, and of the others those that have it,
+    /// then those of ranks that have it in memory, then any by its hash.
     fn choose_disks(&self, key: &[u8], at: &SaveAt, known: &Known) -> Vec<SegmentId> {
         let id = self.id_of(key);
         let on_disk = known.on_disk.as_ref().and_then(|on_disk| on_disk.found.get(&id));
@@ -142,10 +150,27 @@ impl Master {
         let turn = id.hash as usize % others.len().max(1);
         others.rotate_left(turn);
         others.retain(|disk| !at.but.contains(&disk.rank) && !named.contains(disk));
-        others.sort_by_key(|disk| (!holders.contains(&disk.rank), !has(disk)));
+        others.sort_by_key(|disk| (!has(disk), !holders.contains(&disk.rank)));
         others.truncate(at.disks.len() - named.len());
         named.extend(others);
         named
+    }
+
+    /// A disk that has an object of another length under this key: which one is right nobody knows,
+    /// and after a restart neither would be found.
+    fn another_object(&self, key: &[u8], id: &KeyId, known: &Known) -> Option<Error> {
+        let listed = self.entry(key).ok().flatten().filter(|e| self.is_readable(e));
+        let listed = listed.map(|e| e.replica().object.bytes_total);
+        let in_memory = listed.or_else(|| Some(known.besides.get(id)?.object.bytes_total));
+        let found = known.on_disk.as_ref()?.found.get(id)?;
+        let bytes = in_memory.or_else(|| found.first().map(|(_, bytes)| *bytes))?;
+        let (at, other) = *found.iter().find(|(_, other)| *other != bytes)?;
+        let text = format!(
+            "another object of this key, of {other} bytes, is on the disk of rank {}, and this one \
+             has {bytes}: remove the key, and put it again",
+            at.rank
+        );
+        Some(Error::invalid(text).at_rank(at.rank))
     }
 
     fn is_stored(&self, key: &[u8], id: &KeyId, known: &Known) -> bool {

@@ -40,6 +40,15 @@ async fn is_asked_to_save(rank: &mut Rank, k: &str) -> u64 {
     number
 }
 
+/// These disks say that they have nothing of it.
+async fn find_nothing<const N: usize>(ranks: [&mut Rank; N], k: &str) {
+    for rank in ranks {
+        let (number, asked) = rank.receives(question).await;
+        assert_eq!(asked, DiskQuestion::Find(vec![key(k)]));
+        answers(rank, number, DiskAnswer::default()).await;
+    }
+}
+
 fn has_it() -> DiskAnswer {
     DiskAnswer { found: vec![(0, 4096)], ..DiskAnswer::default() }
 }
@@ -53,18 +62,23 @@ async fn the_disk_of_a_rank_that_has_the_object_is_asked_and_others_if_more_are_
     let (bench, mut first, mut second) = two_disks().await;
     bench.put(1, "k", &mut second).await;
     let asked = bench.asks(save("k", &[None], &[]));
+    find_nothing([&mut first, &mut second], "k").await;
     let number = is_asked_to_save(&mut second, "k").await;
     answers(&second, number, has_it()).await;
     assert_eq!(saved(asked).await, Ok(vec![(1, None)]));
     // By name, wherever it is in memory; and where those that have it are not meant.
     for (disks, but) in [(Some(0), vec![]), (None, vec![1])] {
         let asked = bench.asks(save("k", &[disks], &but));
+        find_nothing([&mut first, &mut second], "k").await;
         let number = is_asked_to_save(&mut first, "k").await;
         answers(&first, number, has_it()).await;
         assert_eq!(saved(asked).await, Ok(vec![(0, None)]));
     }
-    assert_eq!(saved(bench.asks(save("k", &[None], &[0, 1]))).await, Ok(vec![]));
+    let asked = bench.asks(save("k", &[None], &[0, 1]));
+    find_nothing([&mut first, &mut second], "k").await;
+    assert_eq!(saved(asked).await, Ok(vec![]));
     let asked = bench.asks(save("k", &[None, None, None], &[]));
+    find_nothing([&mut first, &mut second], "k").await;
     let (of_first, of_second) =
         (is_asked_to_save(&mut first, "k").await, is_asked_to_save(&mut second, "k").await);
     answers(&first, of_first, failed(Error::not_ready("the disk is full"))).await;
@@ -99,6 +113,7 @@ async fn a_disk_that_takes_long_goes_on_and_is_said_to_be_at_work() {
     let (bench, mut first, mut second) = two_disks().await;
     bench.put(0, "k", &mut first).await;
     let asked = bench.asks(save("k", &[None, None], &[]));
+    find_nothing([&mut first, &mut second], "k").await;
     is_asked_to_save(&mut first, "k").await;
     let number = is_asked_to_save(&mut second, "k").await;
     answers(&second, number, has_it()).await;
@@ -118,10 +133,12 @@ async fn a_rank_that_is_named_is_not_replaced_by_another() {
     bench.put(0, "k", &mut first).await;
     second.hangs_up().await;
     bench.a_ttl_passes(&[&first]).await;
-    let away = saved(bench.asks(save("k", &[Some(1)], &[]))).await;
-    assert_eq!(away, Ok(vec![(1, Some(ErrorKind::Disconnected))]));
     first.drain().await;
+    let asked = bench.asks(save("k", &[Some(1)], &[]));
+    find_nothing([&mut first], "k").await;
+    assert_eq!(saved(asked).await, Ok(vec![(1, Some(ErrorKind::Disconnected))]));
     let asked = bench.asks(save("k", &[None], &[]));
+    find_nothing([&mut first], "k").await;
     let number = is_asked_to_save(&mut first, "k").await;
     answers(&first, number, failed(Error::invalid("another object is there"))).await;
     assert_eq!(saved(asked).await, Ok(vec![(0, Some(ErrorKind::InvalidArgument))]));
@@ -141,12 +158,34 @@ async fn a_rank_without_a_disk_is_an_error_of_its_own() {
     bench.put(1, "k", &mut ranks[1]).await;
     for rank in [1, 2] {
         let asked = bench.asks(save("k", &[Some(rank)], &[]));
+        find_nothing([&mut ranks[0]], "k").await;
         assert_eq!(saved(asked).await, Err(ErrorKind::InvalidArgument));
     }
     // Without a name the other one takes it, though it is not in its memory.
     let asked = bench.asks(save("k", &[None], &[]));
+    find_nothing([&mut ranks[0]], "k").await;
     let number = is_asked_to_save(&mut ranks[0], "k").await;
     answers(&ranks[0], number, has_it()).await;
     assert_eq!(saved(asked).await, Ok(vec![(0, None)]));
     assert_eq!(bench.found("k").await.map(|at| at.incarnation), Ok(101));
+}
+
+#[tokio::test]
+async fn a_disk_that_has_the_object_comes_first_and_one_that_has_another_is_an_error() {
+    let (bench, mut first, mut second) = two_disks().await;
+    let stored = bench.put(1, "k", &mut second).await.meta.object.bytes_total;
+    for (bytes, expected) in
+        [(stored, Ok(vec![(0, None)])), (stored + 1, Err(ErrorKind::InvalidArgument))]
+    {
+        let asked = bench.asks(save("k", &[None], &[]));
+        let (number, _) = first.receives(question).await;
+        let found = vec![(0, bytes)];
+        answers(&first, number, DiskAnswer { found, ..DiskAnswer::default() }).await;
+        find_nothing([&mut second], "k").await;
+        if bytes == stored {
+            let number = is_asked_to_save(&mut first, "k").await;
+            answers(&first, number, has_it()).await;
+        }
+        assert_eq!(saved(asked).await, expected);
+    }
 }
