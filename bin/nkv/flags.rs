@@ -45,6 +45,7 @@ Looks at a running nkv cluster and moves single values in and out of it.
   nkv put KEY FILE                (or - for stdin)
   nkv get KEY -o FILE             (or - for stdout)
   nkv ls '^run-1/'                the keys that a regular expression matches, or all
+  nkv save KEY                    a copy on the SSD of a rank, which outlives all of them
   nkv evict --until-below 50%     make room in every heap, before a put needs it
   nkv mount 1GiB --rank 1         more memory for a rank, while it runs
 
@@ -110,8 +111,8 @@ pub(crate) struct Flags {
     #[command(flatten)]
     pub(crate) fabric: FabricFlags,
 
-    /// Limit of one call to the cluster; of evict, mount and unmount: of the time in which a rank
-    /// gives no sign of life
+    /// Limit of one call to the cluster, but for save; of evict, mount and unmount: of the time in
+    /// which a rank gives no sign of life
     #[arg(long, global = true, value_name = "MS", default_value_t = 2_000,
         allow_negative_numbers = true,
         value_parser = clap::value_parser!(u64).range(1..=MAX_TIMEOUT_MS))]

@@ -137,8 +137,8 @@ impl Master {
         }
     }
 
-    /// The disks that are to save a key: those that are named, and of the others those that have it,
-    /// then those of ranks that have it in memory, then any by its hash.
+    /// The disks that are to save a key: those that are named, and of the others those that have
+    /// it, then those of ranks that have it in memory, then any by its hash.
     fn choose_disks(&self, key: &[u8], at: &SaveAt, known: &Known) -> Vec<SegmentId> {
         let id = self.id_of(key);
         let on_disk = known.on_disk.as_ref().and_then(|on_disk| on_disk.found.get(&id));
