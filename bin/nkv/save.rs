@@ -15,9 +15,9 @@ use std::ffi::OsString;
 ///
 /// They stay in memory, too. What is on a disk is served again after all ranks were restarted,
 /// until the disk needs room for others: a disk that is full removes what was used longest ago,
-/// also for keys of this very command. Exit status 1 if a key is not stored, and that of the first reason if
-/// one is on fewer disks than asked for. It goes on, whatever --timeout-ms is, until no further key
-/// has been saved for half a minute; ended early it leaves the disks at work.
+/// also for keys of this very command. Exit status 1 if a key is not stored, and that of the first
+/// reason if one is on fewer disks than asked for. It goes on, whatever --timeout-ms is, until no
+/// further key has been saved for half a minute; ended early it leaves the disks at work.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Save {

@@ -145,8 +145,8 @@ impl Client {
     /// Saves keys on as many disks of ranks as are named, each the one of that rank, or any: first
     /// those that have the object, then those of ranks that have it in memory. What a disk has is
     /// not written again. Returns for each key the ranks whose disks have it: fewer than were asked
-    /// for if the others cannot take it, and why. It is there until it is removed, or the disk needs
-    /// room; it outlives its process from then on, and a power loss where the rank has
+    /// for if the others cannot take it, and why. It is there until it is removed, or the disk
+    /// needs room; it outlives its process from then on, and a power loss where the rank has
     /// `--ssd-durability persistent`.
     ///
     /// # Errors
