@@ -26,8 +26,8 @@ mod segments;
 mod stats;
 
 pub use awaiting::{AwaitReady, MAX_AWAIT_MS, Readiness};
-pub(crate) use bounds::check_disks;
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
+pub(crate) use bounds::{check_disks, named_twice};
 pub use disk::{
     DiskAnswer, DiskMeta, DiskQuestion, DiskSave, DiskSelection, Location, Promote, SaveAt, Tier,
 };

@@ -204,16 +204,12 @@ impl DiskTier {
     /// Promotions and saves on request need a handle of the node, which there is only later.
     pub(crate) fn start_jobs(self: &Arc<Self>, client: &Client) -> Result<()> {
         for number in 0..promotion::THREADS {
-            let (tier, client) = (self.clone(), client.blocking()?);
-            let name = format!("nkv-promote-{number}");
-            let thread = spawn_named(&name, move || tier.promote_all(&client))?;
-            lock(&self.threads).push(thread);
+            let client = client.blocking()?;
+            self.run(&format!("nkv-promote-{number}"), move |tier| tier.promote_all(&client))?;
         }
         for number in 0..saving::THREADS {
-            let (tier, client) = (self.clone(), client.blocking()?);
-            let name = format!("nkv-save-{number}");
-            let thread = spawn_named(&name, move || tier.save_all(&client))?;
-            lock(&self.threads).push(thread);
+            let client = client.blocking()?;
+            self.run(&format!("nkv-save-{number}"), move |tier| tier.save_all(&client))?;
         }
         Ok(())
     }

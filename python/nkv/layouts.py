@@ -184,10 +184,10 @@ def places_of(preferred: Place | Sequence[Place] | None) -> list[str]:
 
 def disks_of(disks: int | Iterable[int]) -> list[int | None]:
     """The rank of each disk, as the native part takes them: so many of any, or those of ranks."""
-    if isinstance(disks, int):
-        return [None] * replicas_of(disks)
-    ranks: list[int | None] = list(disks)
-    replicas_of(len(ranks))
+    ranks: list[int | None]
+    ranks = [None] * min(disks, MAX_REPLICAS + 1) if isinstance(disks, int) else list(disks)
+    if not 1 <= len(ranks) <= MAX_REPLICAS:
+        raise InvalidArgument(f"{len(ranks)} disks: 1 to {MAX_REPLICAS}")
     return ranks
 
 

@@ -26,8 +26,8 @@ struct Saving {
     failed: BTreeMap<u32, Error>,
     /// Bytes of what is stored under the key.
     bytes: u64,
-    /// Nothing more comes, and why, if that is no disk's answer.
-    over: Option<Option<Error>>,
+    /// Why nothing more comes.
+    over: Option<Error>,
 }
 
 impl Saving {
@@ -60,12 +60,12 @@ impl Saving {
             // The master did not answer in time: it is asked again.
             Err(e) if e.kind() == ErrorKind::Timeout => return false,
             Err(e) => {
-                self.over = Some(Some(e));
+                self.over = Some(e);
                 return false;
             }
         };
         if list.is_empty() {
-            self.over = Some(None);
+            self.over = Some(self.why());
         }
         let before = self.done.len();
         for (rank, outcome) in list {
@@ -87,7 +87,7 @@ impl Saving {
 
     /// Why there is no more.
     fn why(&self) -> Error {
-        if let Some(Some(error)) = &self.over {
+        if let Some(error) = &self.over {
             return error.clone();
         }
         if let Some((rank, error)) = self.failed.first_key_value() {
@@ -103,30 +103,30 @@ impl Saving {
         }
     }
 
-    /// As many as are wanted, of those ranks that are named.
-    fn all_of(&self, disks: &[Option<u32>]) -> Result<()> {
+    /// Why it is not on all the disks that are wanted.
+    fn missing(&self, disks: &[Option<u32>]) -> Option<Error> {
         let named = disks.iter().flatten().all(|rank| self.done.contains(rank));
-        if named && self.done.len() >= disks.len() {
-            return Ok(());
+        (!named || self.done.len() < disks.len()).then(|| self.why())
+    }
+
+    /// It is on all of them.
+    fn all_of(&self, disks: &[Option<u32>]) -> Result<()> {
+        let Some(why) = self.missing(disks) else { return Ok(()) };
+        if self.done.is_empty() {
+            return Err(why);
         }
-        let why = self.why();
         let on = self.done.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        Err(match self.done.is_empty() {
-            true => why,
-            false => {
-                let (n, of) = (self.done.len(), disks.len());
-                let text = format!("on {n} of {of} disks, at ranks {on}: {}", why.message());
-                why.with_message(text)
-            }
-        })
+        let (n, of) = (self.done.len(), disks.len());
+        let text = format!("on {n} of {of} disks, at ranks {on}: {}", why.message());
+        Err(why.with_message(text))
     }
 
     fn saved(&self, disks: &[Option<u32>]) -> Result<SavedOn> {
-        match (self.done.is_empty(), self.all_of(disks)) {
-            (true, _) => Err(self.why()),
-            (false, done) => {
-                let missing = done.err().map(|_| self.why());
-                Ok(SavedOn { ranks: self.done.iter().copied().collect(), missing })
+        match self.done.is_empty() {
+            true => Err(self.why()),
+            false => {
+                let ranks = self.done.iter().copied().collect();
+                Ok(SavedOn { ranks, missing: self.missing(disks) })
             }
         }
     }

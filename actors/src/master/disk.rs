@@ -13,7 +13,9 @@ use super::known::{Known, removes};
 use super::{Ask, Master};
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
-use crate::message::{DiskAnswer, DiskQuestion, MasterToOwner, Request, Response, SegmentId};
+use crate::message::{
+    DiskAnswer, DiskQuestion, KeyBytes, MasterToOwner, Request, Response, SegmentId,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -61,6 +63,17 @@ impl Master {
     fn may_be_asked(&self, segment_id: SegmentId) -> bool {
         let of = self.allocators.get(&segment_id).map(|a| a.info.incarnation);
         self.reachable(segment_id) && of.is_some_and(|of| self.knows_removals(segment_id, of))
+    }
+
+    /// A question about its keys for each disk.
+    fn questions(
+        &self,
+        by_disk: BTreeMap<SegmentId, Vec<KeyBytes>>,
+        question: impl Fn(Vec<KeyBytes>) -> DiskQuestion,
+    ) -> Questions {
+        let of = |id: &SegmentId| self.allocators.get(id).map(|a| a.info.incarnation);
+        let asked = by_disk.into_iter();
+        asked.filter_map(|(id, keys)| Some((id, of(&id)?, question(keys)))).collect()
     }
 
     /// Asks; gives the request back if there is nobody to ask.
@@ -150,10 +163,9 @@ impl Master {
                 None => self.removed_from_disks(ask, reply, known),
             };
         }
-        if let Request::SaveToDisk { .. } = &ask.request {
-            return self.save_to_disks(ask, reply, known);
-        }
-        if let Some(on_disk) = &mut known.on_disk {
+        // A save names the disk that has another object.
+        let saves = matches!(ask.request, Request::SaveToDisk { .. });
+        if let Some(on_disk) = known.on_disk.as_mut().filter(|_| !saves) {
             on_disk.drop_differing();
         }
         let Some((ask, reply, known)) = self.ask_other_disks(ask, reply, known, until_ms) else {

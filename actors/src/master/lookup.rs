@@ -35,7 +35,7 @@ impl Master {
         )
     }
 
-    fn readable(&self, key: &[u8]) -> Option<&Entry> {
+    pub(super) fn readable(&self, key: &[u8]) -> Option<&Entry> {
         self.entry(key).ok().flatten().filter(|e| self.is_readable(e))
     }
 

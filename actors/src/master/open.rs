@@ -9,7 +9,7 @@ use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
     CopyPlan, KeyBytes, MAX_REPLICAS, MasterToOwner, ObjectDesc, OpenItem, PlanDesc, PlanId,
-    PlanOpened, Preferred, ReplicaSet, Response, SegmentId, SlotRef,
+    PlanOpened, Preferred, ReplicaSet, Response, SegmentId, SlotRef, named_twice,
 };
 use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, KeyId, Retention, StoreError};
@@ -425,11 +425,9 @@ fn check_named(open: &OpenItem) -> Result<()> {
         return Err(Error::invalid(text));
     }
     let named = open.further.iter().filter_map(|p| p.rank).chain(open.preferred_rank);
-    let mut ranks: Vec<u32> = named.collect();
-    ranks.sort_unstable();
-    match ranks.windows(2).find(|two| two[0] == two[1]) {
-        Some(twice) => {
-            let text = format!("rank {} is named for two replicas: it takes one", twice[0]);
+    match named_twice(named) {
+        Some(rank) => {
+            let text = format!("rank {rank} is named for two replicas: it takes one");
             Err(Error::invalid(text))
         }
         None => Ok(()),

@@ -66,26 +66,26 @@ impl Master {
     /// Begins to remove the stripes of an object that is being removed: nobody finds them without
     /// it, so nobody waits for that.
     pub(super) fn remove_stripes(&mut self, key: &[u8], retire: &mut Retire) {
-        if self.stripes.of.is_empty() {
-            return;
-        }
-        let listed = self.objects.get(&self.id_of(key));
-        let (known, put) = (listed.is_some(), listed.and_then(|e| put_of(&e.replica().object)));
-        for stripe in self.stripes.of(&object_of(key), |of| !known || Some(of) == put) {
+        for stripe in self.stripes_to_remove(key) {
             self.retire_object(stripe, retire);
         }
     }
 
     /// The keys of the listed stripes of an object that is to be removed.
     pub(super) fn keys_of_stripes(&self, key: &[u8]) -> Vec<KeyBytes> {
+        let stripes = self.stripes_to_remove(key);
+        let stripes = stripes.iter().filter_map(|id| self.objects.get(id));
+        stripes.map(|e| KeyBytes::shared(e.key.clone())).collect()
+    }
+
+    /// The listed stripes of an object: of what is listed under its key, or of all its puts.
+    fn stripes_to_remove(&self, key: &[u8]) -> Vec<KeyId> {
         if self.stripes.of.is_empty() {
             return Vec::new();
         }
         let listed = self.objects.get(&self.id_of(key));
         let (known, put) = (listed.is_some(), listed.and_then(|e| put_of(&e.replica().object)));
-        let stripes = self.stripes.of(&object_of(key), |of| !known || Some(of) == put);
-        let stripes = stripes.iter().filter_map(|id| self.objects.get(id));
-        stripes.map(|e| KeyBytes::shared(e.key.clone())).collect()
+        self.stripes.of(&object_of(key), |of| !known || Some(of) == put)
     }
 
     /// A manifest is live: what other puts of its key have written nobody will ever find.

@@ -62,6 +62,13 @@ fn keys_of(keys: &[KeyBytes]) -> Result<()> {
     keys.iter().try_for_each(|bytes| key(bytes))
 }
 
+/// A rank that is named more than once.
+pub(crate) fn named_twice(ranks: impl Iterator<Item = u32>) -> Option<u32> {
+    let mut ranks: Vec<u32> = ranks.collect();
+    ranks.sort_unstable();
+    ranks.windows(2).find(|two| two[0] == two[1]).map(|two| two[0])
+}
+
 fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
     ensure(slot < slots && epoch > 0, || {
         format!(

@@ -20,6 +20,8 @@ use std::time::Duration;
 /// keep memory from puts for good.
 const WAIT_LIMIT_NS: u64 = 5_000_000_000;
 
+/// How long a promotion or a save waits for the same object on its way to disk.
+const KEY_LIMIT: Duration = Duration::from_secs(1);
 /// How long an object is held until its key string is known: its producer may be dead.
 const NAME_LIMIT_NS: u64 = 1_000_000_000;
 /// How often producers are asked for key strings.
@@ -319,10 +321,10 @@ impl Feed {
     }
 
     /// Waits until this key is not on its way to disk; false after the limit.
-    pub fn wait_for_key(&self, key: &Key, limit: Duration) -> bool {
+    pub fn wait_for_key(&self, key: &Key) -> bool {
         let by_key = lock(&self.pending.by_key);
         let busy = |by_key: &mut HashMap<Key, (usize, u64)>| by_key.contains_key(key);
-        let waited = self.pending.settled.wait_timeout_while(by_key, limit, busy);
+        let waited = self.pending.settled.wait_timeout_while(by_key, KEY_LIMIT, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 

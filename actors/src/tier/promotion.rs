@@ -9,12 +9,9 @@ use crate::striping::{MANIFEST_BYTES, is_stripe};
 use nkv_ssd::{LoadError, Payload};
 use nkv_store::{Key, OwnMemory};
 use smallvec::SmallVec;
-use std::time::Duration;
 
 /// Promotions that are in progress at a time.
 pub(super) const THREADS: usize = 4;
-/// How long a promotion waits for an object that is on its way to disk.
-const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Puts what was read: where it is wanted, else on the disk's own rank, else on any. No rank's log
 /// is waited for while another has room.
@@ -81,7 +78,7 @@ impl DiskTier {
     ) -> Result<u64> {
         let none = || Error::not_found(format!("key {key} is not on disk any more"));
         // On its way to disk.
-        if !self.feed.wait_for_key(key, SETTLE_LIMIT) {
+        if !self.feed.wait_for_key(key) {
             return Err(Error::not_ready(format!("key {key} is still being written to disk")));
         }
         let found = self.engine.find(key).filter(|_| !self.removals.covers(key));

@@ -8,13 +8,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::Location;
 use nkv_ssd::{Found, Object, Payload, Saved, SsdError};
 use nkv_store::log_limit::LogLimit;
-use nkv_store::{Key, OwnMemory};
+use nkv_store::{Key, Memory, OwnMemory};
 use std::time::Duration;
 
 /// Saves that are in progress at a time.
 pub(super) const THREADS: usize = 2;
-/// How long a save waits for the same object on its way to disk.
-const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// How often a save is tried while another call writes the key, and the pause between.
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -41,7 +39,7 @@ impl DiskTier {
     /// Returns the bytes of the object.
     fn save_one(&self, key: &Key, client: &Blocking, buffer: &mut Buffer) -> Result<u64> {
         self.counters.save_asked.one();
-        if !self.feed.wait_for_key(key, SETTLE_LIMIT) {
+        if !self.feed.wait_for_key(key) {
             return Err(Error::timeout(format!("key {key} is still being written to disk")));
         }
         // A removal that begins from here on waits until this is over [I6].
@@ -74,7 +72,7 @@ impl DiskTier {
         let (bytes, page_bytes) = client.stored_uncounted(key.as_bytes())?;
         let len = bytes.len() as u64;
         let memory = buffer.of(len)?;
-        memory.bytes_mut(bytes.len()).copy_from_slice(&bytes);
+        memory.write(0, &bytes)?;
         drop(bytes);
         let own = OwnMemory::of(memory);
         self.save_from(key, page_bytes.into(), Payload { memory: &own, offset: 0, len })

@@ -92,13 +92,6 @@ impl AnonMemory {
         // written, is borrowed mutably.
         unsafe { std::slice::from_raw_parts(self.region.base().as_ptr(), len) }
     }
-
-    /// The same, to be written.
-    pub fn bytes_mut(&mut self, len: usize) -> &mut [u8] {
-        let len = len.min(self.region.len() as usize);
-        // SAFETY: as in `bytes`; nobody else reads them either.
-        unsafe { std::slice::from_raw_parts_mut(self.region.base().as_ptr(), len) }
-    }
 }
 
 host_memory!(AnonMemory, |_| Export::Private);

@@ -153,12 +153,7 @@ impl Master {
         by_disk: BTreeMap<SegmentId, Vec<KeyBytes>>,
         rank: Option<u32>,
     ) -> Questions {
-        let of = |id: &SegmentId| self.allocators.get(id).map(|a| a.info.incarnation);
-        let questions = by_disk.into_iter();
-        let questions = questions.filter_map(|(id, keys)| {
-            Some((id, of(&id)?, DiskQuestion::Promote { keys, rank, find: false }))
-        });
-        questions.collect()
+        self.questions(by_disk, |keys| DiskQuestion::Promote { keys, rank, find: false })
     }
 
     /// What one disk was to bring back and does not have, another one may have. Gives the request

@@ -113,11 +113,7 @@ impl Master {
             saves.insert(id, Ok(of_key));
         }
         known.saves = Some(saves);
-        let of = |id: &SegmentId| self.allocators.get(id).map(|a| a.info.incarnation);
-        let questions = by_disk.into_iter();
-        let questions =
-            questions.filter_map(|(id, keys)| Some((id, of(&id)?, DiskQuestion::Save(keys))));
-        Ok(questions.collect())
+        Ok(self.questions(by_disk, DiskQuestion::Save))
     }
 
     fn check_disk(&self, rank: u32) -> Result<()> {
@@ -159,8 +155,7 @@ impl Master {
     /// A disk that has an object of another length under this key: which one is right nobody knows,
     /// and after a restart neither would be found.
     fn another_object(&self, key: &[u8], id: &KeyId, known: &Known) -> Option<Error> {
-        let listed = self.entry(key).ok().flatten().filter(|e| self.is_readable(e));
-        let listed = listed.map(|e| e.replica().object.bytes_total);
+        let listed = self.readable(key).map(|e| e.replica().object.bytes_total);
         let in_memory = listed.or_else(|| Some(known.besides.get(id)?.object.bytes_total));
         let found = known.on_disk.as_ref()?.found.get(id)?;
         let bytes = in_memory.or_else(|| found.first().map(|(_, bytes)| *bytes))?;
@@ -180,8 +175,8 @@ impl Master {
 
     /// The ranks that have a key in memory.
     fn holders(&self, key: &[u8], id: &KeyId, known: &Known) -> Vec<u32> {
-        let listed = self.entry(key).ok().flatten().filter(|e| self.is_readable(e));
-        let listed = listed.into_iter().flat_map(|e| e.replicas().map(|r| r.segment_id.rank));
+        let listed =
+            self.readable(key).into_iter().flat_map(|e| e.replicas().map(|r| r.segment_id.rank));
         listed.chain(known.besides.get(id).map(|meta| meta.rank)).collect()
     }
 }

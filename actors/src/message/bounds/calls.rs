@@ -1,6 +1,6 @@
 //! Checks of a client's requests, of the answers to it, and of the settings of its cluster.
 
-use super::{ensure, key, list, size, time};
+use super::{ensure, key, list, named_twice, size, time};
 use crate::error::{Error, Result};
 use crate::message::{
     AwaitReady, KEYS_PER_ROUND, Listed, Location, MAX_AWAIT_MS, MAX_BATCH, MAX_PLACES,
@@ -79,12 +79,8 @@ impl SaveAt {
 pub(crate) fn check_disks(disks: &[Option<u32>]) -> Result<()> {
     let (n, most) = (disks.len(), usize::from(MAX_REPLICAS));
     ensure((1..=most).contains(&n), || format!("{n} disks: 1 to {most}"))?;
-    let mut ranks: Vec<u32> = disks.iter().copied().flatten().collect();
-    ranks.sort_unstable();
-    match ranks.windows(2).find(|two| two[0] == two[1]) {
-        Some(twice) => {
-            ensure(false, || format!("rank {} is named for two disks: it has one", twice[0]))
-        }
+    match named_twice(disks.iter().copied().flatten()) {
+        Some(rank) => ensure(false, || format!("rank {rank} is named for two disks: it has one")),
         None => Ok(()),
     }
 }
@@ -111,9 +107,9 @@ impl Response {
             Response::Locations(list) => {
                 list.iter().flatten().try_for_each(|l| check_places(l, Location::check_numbers))
             }
-            Response::OnDisks(list) => {
-                let disks = |of: &Vec<_>| super::list("disks", of.len(), MAX_PLACES);
-                list.iter().flatten().try_for_each(disks)
+            Response::OnDisks(saved) => {
+                let disks = |of: &Vec<_>| list("disks", of.len(), MAX_PLACES);
+                saved.iter().flatten().try_for_each(disks)
             }
             Response::Prefix(list) => list.iter().try_for_each(Location::check_numbers),
             Response::Readiness(list) => list.iter().try_for_each(|(_, of)| match of {
