@@ -517,6 +517,7 @@ impl On<EvictWindow> for Owner {
         let window = |and_pinned| {
             let may = |o: &LiveSlot| match o.retention {
                 Retention::Usual
+                | Retention::LastOfBatch
                 | Retention::EvictFirst
                 | Retention::Extra
                 | Retention::UntilRead(_) => true,

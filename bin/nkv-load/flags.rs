@@ -300,10 +300,11 @@ pub(crate) struct Flags {
     )]
     pub(crate) quarantine_ms: u32,
 
-    /// Eviction policy: lru, lru2 (two-segment) or fifo
+    /// Eviction policy: lru, lru2 (two-segment), prefix (the same, last blocks of batches
+    /// first) or fifo
     #[arg(long, default_value = "lru", requires = "trace",
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE,
-        value_parser = PossibleValuesParser::new(["lru", "lru2", "fifo"])
+        value_parser = PossibleValuesParser::new(["lru", "lru2", "prefix", "fifo"])
             .try_map(|name| name.parse::<PolicyKind>()))]
     pub(crate) policy: PolicyKind,
 

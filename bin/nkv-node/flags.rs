@@ -145,7 +145,7 @@ mod tests {
             let arg = command.get_arguments().find(|a| a.get_id() == key).unwrap();
             arg.get_possible_values().iter().map(|v| v.get_name().to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(names("policy"), ["lru", "lru2", "fifo"]);
+        assert_eq!(names("policy"), ["lru", "lru2", "prefix", "fifo"]);
         assert_eq!(names("log_format"), ["text", "json"]);
         assert_eq!(names("ssd_policy"), ["evict_only", "write_through"]);
         assert!(names("rdma_devices").is_empty() && names("heap_bytes").is_empty());

@@ -108,7 +108,7 @@ pub struct SettingFlags {
     #[arg(long, value_name = "BOOL", allow_hyphen_values = true)]
     pub cache_on_read: Option<String>,
     /// Which objects are evicted first [default: lru]
-    #[arg(long, value_name = "lru|lru2|fifo", allow_hyphen_values = true)]
+    #[arg(long, value_name = "lru|lru2|prefix|fifo", allow_hyphen_values = true)]
     pub policy: Option<String>,
     /// Percent of the heap at which eviction starts and ends [range: 1 to 100, the higher first]
     /// [default: 95/85]

@@ -19,6 +19,7 @@ const SOFT_PIN: u32 = 2;
 const HARD_PIN: u32 = 3;
 const EXTRA: u32 = 4;
 const UNTIL_READ: u32 = 5;
+const LAST_OF_BATCH: u32 = 6;
 
 /// What the evictor of a rank does with an object when it needs room. None of these outlives a
 /// removal, or the loss of the rank.
@@ -39,6 +40,9 @@ pub enum Retention {
     Extra,
     /// Evicted in its turn, and removed so much time after its first read, in whole seconds.
     UntilRead(Duration),
+    /// Usual, and the last object of a batch, which the policy `prefix` may evict first. `put_many`
+    /// says so where it puts by plans.
+    LastOfBatch,
 }
 
 impl Retention {
@@ -55,6 +59,7 @@ impl Retention {
             Self::HardPin => (HARD_PIN, 0),
             Self::Extra => (EXTRA, 0),
             Self::UntilRead(ttl) => (UNTIL_READ, seconds(ttl)),
+            Self::LastOfBatch => (LAST_OF_BATCH, 0),
         };
         kind << KIND_SHIFT | seconds << SECONDS_SHIFT
     }
@@ -66,7 +71,7 @@ impl Retention {
     pub fn from_bits(bits: u32) -> Result<Self, StoreError> {
         let (kind, seconds) = (bits >> KIND_SHIFT & KIND_MASK, bits >> SECONDS_SHIFT);
         let timed = matches!(kind, SOFT_PIN | UNTIL_READ);
-        if bits & UNUSED != 0 || kind > UNTIL_READ || timed != (seconds > 0) {
+        if bits & UNUSED != 0 || kind > LAST_OF_BATCH || timed != (seconds > 0) {
             return Err(StoreError::InvalidConfig(format!("no retention is {bits:#x}")));
         }
         let ttl = Duration::from_secs(seconds.into());
@@ -76,8 +81,14 @@ impl Retention {
             HARD_PIN => Self::HardPin,
             EXTRA => Self::Extra,
             UNTIL_READ => Self::UntilRead(ttl),
+            LAST_OF_BATCH => Self::LastOfBatch,
             _ => Self::Usual,
         })
+    }
+
+    /// Whether it is evicted in its turn, and nothing else.
+    pub fn is_usual(self) -> bool {
+        matches!(self, Self::Usual | Self::LastOfBatch)
     }
 
     /// That of an object whose owner's word this is.
@@ -95,6 +106,7 @@ impl std::fmt::Display for Retention {
             Self::HardPin => write!(f, "hard-pin"),
             Self::Extra => write!(f, "extra"),
             Self::UntilRead(ttl) => write!(f, "until-read:{}", ttl.as_secs()),
+            Self::LastOfBatch => write!(f, "last-of-batch"),
         }
     }
 }
@@ -109,6 +121,7 @@ impl std::str::FromStr for Retention {
         let ttl = ttl.filter(|ttl| (1..=Self::LONGEST.as_secs()).contains(&ttl.as_secs()));
         match (name, seconds, ttl) {
             ("usual", None, _) => Ok(Self::Usual),
+            ("last-of-batch", None, _) => Ok(Self::LastOfBatch),
             ("evict-first", None, _) => Ok(Self::EvictFirst),
             ("hard-pin", None, _) => Ok(Self::HardPin),
             ("soft-pin", _, Some(ttl)) => Ok(Self::SoftPin(ttl)),

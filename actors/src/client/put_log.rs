@@ -14,11 +14,11 @@ use super::value::Value;
 use crate::client::{IfExists, PutOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, ClientToOwner, Medium, Touch};
+use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ClaimStep, ControlLine, LogPut, OpenClaim};
 use nkv_store::key::key_hash;
 use nkv_store::layout::epoch_of;
-use nkv_store::{KeyId, Retention};
 use nkv_transport::verbs::{Kind, Op};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -104,7 +104,7 @@ impl Client {
 
     fn allows_logs(&self, opts: &PutOptions) -> bool {
         let allowed = opts.device_alloc.unwrap_or(self.shared.config.device_alloc);
-        let usual = opts.medium == Medium::Any && opts.retention == Retention::Usual;
+        let usual = opts.medium == Medium::Any && opts.retention.is_usual();
         allowed && usual && opts.if_exists == IfExists::Keep
     }
 

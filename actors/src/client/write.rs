@@ -28,6 +28,7 @@ use futures_util::future::join_all;
 use holding::{Asked, Granted, Unfinished};
 pub(in crate::client) use in_place::InPlace;
 use nkv_store::Key;
+use nkv_store::Retention;
 use nkv_store::key::key_hash;
 use nkv_store::object::Publication;
 use repeated::name_repeated;
@@ -456,6 +457,7 @@ impl Client {
         let asked_ns = self.shared.env.clock.now_ns();
         let opening = self.shared.plans.opening()?;
         let nearest = self.shared.nearest();
+        let ends_at = if items.len() > 1 && replica_of.is_none() { items.len() } else { 0 };
         let wire = items.iter().enumerate().map(|(i, (key, bytes_total))| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
@@ -466,7 +468,10 @@ impl Client {
             page_bytes: opts.page_bytes,
             replicas: opts.wanted_replicas(),
             replica_of,
-            retention: opts.retention,
+            retention: match opts.retention {
+                Retention::Usual if i + 1 == ends_at => Retention::LastOfBatch,
+                asked => asked,
+            },
         });
         let number = self.shared.next_request.fetch_add(1, Ordering::Relaxed);
         let mut asked = Asked { client: self, request: Some(number) };

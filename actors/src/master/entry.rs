@@ -157,7 +157,10 @@ impl Entry {
 
     /// Whose put asked for this.
     pub(super) fn retained(mut self, retention: Retention) -> Self {
-        self.change(|rest| rest.retention = retention);
+        // What only the first owner uses is not kept.
+        if !retention.is_usual() {
+            self.change(|rest| rest.retention = retention);
+        }
         self
     }
 
@@ -179,7 +182,7 @@ impl Entry {
         match retention {
             Retention::Extra if self.is_extra(at) => {}
             Retention::Extra => self.change(|rest| rest.extras.push(at)),
-            Retention::Usual => {}
+            usual if usual.is_usual() => {}
             other => self.change(|rest| rest.retention = other),
         }
     }

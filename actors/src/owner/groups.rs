@@ -235,7 +235,7 @@ impl Owner {
         let mut in_heap = Vec::new();
         for (slot, epoch) in others {
             let live = live_slot(&self.durable.heap, slot).filter(|o| o.epoch == epoch);
-            let usual = live.is_some_and(|o| o.retention == Retention::Usual);
+            let usual = live.is_some_and(|o| o.retention.is_usual());
             let object = self.slots.live_object(slot, epoch).filter(|_| usual);
             in_heap.extend(object.map(|(_, object)| {
                 let (bytes, retention) = (object.extent.len, Retention::EvictFirst);

@@ -258,7 +258,7 @@ fn completions_and_man_pages_come_from_every_program() {
         (load, &["--completions", "bash"]),
     ] {
         let script = run(program, args);
-        let names = if program == nkv { "auto shm tcp rdma" } else { "lru lru2 fifo" };
+        let names = if program == nkv { "auto shm tcp rdma" } else { "lru lru2 prefix fifo" };
         assert!(script.contains(names), "{program}");
     }
     let folder = tempfile::tempdir().unwrap();

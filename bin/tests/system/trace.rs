@@ -26,8 +26,12 @@ const LITTLE_ROOM: usize = 5;
 /// blocks are spread by hash, and retired memory is held for a quarantine.
 const TOLERANCE: f64 = 0.005;
 /// Hit ratios of the whole published trace with a tenth of its blocks, simulated independently.
-const PUBLISHED: [(PolicyKind, f64); 3] =
-    [(PolicyKind::Lru, 0.278), (PolicyKind::Fifo, 0.248), (PolicyKind::Lru2, 0.288)];
+const PUBLISHED: [(PolicyKind, f64); 4] = [
+    (PolicyKind::Lru, 0.278),
+    (PolicyKind::Fifo, 0.248),
+    (PolicyKind::Lru2, 0.288),
+    (PolicyKind::Prefix, 0.290),
+];
 /// How long the nodes' counters may take to show what was read.
 const COUNTERS_LIMIT: Duration = nkv_pace::HANGS;
 const COUNTERS_PAUSE: Duration = Duration::from_millis(20);
@@ -75,7 +79,10 @@ fn hit_ratio(requests: &[Vec<u64>], room: usize, kind: PolicyKind) -> f64 {
                 slot_of.remove(&std::mem::replace(&mut blocks[slot as usize], *id));
                 slot
             };
-            policy.admit(slot, epoch, BLOCK_BYTES);
+            match ids.last() == Some(id) {
+                true => policy.admit_last(slot, epoch, BLOCK_BYTES),
+                false => policy.admit(slot, epoch, BLOCK_BYTES),
+            }
             slot_of.insert(*id, (slot, epoch));
         }
     }
@@ -325,8 +332,8 @@ fn a_policy_hits_of_the_published_trace_what_it_did_elsewhere_and_two_segments_m
         let room = arithmetic(requests).unique as usize / 10;
         PUBLISHED.map(|(kind, _)| hit_ratio(requests, room, kind))
     };
-    let [lru, fifo, lru2] = ratios_of(&requests_of(&made_trace(dir.path()), REQUESTS));
-    assert!(fifo < lru && lru < lru2, "made trace: {fifo} {lru} {lru2}");
+    let [lru, fifo, lru2, prefix] = ratios_of(&requests_of(&made_trace(dir.path()), REQUESTS));
+    assert!(fifo < lru && lru < lru2 && lru < prefix, "made: {fifo} {lru} {lru2} {prefix}");
     let Some(path) = published() else {
         return eprintln!("the published trace is not beside the repository: only a made one");
     };

@@ -8,7 +8,7 @@ use super::list::SlotList;
 
 /// Percent of the bytes held that the protected segment may have. Of 20 to 90, the best hit ratio
 /// on the conversation trace at a tenth of its blocks; from 50 on it falls below that of plain LRU.
-const PROTECTED_PERCENT: u128 = 30;
+pub(super) const PROTECTED_PERCENT: u128 = 30;
 
 /// Two-segment LRU.
 #[derive(Debug)]
@@ -17,18 +17,20 @@ pub(super) struct Lru2 {
     probation: SlotList,
     /// Used again.
     protected: SlotList,
+    protected_percent: u128,
 }
 
 impl Lru2 {
     /// For slots below `slots`.
-    pub(super) fn new(slots: u32) -> Self {
-        Self { probation: SlotList::new(slots), protected: SlotList::new(slots) }
+    pub(super) fn new(slots: u32, protected_percent: u128) -> Self {
+        let (probation, protected) = (SlotList::new(slots), SlotList::new(slots));
+        Self { probation, protected, protected_percent }
     }
 
     /// Demotes the least recently used objects until the protected segment is within its share.
     /// Each object demoted was promoted by a touch before, so a touch costs O(1) on average.
     fn demote_overflow(&mut self) {
-        let limit = (u128::from(self.bytes()) * PROTECTED_PERCENT / 100) as u64;
+        let limit = (u128::from(self.bytes()) * self.protected_percent / 100) as u64;
         while self.protected.bytes() > limit {
             let Some((slot, epoch, bytes)) = self.protected.pop() else { return };
             self.probation.push(slot, epoch, bytes);

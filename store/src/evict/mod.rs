@@ -4,6 +4,7 @@
 mod list;
 mod lru;
 mod lru2;
+mod prefix;
 mod retained;
 mod until_read;
 mod watermarks;
@@ -16,12 +17,17 @@ pub use window::cheapest_window;
 use crate::error::StoreError;
 use lru::ByAge;
 use lru2::Lru2;
+use prefix::Prefix;
 
 /// Chooses which object is evicted next. Every call is O(1), some only on average. An object is a
 /// slot at an epoch: a call that names another epoch than the admitted one is late and is ignored.
 pub trait Policy: Send {
     /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
     fn admit(&mut self, slot: u32, epoch: u32, bytes: u64);
+    /// The same for the last object of a batch.
+    fn admit_last(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        self.admit(slot, epoch, bytes);
+    }
     /// An object that was used before all objects held now. One that is already held keeps its
     /// place.
     fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64);
@@ -53,6 +59,8 @@ pub enum PolicyKind {
     Lru,
     /// Least recently used first; objects used only once go before all others.
     Lru2,
+    /// As `Lru2`; the last objects of batches go before all others while few of them are read.
+    Prefix,
     /// Oldest first.
     Fifo,
 }
@@ -62,7 +70,8 @@ impl PolicyKind {
     pub fn build(self, slots: u32) -> Box<dyn Policy> {
         match self {
             PolicyKind::Lru => Box::new(ByAge::new(slots, true)),
-            PolicyKind::Lru2 => Box::new(Lru2::new(slots)),
+            PolicyKind::Lru2 => Box::new(Lru2::new(slots, lru2::PROTECTED_PERCENT)),
+            PolicyKind::Prefix => Box::new(Prefix::new(slots)),
             PolicyKind::Fifo => Box::new(ByAge::new(slots, false)),
         }
     }
@@ -73,6 +82,7 @@ impl std::fmt::Display for PolicyKind {
         f.write_str(match self {
             PolicyKind::Lru => "lru",
             PolicyKind::Lru2 => "lru2",
+            PolicyKind::Prefix => "prefix",
             PolicyKind::Fifo => "fifo",
         })
     }
@@ -82,10 +92,10 @@ impl std::str::FromStr for PolicyKind {
     type Err = StoreError;
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
-        let mut kinds = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo].into_iter();
-        kinds.find(|kind| kind.to_string() == text).ok_or_else(|| {
+        let kinds = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Prefix, PolicyKind::Fifo];
+        kinds.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
             StoreError::InvalidConfig(format!(
-                "no eviction policy is called \"{}\": use lru, lru2 or fifo",
+                "no eviction policy is called \"{}\": use lru, lru2, prefix or fifo",
                 text.escape_debug()
             ))
         })

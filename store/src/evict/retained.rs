@@ -77,6 +77,7 @@ impl Retained {
         }
         match c.retention {
             Retention::Usual => {}
+            Retention::LastOfBatch => return self.usual.admit_last(c.slot, c.epoch, c.bytes),
             Retention::EvictFirst | Retention::Extra => {
                 return self.first.push(c.slot, c.epoch, c.bytes);
             }
@@ -94,7 +95,7 @@ impl Retained {
             return;
         }
         match c.retention {
-            Retention::Usual => {}
+            Retention::Usual | Retention::LastOfBatch => {}
             Retention::EvictFirst | Retention::Extra => {
                 return self.first.push_oldest(c.slot, c.epoch, c.bytes);
             }
@@ -229,7 +230,7 @@ impl Retained {
     fn is_held_as(&self, c: &Candidate) -> bool {
         let held = |epoch: Option<u32>| epoch == Some(c.epoch);
         match c.retention {
-            Retention::Usual => true,
+            Retention::Usual | Retention::LastOfBatch => true,
             Retention::EvictFirst | Retention::Extra => held(self.first.epoch_of(c.slot)),
             Retention::SoftPin(_) => held(self.soft.get(&c.slot).map(|soft| soft.epoch)),
             Retention::HardPin => held(self.hard.get(&c.slot).map(|(epoch, _)| *epoch)),

@@ -3,7 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const KINDS: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo];
+const KINDS: [PolicyKind; 4] =
+    [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Prefix, PolicyKind::Fifo];
 
 /// Touches a prefix, given head first, from its end to its start.
 fn touch_prefix(policy: &mut dyn Policy, prefix: &[(u32, u32)]) {
@@ -75,6 +76,56 @@ fn the_protected_segment_gives_back_what_is_too_much() {
     assert_eq!(victims(p.as_mut()), [0, 1], "what is larger than the segment is not protected");
 }
 
+/// Batches of two objects in turn, read as asked: (others, last ones). Slots are used in a ring, and
+/// the policy has the objects of the newest 50 batches.
+fn batches(read: (bool, bool)) -> (Box<dyn Policy>, u32) {
+    let mut p = PolicyKind::Prefix.build(1024);
+    let mut epoch = 0;
+    for batch in 0..1024_u32 {
+        let slot = batch % 512 * 2;
+        epoch = batch / 512 + 1;
+        p.forget(slot, epoch - 1);
+        p.forget(slot + 1, epoch - 1);
+        p.admit(slot, epoch, 10);
+        p.admit_last(slot + 1, epoch, 10);
+        if read.0 {
+            p.touch(slot, epoch);
+        }
+        if read.1 {
+            p.touch(slot + 1, epoch);
+        }
+    }
+    (p, epoch)
+}
+
+#[test]
+fn last_objects_of_batches_go_first_where_few_of_them_are_read() {
+    let (mut p, _) = batches((true, false));
+    p.forget(1023, 2);
+    p.admit_last(1023, 3, 10);
+    assert_eq!(p.len(), 1024);
+    let order = victims(p.as_mut());
+    assert!(order[..400].iter().all(|slot| slot % 2 == 1), "{order:?}");
+}
+
+#[test]
+fn last_objects_of_batches_stay_as_others_do_where_they_are_read() {
+    for read in [(true, true), (false, false)] {
+        let (mut p, _) = batches(read);
+        let order = victims(p.as_mut());
+        let lasts = order[..512].iter().filter(|slot| *slot % 2 == 1).count();
+        assert!((192..=320).contains(&lasts), "{read:?}: {lasts} of the first 512");
+    }
+}
+
+#[test]
+fn a_last_object_that_is_read_is_protected() {
+    let (mut p, epoch) = batches((true, false));
+    p.touch(1021, epoch);
+    let order = victims(p.as_mut());
+    assert!(order.iter().position(|slot| *slot == 1021) > Some(1000), "{order:?}");
+}
+
 #[test]
 fn a_new_epoch_of_a_protected_slot_starts_on_probation() {
     let mut p = PolicyKind::Lru2.build(8);
@@ -143,7 +194,7 @@ fn policies_and_watermarks_are_read_from_settings() {
         assert_eq!(kind.to_string().parse::<PolicyKind>().unwrap(), kind);
     }
     assert_eq!("lru2".parse::<PolicyKind>().unwrap(), PolicyKind::Lru2);
-    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru, lru2 or fifo"));
+    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru, lru2, prefix or fifo"));
     assert_eq!("95/85".parse::<Watermarks>().unwrap(), Watermarks::default());
     for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", ""] {
         assert!(bad.parse::<Watermarks>().is_err(), "{bad}");

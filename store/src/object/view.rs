@@ -95,7 +95,7 @@ impl Slots {
         let arena = self.heap().layout().arena;
         self.all().filter_map(move |(slot, at)| {
             let extent = at.state.extent()?.extent(&arena);
-            let usual = |o: &LiveSlot| o.retention == Retention::Usual || may(o);
+            let usual = |o: &LiveSlot| o.retention.is_usual() || may(o);
             let live = matches!(at.state, State::Live(_));
             let evictable = live && live_slot(self.heap(), slot).is_none_or(|o| usual(&o));
             (extent.len > 0).then_some((slot, at.epoch, extent, evictable))
