@@ -76,8 +76,8 @@ fn the_protected_segment_gives_back_what_is_too_much() {
     assert_eq!(victims(p.as_mut()), [0, 1], "what is larger than the segment is not protected");
 }
 
-/// Batches of two objects in turn, read as asked: (others, last ones). Slots are used in a ring, and
-/// the policy has the objects of the newest 50 batches.
+/// 1,024 batches of two objects, of which the policy has the newest 512; `read`: whether first ones
+/// are read, and whether last ones are.
 fn batches(read: (bool, bool)) -> (Box<dyn Policy>, u32) {
     let mut p = PolicyKind::Prefix.build(1024);
     let mut epoch = 0;
@@ -194,7 +194,8 @@ fn policies_and_watermarks_are_read_from_settings() {
         assert_eq!(kind.to_string().parse::<PolicyKind>().unwrap(), kind);
     }
     assert_eq!("lru2".parse::<PolicyKind>().unwrap(), PolicyKind::Lru2);
-    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru, lru2, prefix or fifo"));
+    let unknown = "arc".parse::<PolicyKind>().unwrap_err().to_string();
+    assert!(unknown.contains("lru, lru2, prefix or fifo"), "{unknown}");
     assert_eq!("95/85".parse::<Watermarks>().unwrap(), Watermarks::default());
     for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", ""] {
         assert!(bad.parse::<Watermarks>().is_err(), "{bad}");
