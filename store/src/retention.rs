@@ -181,7 +181,9 @@ mod tests {
         let (usual, first) = (Retention::Usual, Retention::EvictFirst);
         let (hard, extra) = (Retention::HardPin, Retention::Extra);
         let read = Retention::UntilRead(Duration::from_secs(1));
-        for retention in [usual, first, soft(1), soft(1 << 23), hard, extra, read] {
+        for retention in
+            [usual, first, soft(1), soft(1 << 23), hard, extra, read, Retention::LastOfBatch]
+        {
             assert_eq!(Retention::from_bits(retention.bits()).ok(), Some(retention));
             assert_eq!(retention.bits() & flag::LIVE, 0);
         }
@@ -191,9 +193,15 @@ mod tests {
         for wrong in ["", "extra", "soft-pin", "soft-pin:0", "usual:1", "until-read:16777216"] {
             assert!(wrong.parse::<Retention>().is_err(), "{wrong}");
         }
-        for wrong in
-            [flag::LIVE, 0b1010, 0b1100, 0b10000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8]
-        {
+        for wrong in [
+            flag::LIVE,
+            0b1010 | 1 << 8,
+            0b1110,
+            0b10000,
+            SOFT_PIN << 1,
+            HARD_PIN << 1 | 1 << 8,
+            1 << 8,
+        ] {
             assert!(Retention::from_bits(wrong).is_err(), "{wrong:#b}");
         }
     }
