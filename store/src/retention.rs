@@ -193,15 +193,9 @@ mod tests {
         for wrong in ["", "extra", "soft-pin", "soft-pin:0", "usual:1", "until-read:16777216"] {
             assert!(wrong.parse::<Retention>().is_err(), "{wrong}");
         }
-        for wrong in [
-            flag::LIVE,
-            0b1010 | 1 << 8,
-            0b1110,
-            0b10000,
-            SOFT_PIN << 1,
-            HARD_PIN << 1 | 1 << 8,
-            1 << 8,
-        ] {
+        for wrong in
+            [flag::LIVE, 0b1010, 0b1110, 0b10000, SOFT_PIN << 1, HARD_PIN << 1 | 1 << 8, 1 << 8]
+        {
             assert!(Retention::from_bits(wrong).is_err(), "{wrong:#b}");
         }
     }
