@@ -182,7 +182,7 @@ impl Entry {
         match retention {
             Retention::Extra if self.is_extra(at) => {}
             Retention::Extra => self.change(|rest| rest.extras.push(at)),
-            usual if usual.is_usual() => {}
+            Retention::Usual | Retention::LastOfBatch => {}
             other => self.change(|rest| rest.retention = other),
         }
     }

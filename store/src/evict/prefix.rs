@@ -76,9 +76,17 @@ impl Prefix {
             && lasts * FEW < product(self.others.read, self.lasts.admitted)
     }
 
-    /// Whether this is a new object, so one to be counted.
-    fn is_new(&self, slot: u32, epoch: u32) -> bool {
-        slot < self.slots && self.epoch_of(slot).is_none_or(|held| held < epoch)
+    /// Counts a new object, which replaces one of an older epoch; false if it is not new.
+    fn is_new(&mut self, slot: u32, epoch: u32, counted: Counted) -> bool {
+        let held = self.epoch_of(slot);
+        if slot >= self.slots || held.is_some_and(|held| held >= epoch) {
+            return false;
+        }
+        if let Some(held) = held {
+            self.forget(slot, held);
+        }
+        self.count(slot, counted);
+        true
     }
 
     fn count(&mut self, slot: u32, counted: Counted) {
@@ -106,26 +114,18 @@ impl Prefix {
 
 impl Policy for Prefix {
     fn admit(&mut self, slot: u32, epoch: u32, bytes: u64) {
-        if !self.is_new(slot, epoch) {
-            return;
+        if self.is_new(slot, epoch, Counted::Other) {
+            self.kept.admit(slot, epoch, bytes);
         }
-        if let Some(held) = self.last.epoch_of(slot) {
-            self.last.remove(slot, held);
-        }
-        self.count(slot, Counted::Other);
-        self.kept.admit(slot, epoch, bytes);
     }
 
     fn admit_last(&mut self, slot: u32, epoch: u32, bytes: u64) {
-        if !self.is_new(slot, epoch) {
+        let seen = self.seen.wrapping_add(1);
+        let sampled = seen.is_multiple_of(SAMPLED);
+        if !self.is_new(slot, epoch, if sampled { Counted::Last } else { Counted::No }) {
             return;
         }
-        if let Some(held) = self.epoch_of(slot) {
-            self.forget(slot, held);
-        }
-        self.seen = self.seen.wrapping_add(1);
-        let sampled = self.seen.is_multiple_of(SAMPLED);
-        self.count(slot, if sampled { Counted::Last } else { Counted::No });
+        self.seen = seen;
         match !sampled && self.few_are_read() {
             true => self.last.push(slot, epoch, bytes),
             false => self.kept.admit(slot, epoch, bytes),

@@ -78,12 +78,10 @@ fn the_protected_segment_gives_back_what_is_too_much() {
 
 /// 1,024 batches of two objects, of which the policy has the newest 512; `read`: whether first ones
 /// are read, and whether last ones are.
-fn batches(read: (bool, bool)) -> (Box<dyn Policy>, u32) {
+fn batches(read: (bool, bool)) -> Box<dyn Policy> {
     let mut p = PolicyKind::Prefix.build(1024);
-    let mut epoch = 0;
     for batch in 0..1024_u32 {
-        let slot = batch % 512 * 2;
-        epoch = batch / 512 + 1;
+        let (slot, epoch) = (batch % 512 * 2, batch / 512 + 1);
         p.forget(slot, epoch - 1);
         p.forget(slot + 1, epoch - 1);
         p.admit(slot, epoch, 10);
@@ -95,12 +93,12 @@ fn batches(read: (bool, bool)) -> (Box<dyn Policy>, u32) {
             p.touch(slot + 1, epoch);
         }
     }
-    (p, epoch)
+    p
 }
 
 #[test]
 fn last_objects_of_batches_go_first_where_few_of_them_are_read() {
-    let (mut p, _) = batches((true, false));
+    let mut p = batches((true, false));
     p.forget(1023, 2);
     p.admit_last(1023, 3, 10);
     assert_eq!(p.len(), 1024);
@@ -111,7 +109,7 @@ fn last_objects_of_batches_go_first_where_few_of_them_are_read() {
 #[test]
 fn last_objects_of_batches_stay_as_others_do_where_they_are_read() {
     for read in [(true, true), (false, false)] {
-        let (mut p, _) = batches(read);
+        let mut p = batches(read);
         let order = victims(p.as_mut());
         let lasts = order[..512].iter().filter(|slot| *slot % 2 == 1).count();
         assert!((192..=320).contains(&lasts), "{read:?}: {lasts} of the first 512");
@@ -120,8 +118,8 @@ fn last_objects_of_batches_stay_as_others_do_where_they_are_read() {
 
 #[test]
 fn a_last_object_that_is_read_is_protected() {
-    let (mut p, epoch) = batches((true, false));
-    p.touch(1021, epoch);
+    let mut p = batches((true, false));
+    p.touch(1021, 2);
     let order = victims(p.as_mut());
     assert!(order.iter().position(|slot| *slot == 1021) > Some(1000), "{order:?}");
 }
