@@ -110,9 +110,18 @@ fn last_objects_of_batches_go_first_where_few_of_them_are_read() {
 fn last_objects_of_batches_stay_as_others_do_where_they_are_read() {
     for read in [(true, true), (false, false)] {
         let mut p = batches(read);
+        // Newer than all others, and not read yet.
+        for slot in (1..32).step_by(2) {
+            p.forget(slot, 2);
+            p.admit_last(slot, 3, 10);
+        }
         let order = victims(p.as_mut());
         let lasts = order[..512].iter().filter(|slot| *slot % 2 == 1).count();
         assert!((192..=320).contains(&lasts), "{read:?}: {lasts} of the first 512");
+        assert!(
+            order[..100].iter().all(|slot| slot % 2 == 0 || *slot >= 32),
+            "{read:?}: {order:?}"
+        );
     }
 }
 
