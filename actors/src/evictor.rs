@@ -11,7 +11,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{Evict, EvictWindow, HeapEvent, HeapObserver, Owner, ReadAndExpired};
 use nkv_store::Retention;
 use nkv_store::clock::Clock;
-use nkv_store::evict::{Candidate, PolicyKind, Retained, Watermarks};
+use nkv_store::evict::{Candidate, Marks, PolicyKind, Retained, Watermarks};
 use nkv_store::heap::Heap;
 use nkv_store::object::live_slot;
 use reading::Reading;
@@ -54,6 +54,7 @@ pub struct Evictor {
     durable: EvictorDurable,
     policy: Retained,
     capacity: u64,
+    marks: Marks,
     // Compare the list with the headers once more: a message that was sent before the last reading
     // may have arrived after it.
     recheck: bool,
@@ -110,6 +111,7 @@ impl Role for Evictor {
             durable: durable.clone(),
             policy: Retained::new(durable.policy, layout.slots),
             capacity: layout.arena.len,
+            marks: Marks::new(durable.watermarks, layout.arena.len, layout.log_slots > 0),
             recheck: false,
             reading: None,
             waiting: Vec::new(),
@@ -209,7 +211,7 @@ impl Evictor {
         }
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);
-        let mark = self.durable.watermarks.target_bytes(self.capacity).saturating_sub(open);
+        let mark = self.marks.target().saturating_sub(open);
         let target = Target { bytes: room.min(mark), spare: 0, spill: true };
         self.evict_when_read(target, Reply::nobody());
     }
@@ -249,11 +251,10 @@ impl Evictor {
     fn check_watermark(&mut self) {
         let open = self.open_bytes();
         let held = self.durable.tables.gauges.held_bytes.load(Ordering::Relaxed);
-        let marks = self.durable.watermarks;
-        if marks.above_hi(self.policy.bytes() + open + held, self.capacity) {
+        if self.marks.exceeded_by(self.policy.bytes() + open + held) {
             // The newest object stays: otherwise an object as large as the heap would be evicted at
             // once.
-            let bytes = marks.target_bytes(self.capacity).saturating_sub(open);
+            let bytes = self.marks.target().saturating_sub(open);
             self.evict_down_to(Target { bytes, spare: 1, spill: true });
         }
     }
@@ -273,7 +274,10 @@ impl On<HeapEvent> for Evictor {
         match event {
             HeapEvent::BecameLive(objects) => {
                 let now_ms = self.durable.clock.now_ms();
-                objects.into_iter().for_each(|object| self.policy.admit(object, now_ms));
+                for object in objects {
+                    self.marks.admitted(object.bytes);
+                    self.policy.admit(object, now_ms);
+                }
                 self.check_watermark();
             }
             // The reader ordered them tail to head already.

@@ -279,11 +279,12 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "JSON", hide = true)]
     pub(crate) serve: Option<String>,
 
-    /// Percentages of a heap at which eviction starts and ends
+    /// Percentages of a heap at which eviction starts and ends; auto: 95/85 beside a log; without
+    /// one room for two objects, at least 1 %
     #[arg(
         long,
         value_name = "HI/LO",
-        default_value = "95/85",
+        default_value = "auto",
         requires = "trace",
         value_parser = watermarks,
         conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE
@@ -482,7 +483,7 @@ impl std::str::FromStr for Weights {
 }
 
 fn watermarks(text: &str) -> Result<Watermarks, String> {
-    let wanted = "write two percentages, the higher first, such as 95/85";
+    let wanted = "write auto, or two percentages, the higher first, such as 95/85";
     text.parse().map_err(|_| wanted.to_string())
 }
 

@@ -93,7 +93,7 @@ fn of_trace(flags: &Flags) -> Vec<(&'static str, String)> {
     ];
     if flags.connect.is_none() {
         rows.push(("eviction policy", flags.policy.to_string()));
-        rows.push(("watermarks", format!("{}%", flags.watermarks)));
+        rows.push(("watermarks", flags.watermarks.to_string()));
         rows.push(("quarantine", format!("{} ms", flags.quarantine_ms)));
         if let Some(dir) = &flags.ssd_dir {
             let of = |value: Option<clap::builder::PossibleValue>| {

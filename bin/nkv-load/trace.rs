@@ -65,8 +65,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         heap_bytes,
         log_bytes: flags.log_bytes,
         quarantine_ms: flags.quarantine_ms,
-        water_hi: flags.watermarks.hi,
-        water_lo: flags.watermarks.lo,
+        watermarks: flags.watermarks,
         policy: flags.policy,
         ssd: ssd(flags, &requests)?,
         ..NodeConfig::default()

@@ -92,8 +92,8 @@ pub struct SettingFlags {
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub page_bytes: Option<String>,
     /// Of --heap-bytes, the device log, for puts without a message; 0: none; auto: all but a 64th
-    /// of it, and but 8MiB or a quarter of it if that is more [range: auto, 0, or 16KiB to a page
-    /// less than --heap-bytes] [default: auto]
+    /// of it, and but 8MiB or a quarter of it if that is more; none with --policy prefix [range:
+    /// auto, 0, or 16KiB to a page less than --heap-bytes] [default: auto]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     pub log_bytes: Option<String>,
     /// Who executes claims in the device log: processors of this host, its RDMA device, or kernels
@@ -110,8 +110,9 @@ pub struct SettingFlags {
     /// Which objects are evicted first [default: lru]
     #[arg(long, value_name = "lru|lru2|prefix|fifo", allow_hyphen_values = true)]
     pub policy: Option<String>,
-    /// Percent of the heap at which eviction starts and ends [range: 1 to 100, the higher first]
-    /// [default: 95/85]
+    /// Percent of the heap at which eviction starts and ends; auto: 95/85 beside a log; without one
+    /// room for two objects, at least 1 % [range: auto, or 1 to 100, the higher first] [default:
+    /// auto]
     #[arg(long, value_name = "HI/LO", allow_hyphen_values = true)]
     pub watermarks: Option<String>,
     /// Directory on an SSD for objects that leave memory, or for all; a rank uses rank-N below it

@@ -18,7 +18,6 @@ use nkv_actors::tier::{
     SsdPolicy,
 };
 use nkv_store::ArenaUnit;
-use nkv_store::evict::Watermarks;
 use nkv_store::segment_layout::MAX_ARENA_BYTES;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
@@ -280,9 +279,7 @@ fn heap_use(
     node.page_bytes = r.take("page_bytes", page_bytes, node.page_bytes)?;
     let policy = |text: &str| text.parse().map_err(|e: nkv_store::StoreError| e.to_string());
     node.policy = r.take("policy", policy, node.policy)?;
-    let marks = Watermarks { hi: node.water_hi, lo: node.water_lo };
-    let marks = r.take("watermarks", watermarks, marks)?;
-    (node.water_hi, node.water_lo) = (marks.hi, marks.lo);
+    node.watermarks = r.take("watermarks", watermarks, node.watermarks)?;
     node.quarantine_ms = r.take("quarantine_ms", number, node.quarantine_ms)?;
     node.log_bytes = r.take_unless("log_bytes", "auto", parse_bytes, node.log_bytes)?;
     node.atomic_domain = r.take("atomic_domain", str::parse, node.atomic_domain)?;

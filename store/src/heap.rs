@@ -5,6 +5,7 @@ use crate::arena::ArenaUnit;
 use crate::arming::arm;
 use crate::device_log::MIN_LOG_UNITS;
 use crate::error::StoreError;
+use crate::evict::Watermarks;
 use crate::incarnation::{boot_id, random_u64};
 use crate::layout::{
     AtomicDomain, CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC,
@@ -37,10 +38,8 @@ pub struct HeapConfig {
     pub boot_id: u64,
     /// Quarantine in milliseconds [I8].
     pub quarantine_ms: u32,
-    /// Eviction starts above this percentage.
-    pub water_hi: u32,
-    /// Eviction ends below this percentage.
-    pub water_lo: u32,
+    /// When eviction starts and ends.
+    pub watermarks: Watermarks,
     /// Which device executes the atomic operations on claims in the device log [I1].
     pub atomic_domain: AtomicDomain,
     /// Unit of the extents in the arena, whose bytes are rounded up to it.
@@ -48,7 +47,7 @@ pub struct HeapConfig {
 }
 
 impl Default for HeapConfig {
-    /// 64 MiB without a log, 50 ms, watermarks 95/85, a new random incarnation on this host's boot.
+    /// 64 MiB without a log, 50 ms, a new random incarnation on this host's boot.
     fn default() -> Self {
         Self {
             arena_bytes: 64 << 20,
@@ -58,8 +57,7 @@ impl Default for HeapConfig {
             incarnation: random_u64(),
             boot_id: boot_id(),
             quarantine_ms: 50,
-            water_hi: 95,
-            water_lo: 85,
+            watermarks: Watermarks::Auto,
             atomic_domain: AtomicDomain::Cpu,
             arena_unit: ArenaUnit::default(),
         }
@@ -95,7 +93,7 @@ impl HeapConfig {
                 self.quarantine_ms
             ));
         }
-        crate::evict::Watermarks { hi: self.water_hi, lo: self.water_lo }.validate()
+        self.watermarks.validate()
     }
 
     fn log_units(&self) -> u64 {
@@ -240,14 +238,15 @@ fn bad(text: String) -> StoreError {
 
 fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
     let regions = config.regions();
+    let (water_hi, water_lo) = config.watermarks.percent(config.log_bytes > 0);
     let ctl = HeapCtl {
         heap_base: regions[RegionKind::Arena as usize].offset,
         // The whole log is claimable, and nothing is claimed.
         heap_limit: regions[RegionKind::Log as usize].len,
         hdr_base: regions[RegionKind::Headers as usize].offset,
         hdr_count: config.slots(),
-        water_hi: config.water_hi,
-        water_lo: config.water_lo,
+        water_hi,
+        water_lo,
         ..HeapCtl::default()
     };
     let ext = HeapExt {
@@ -286,7 +285,7 @@ fn check(
     if ext.segment_bytes > memory_len {
         return Err(bad(format!("it claims {} bytes, {memory_len} are mapped", ext.segment_bytes)));
     }
-    let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
+    let water = Watermarks::Percent { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
     let number = ext.atomic_domain;
     let atomic_domain = AtomicDomain::ALL

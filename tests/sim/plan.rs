@@ -7,7 +7,7 @@ use crate::dice::Dice;
 use crate::memory::StallProfile;
 use crate::net::NetworkProfile;
 use nkv::{ElectionChoice, MemoryChoice, NodeConfig, Placement, Secret};
-use nkv_store::evict::PolicyKind;
+use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::layout::PAYLOAD_ALIGN;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -188,8 +188,10 @@ fn config(dice: &mut Dice) -> NodeConfig {
         },
         join_timeout_ms: 60_000,
         call_timeout_ms: dice.between(300, 1_200),
-        water_hi: 95,
-        water_lo: dice.between(60, 85) as u32,
+        watermarks: match dice.between(60, 85) as u32 {
+            lo if lo % 3 == 0 => Watermarks::Auto,
+            lo => Watermarks::Percent { hi: 95, lo },
+        },
         policy: *dice.pick(&[PolicyKind::Lru, PolicyKind::Fifo, PolicyKind::Lru2]),
         page_bytes: 4096,
         full_wait_ms: 0,

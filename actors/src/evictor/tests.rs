@@ -92,7 +92,7 @@ impl Bench {
         let durable = EvictorDurable {
             heap: heap.clone(),
             policy: PolicyKind::Lru,
-            watermarks: Watermarks { hi: 95, lo: 85 },
+            watermarks: Watermarks::Percent { hi: 95, lo: 85 },
             tables: tables.clone(),
             owner: owner_slot.clone(),
             clock: Arc::new(BootClock),

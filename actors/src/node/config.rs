@@ -124,14 +124,12 @@ pub struct NodeConfig {
     pub join_timeout_ms: u64,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
-    /// Eviction starts above this percentage of the heap.
-    pub water_hi: u32,
-    /// Eviction ends at this percentage.
-    pub water_lo: u32,
+    /// When eviction from a heap starts and ends.
+    pub watermarks: Watermarks,
     /// Of `heap_bytes`, those of the device log of the first segment: puts of up to a quarter of it
     /// go there without asking the master. 0: no log. None: all but a 64th of it, but
-    /// at least 8 MiB or a quarter; no log if `heap_bytes` is below 4 MiB. The rest takes what is
-    /// written by plans.
+    /// at least 8 MiB or a quarter; no log if `heap_bytes` is below 4 MiB, or with the policy
+    /// `prefix`, which is one of heaps. The rest takes what is written by plans.
     pub log_bytes: Option<u64>,
     /// When a claim in the device log is open for this many milliseconds, with all claims before it
     /// settled, the owner asks the producers about it. It becomes void once no producer can still
@@ -202,8 +200,7 @@ impl Default for NodeConfig {
             write_ttl_ms: 30_000,
             join_timeout_ms: 120_000,
             call_timeout_ms: 2_000,
-            water_hi: 95,
-            water_lo: 85,
+            watermarks: Watermarks::Auto,
             log_bytes: None,
             log_claim_ttl_ms: 5_000,
             hot_reads: 0,
@@ -345,14 +342,14 @@ impl NodeConfig {
         if self.data_connections == 0 {
             return bad("data_connections is at least 1, not 0".to_string());
         }
-        let marks = Watermarks { hi: self.water_hi, lo: self.water_lo };
-        marks.validate().map_err(|e| StartError::Config(e.to_string()))
+        self.watermarks.validate().map_err(|e| StartError::Config(e.to_string()))
     }
 
     /// How the payload bytes of the first segment are divided: for plans, and for the device log.
     pub fn parts(&self) -> (u64, u64) {
         let by_default = match self.heap_bytes {
             0..LEAST_WITH_LOG => 0,
+            _ if self.policy == PolicyKind::Prefix => 0,
             bytes => bytes - (bytes / PLANS_PART).max(PLANS_BYTES.min(bytes / PLANS_MOST)),
         };
         let log = self.log_bytes.unwrap_or(by_default).min(self.heap_bytes);

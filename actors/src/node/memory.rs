@@ -120,8 +120,7 @@ fn make_memory(
         incarnation,
         boot_id: machine.boot_id(),
         quarantine_ms: config.quarantine_ms,
-        water_hi: config.water_hi,
-        water_lo: config.water_lo,
+        watermarks: config.watermarks,
         atomic_domain: config.atomic_domain,
         arena_unit: config.heap_align,
     };

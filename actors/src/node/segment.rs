@@ -21,7 +21,6 @@ use crate::server::{LocalSegment, RegisteredSegment};
 use crate::tier::Demotion;
 use crate::uplink::Uplink;
 use nkv_store::Memory;
-use nkv_store::evict::Watermarks;
 use nkv_store::heap::Heap;
 use nkv_transport::Alive;
 use nkv_transport::grants::Grants;
@@ -307,7 +306,7 @@ async fn start_roles(
     let evictor_durable = EvictorDurable {
         heap: heap.clone(),
         policy: config.policy,
-        watermarks: Watermarks { hi: config.water_hi, lo: config.water_lo },
+        watermarks: config.watermarks,
         tables: tables.clone(),
         owner: owner_slot.clone(),
         clock: common.env.clock.clone(),

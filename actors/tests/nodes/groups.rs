@@ -5,7 +5,7 @@ use crate::embedding::log::{LOG, at_rest, logged, with_log};
 use crate::embedding::{bytes, config, eventually, on};
 use nkv_actors::message::OwnerGauges;
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, PutOptions};
-use nkv_store::Retention;
+use nkv_store::{Retention, Watermarks};
 
 const LEN: usize = 60_000;
 
@@ -79,7 +79,9 @@ async fn read_for_others(client: &Client, key: &str, (cluster, rank): (&Cluster,
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_heap_a_group_stays_while_one_of_its_objects_is_read_and_ends_with_the_first() {
-    let base = NodeConfig { heap_bytes: 4 << 20, quarantine_ms: 1, ..config("group-heap") };
+    let watermarks = Watermarks::Percent { hi: 95, lo: 85 };
+    let base =
+        NodeConfig { heap_bytes: 4 << 20, watermarks, quarantine_ms: 1, ..config("group-heap") };
     let cluster = Cluster::start(1, base).await.unwrap();
     let client = &cluster.client();
     put(client, "usual/", 4, &on(0)).await;

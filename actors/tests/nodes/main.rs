@@ -16,6 +16,7 @@ mod frozen;
 mod full_log;
 mod groups;
 mod hot;
+mod last_blocks;
 mod listing;
 mod moved;
 mod named;

@@ -3,6 +3,7 @@
 use crate::embedding::machine::TestMachine;
 use crate::embedding::{bytes, config, eventually};
 use nkv_actors::{Client, Environment, Node, NodeConfig, Placement, PutOptions};
+use nkv_store::Watermarks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -49,7 +50,12 @@ async fn stop(nodes: Vec<Node>) {
 
 /// Heaps that evict only for a put that finds no room, without logs.
 fn heaps(placement: Placement) -> NodeConfig {
-    NodeConfig { heap_bytes: 4 << 20, water_hi: 100, water_lo: 99, placement, ..config("") }
+    NodeConfig {
+        heap_bytes: 4 << 20,
+        watermarks: Watermarks::Percent { hi: 100, lo: 99 },
+        placement,
+        ..config("")
+    }
 }
 
 fn logs(placement: Placement) -> NodeConfig {

@@ -127,7 +127,7 @@ fn weights_and_watermarks_are_read_and_checked() {
     for text in ["", "1:2", "0:0:0", "1:2:3:4", "a:1:1", "1:a:1:1", "1:-1:1", "2000000:1:1"] {
         assert!(text.parse::<Weights>().is_err(), "{text}");
     }
-    assert_eq!(watermarks("100/99"), Ok(Watermarks { hi: 100, lo: 99 }));
+    assert_eq!(watermarks("100/99"), Ok(Watermarks::Percent { hi: 100, lo: 99 }));
     for text in ["", "95", "85/95", "101/5", "95/0", "95/85/75", "a/b"] {
         assert!(watermarks(text).is_err(), "{text}");
     }

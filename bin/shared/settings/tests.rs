@@ -210,6 +210,19 @@ fn wrong_values_are_refused_with_their_source() {
 }
 
 #[test]
+fn the_policy_of_heaps_leaves_nothing_to_a_log_unless_one_is_asked_for() {
+    let parts = |args: &str| {
+        let args: Vec<&str> = args.split(' ').collect();
+        settings(&args, &[]).unwrap().node.parts()
+    };
+    let all = 64 << 20;
+    assert_eq!(parts("--heap-bytes 64MiB --policy lru"), (all - (56 << 20), 56 << 20));
+    assert_eq!(parts("--heap-bytes 64MiB --policy prefix"), (all, 0));
+    let with = "--heap-bytes 64MiB --policy prefix --log-bytes 16MiB";
+    assert_eq!(parts(with), (all - (16 << 20), 16 << 20));
+}
+
+#[test]
 fn every_value_reaches_what_it_sets() {
     let args = "--job j --rank 1 --world-size 2 --master-addr h --port 9 --listen 127.0.0.2 --http \
                 off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB --log-bytes \
@@ -228,7 +241,7 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.heap_bytes, n.page_bytes, n.prefault), (3 << 20, 4096, false));
     assert_eq!((n.log_bytes, n.log_claim_ttl_ms, n.device_alloc), (Some(64 << 10), 1500, false));
     assert_eq!((n.memory, n.policy), (nkv::MemoryChoice::Private, nkv_store::PolicyKind::Fifo));
-    assert_eq!((n.water_hi, n.water_lo, n.quarantine_ms), (100, 99, 5));
+    assert_eq!((n.watermarks.to_string().as_str(), n.quarantine_ms), ("100/99", 5));
     assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));
     assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
     assert_eq!((&n.election, n.master_lease_ms), (&nkv::ElectionChoice::Ranks, 900));

@@ -61,13 +61,10 @@ pub(super) fn http_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "IP:PORT such as 127.0.0.1:0 is expected, or off".to_string())
 }
 
-/// Eviction watermarks in percent.
+/// Eviction watermarks.
 pub(super) fn watermarks(text: &str) -> Result<Watermarks, String> {
-    let parts = text.split_once('/').map(|(hi, lo)| (hi.trim().parse(), lo.trim().parse()));
-    match parts {
-        Some((Ok(hi), Ok(lo))) if 0 < lo && lo <= hi && hi <= 100 => Ok(Watermarks { hi, lo }),
-        _ => Err("two percentages are expected, the higher first, such as 95/85".to_string()),
-    }
+    let wanted = "auto, or two percentages, the higher first, such as 95/85, are expected";
+    text.parse().map_err(|_| wanted.to_string())
 }
 
 /// RDMA devices that reach a rank's memory, each of which must be usable; empty: all that are.

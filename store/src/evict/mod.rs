@@ -11,7 +11,7 @@ mod watermarks;
 mod window;
 
 pub use retained::{Candidate, Retained};
-pub use watermarks::Watermarks;
+pub use watermarks::{Marks, Watermarks};
 pub use window::cheapest_window;
 
 use crate::error::StoreError;

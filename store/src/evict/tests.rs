@@ -203,20 +203,48 @@ fn policies_and_watermarks_are_read_from_settings() {
     assert_eq!("lru2".parse::<PolicyKind>().unwrap(), PolicyKind::Lru2);
     let unknown = "arc".parse::<PolicyKind>().unwrap_err().to_string();
     assert!(unknown.contains("lru, lru2, prefix or fifo"), "{unknown}");
-    assert_eq!("95/85".parse::<Watermarks>().unwrap(), Watermarks::default());
-    for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", ""] {
+    let given = Watermarks::Percent { hi: 95, lo: 85 };
+    assert_eq!("95/85".parse::<Watermarks>().unwrap(), given);
+    for marks in [given, Watermarks::Auto] {
+        assert_eq!(marks.to_string().parse::<Watermarks>().unwrap(), marks);
+    }
+    for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", "", "aut"] {
         assert!(bad.parse::<Watermarks>().is_err(), "{bad}");
     }
 }
 
 #[test]
 fn eviction_starts_above_hi_and_aims_at_lo() {
-    let w = Watermarks { hi: 95, lo: 85 };
-    assert!(!w.above_hi(95, 100) && w.above_hi(96, 100));
-    assert_eq!(w.target_bytes(1000), 850);
-    let full = Watermarks { hi: 100, lo: 99 };
-    assert!(!full.above_hi(u64::MAX, u64::MAX));
-    assert_eq!(full.target_bytes(u64::MAX), (u128::from(u64::MAX) * 99 / 100) as u64);
+    let of = |hi, lo, bytes| Marks::new(Watermarks::Percent { hi, lo }, bytes, false);
+    let mut w = of(95, 85, 1000);
+    w.admitted(500);
+    assert!(!w.exceeded_by(950) && w.exceeded_by(951));
+    assert_eq!(w.target(), 850);
+    let full = of(100, 99, u64::MAX);
+    assert!(!full.exceeded_by(u64::MAX));
+    assert_eq!(full.target(), (u128::from(u64::MAX) * 99 / 100) as u64);
+}
+
+#[test]
+fn a_heap_without_a_log_keeps_room_for_two_objects_of_the_largest_size() {
+    let beside = Marks::new(Watermarks::Auto, 10_000, true);
+    assert!(!beside.exceeded_by(9_500) && beside.exceeded_by(9_501));
+    let mut alone = Marks::new(Watermarks::Auto, 10_000, false);
+    let room = |marks: &Marks| {
+        assert!(!marks.exceeded_by(marks.target()) && marks.exceeded_by(marks.target() + 1));
+        10_000 - marks.target()
+    };
+    assert_eq!(room(&alone), 100);
+    alone.admitted(10);
+    assert_eq!(room(&alone), 100, "at least 1 % of it");
+    alone.admitted(200);
+    assert_eq!(room(&alone), 400);
+    alone.admitted(9_000);
+    assert_eq!(room(&alone), 1_500, "at most 15 % of it");
+    (0..100).for_each(|_| alone.admitted(100));
+    assert_eq!(room(&alone), 1_500, "until as much was put as it holds");
+    alone.admitted(100);
+    assert_eq!(room(&alone), 200);
 }
 
 /// Slots in order of eviction, as a policy should have them.

@@ -213,10 +213,10 @@ fn settings_that_cannot_work_are_refused_with_their_numbers() {
         HeapConfig { log_bytes: MAX_ARENA_BYTES, ..small() },
         HeapConfig { incarnation: 0, ..small() },
         HeapConfig { quarantine_ms: 0, ..small() },
-        HeapConfig { water_hi: 101, ..small() },
+        HeapConfig { watermarks: Watermarks::Percent { hi: 101, lo: 85 }, ..small() },
         HeapConfig { quarantine_ms: MAX_QUARANTINE_MS + 1, ..small() },
         HeapConfig { arena_bytes: MAX_ARENA_BYTES, log_bytes: 4 * 4096, ..small() },
-        HeapConfig { water_hi: 50, water_lo: 60, ..small() },
+        HeapConfig { watermarks: Watermarks::Percent { hi: 50, lo: 60 }, ..small() },
     ];
     for config in cases {
         assert!(matches!(config.validate(), Err(StoreError::InvalidConfig(_))), "{config:?}");

@@ -1,0 +1,63 @@
+//! The policy `prefix`: a rank with it has no log by default, its heap is kept nearly full, and
+//! `put_many` marks the last object of a batch.
+
+use crate::embedding::{bytes, config, eventually};
+use nkv_actors::{Client, Cluster, NodeConfig, PutOptions};
+use nkv_store::heap::Heap;
+use nkv_store::object::live_slots;
+use nkv_store::{PolicyKind, Retention, shm};
+
+const LEN: usize = 16_384;
+const HEAP: u64 = 4 << 20;
+
+async fn one_rank(job: &str) -> Cluster {
+    let policy = PolicyKind::Prefix;
+    let base = NodeConfig { heap_bytes: HEAP, policy, log_bytes: None, ..config(job) };
+    Cluster::start(1, NodeConfig { quarantine_ms: 1, ..base }).await.unwrap()
+}
+
+async fn put_many(client: &Client, keys: &[String]) {
+    let value = bytes(LEN, 1);
+    let items: Vec<_> = keys.iter().map(|key| (key.as_bytes(), &value[..])).collect();
+    let put = client.put_many(&items, &PutOptions::default()).await;
+    put.into_iter().for_each(Result::unwrap);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn put_many_marks_the_last_object_of_a_batch_and_put_marks_none() {
+    let cluster = one_rank("last-blocks").await;
+    let (client, node) = (&cluster.client(), cluster.node(0));
+    assert_eq!(node.status().owner.log_total, 0);
+    let memory = shm::attach(node.info().memory.name().unwrap(), false).unwrap();
+    let heap = Heap::open(memory).unwrap();
+    let keys: Vec<String> = (0..5).map(|i| format!("batch/{i}")).collect();
+    put_many(client, &keys).await;
+    put_many(client, &["one of a batch".to_string()]).await;
+    client.put(b"alone", &bytes(LEN, 1), &PutOptions::default()).await.unwrap();
+    eventually("all are committed", async || live_slots(&heap).count() == 7).await;
+    let last: Vec<_> = live_slots(&heap)
+        .filter(|object| object.retention == Retention::LastOfBatch)
+        .map(|object| object.slot)
+        .collect();
+    let wanted = client.get_location(keys[4].as_bytes()).await.unwrap();
+    assert_eq!(last, [wanted.in_memory().unwrap().at.slot]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heap_without_a_log_is_kept_full_but_for_two_objects_or_a_percent() {
+    let cluster = one_rank("kept-full").await;
+    let client = &cluster.client();
+    for batch in 0..60 {
+        let keys: Vec<String> = (0..16).map(|i| format!("{batch}/{i}")).collect();
+        put_many(client, &keys).await;
+    }
+    let heap = || cluster.node(0).status().owner;
+    assert!(heap().evictions > 0);
+    let room = (2 * LEN as u64).max(HEAP / 100);
+    eventually("only that is free", async || {
+        let now = heap();
+        let free = now.heap_total - now.live_bytes;
+        now.live_bytes == now.heap_used && (room..room + 16 * LEN as u64).contains(&free)
+    })
+    .await;
+}
