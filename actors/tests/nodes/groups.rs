@@ -27,7 +27,7 @@ async fn fill(client: &Client, cluster: &Cluster, prefix: &str, n: usize) {
 }
 
 /// Puts more until `n` objects stay below the high watermark, whatever that evicted is gone.
-async fn settle(client: &Client, cluster: &Cluster, n: u64) {
+async fn below_high_mark(client: &Client, cluster: &Cluster, n: u64) {
     for i in 0.. {
         assert!(i < 60, "the heap is never evicted down to its low watermark");
         eventually("it is below the high watermark", async || {
@@ -39,7 +39,7 @@ async fn settle(client: &Client, cluster: &Cluster, n: u64) {
         if (heap.heap_used + n * LEN as u64) * 100 <= heap.heap_total * 94 {
             return;
         }
-        fill(client, cluster, &format!("settle/{i}/"), 1).await;
+        fill(client, cluster, &format!("more room/{i}/"), 1).await;
     }
 }
 
@@ -111,7 +111,7 @@ async fn in_a_heap_a_group_stays_while_one_of_its_objects_is_read_and_ends_with_
     .await;
     assert_eq!(owner(&cluster, 0).group_reads, before.group_reads + 1);
     // The first to go of a group that nobody has read lately is one that was to go first.
-    settle(client, &cluster, 5).await;
+    below_high_mark(client, &cluster, 5).await;
     put(client, "newer/", 4, &on(0)).await;
     put(client, "first/", 1, &grouped(on(0).retention(Retention::EvictFirst))).await;
     read_for_others(client, "group/0", (&cluster, 0)).await;
