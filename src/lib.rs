@@ -13,7 +13,7 @@ pub use nkv_actors::{
     SavedOn, Secret, SecretError, SegmentStatus, ShmPool, StartError, StoreSlot, TransportChoice,
     WhenReady, WritePlan, message,
 };
-pub use nkv_store::{Buffer, KeyId, PolicyKind, Retention};
+pub use nkv_store::{Buffer, KeyId, PolicyKind, Retention, Watermarks};
 pub use nkv_transport::wire::Address;
 
 /// Handles of the actors of a node, and the messages that they take.

@@ -73,6 +73,8 @@ struct Target {
     spare: usize,
     /// Whether the victims may go on in the log.
     spill: bool,
+    /// Only of what goes before all others.
+    only_first: bool,
 }
 
 /// A timer.
@@ -136,6 +138,9 @@ impl Evictor {
         let now_ms = self.durable.clock.now_ms();
         while self.policy.bytes() > target.bytes && self.policy.len() > target.spare {
             let goes_first = self.policy.has_first();
+            if target.only_first && !goes_first {
+                break;
+            }
             let Some(victim) = self.policy.victim(now_ms) else { break };
             if goes_first { first.push(victim) } else { others.push(victim) }
         }
@@ -199,8 +204,9 @@ impl Evictor {
         self.recheck = missed;
     }
 
-    /// Evicts so that an open of this many contiguous bytes finds room.
-    fn make_room(&mut self, bytes: u64, attempt: u32, ctx: &Context<'_, Self>) {
+    /// Evicts so that an open of this many contiguous bytes finds room, and those that wait behind
+    /// it, too.
+    fn make_room(&mut self, (bytes, all): (u64, u64), attempt: u32, ctx: &Context<'_, Self>) {
         let need = self.durable.heap.layout().placed_bytes(bytes);
         self.read_if_blind(ctx);
         if attempt >= WINDOW_FROM_ATTEMPT
@@ -209,18 +215,19 @@ impl Evictor {
         {
             tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
         }
-        let open = self.open_bytes();
-        let room = self.capacity.saturating_sub(need).saturating_sub(open);
-        let mark = self.marks.target().saturating_sub(open);
-        let target = Target { bytes: room.min(mark), spare: 0, spill: true };
+        if attempt >= WINDOW_FROM_ATTEMPT && self.used().saturating_add(need) <= self.capacity {
+            self.marks.is_in_pieces();
+        }
+        let bytes = self.marks.target_for(need, all).saturating_sub(self.taken());
+        let target = Target { bytes, spare: 0, spill: true, only_first: false };
         self.evict_when_read(target, Reply::nobody());
     }
 
     /// Evicts until used bytes are at most this.
     fn shrink(&mut self, bytes: u64, reply: Reply<Victims>, ctx: &Context<'_, Self>) {
         self.read_if_blind(ctx);
-        let open = self.open_bytes();
-        let target = Target { bytes: bytes.saturating_sub(open), spare: 0, spill: false };
+        let bytes = bytes.saturating_sub(self.open_bytes());
+        let target = Target { bytes, spare: 0, spill: false, only_first: false };
         self.evict_when_read(target, reply);
     }
 
@@ -248,15 +255,40 @@ impl Evictor {
         self.durable.tables.gauges.open_bytes.load(Ordering::Relaxed)
     }
 
-    fn check_watermark(&mut self) {
-        let open = self.open_bytes();
+    /// Bytes that no eviction makes room of: being written, or held by views.
+    fn taken(&self) -> u64 {
+        self.open_bytes() + self.durable.tables.pinned_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that no object can be placed on.
+    fn used(&self) -> u64 {
         let held = self.durable.tables.gauges.held_bytes.load(Ordering::Relaxed);
-        if self.marks.exceeded_by(self.policy.bytes() + open + held) {
+        self.policy.bytes() + self.open_bytes() + held
+    }
+
+    fn check_watermark(&mut self) {
+        if let Some(bytes) = self.marks.target_of_first(self.used()) {
+            let bytes = bytes.saturating_sub(self.taken());
+            self.evict_down_to(Target { bytes, spare: 0, spill: true, only_first: true });
+        }
+        if self.marks.exceeded_by(self.used()) {
             // The newest object stays: otherwise an object as large as the heap would be evicted at
             // once.
-            let bytes = self.marks.target().saturating_sub(open);
-            self.evict_down_to(Target { bytes, spare: 1, spill: true });
+            let bytes = self.marks.target().saturating_sub(self.taken());
+            self.evict_down_to(Target { bytes, spare: 1, spill: true, only_first: false });
         }
+    }
+
+    /// Objects were committed. A new one that goes before all others goes at the next of these at
+    /// the earliest.
+    fn admit(&mut self, objects: Vec<Candidate>) {
+        let now_ms = self.durable.clock.now_ms();
+        objects.iter().for_each(|object| self.marks.admitted(object.bytes));
+        let (first, others): (Vec<_>, Vec<_>) =
+            objects.into_iter().partition(|object| object.retention == Retention::EvictFirst);
+        others.into_iter().for_each(|object| self.policy.admit(object, now_ms));
+        self.check_watermark();
+        first.into_iter().for_each(|object| self.policy.admit(object, now_ms));
     }
 }
 
@@ -272,14 +304,7 @@ impl On<EvictorTick> for Evictor {
 impl On<HeapEvent> for Evictor {
     fn on(&mut self, event: HeapEvent, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         match event {
-            HeapEvent::BecameLive(objects) => {
-                let now_ms = self.durable.clock.now_ms();
-                for object in objects {
-                    self.marks.admitted(object.bytes);
-                    self.policy.admit(object, now_ms);
-                }
-                self.check_watermark();
-            }
+            HeapEvent::BecameLive(objects) => self.admit(objects),
             // The reader ordered them tail to head already.
             HeapEvent::WereRead(objects) => {
                 let now_ms = self.durable.clock.now_ms();
@@ -295,7 +320,9 @@ impl On<HeapEvent> for Evictor {
                 // The pieces read before may still contain it.
                 self.recheck |= self.reading.as_ref().is_some_and(Reading::is_cold);
             }
-            HeapEvent::RoomWanted { bytes, attempt } => self.make_room(bytes, attempt, ctx),
+            HeapEvent::RoomWanted { bytes, all, attempt } => {
+                self.make_room((bytes, all), attempt, ctx);
+            }
             HeapEvent::Shrink(bytes) => self.shrink(bytes, Reply::nobody(), ctx),
         }
         reply.send(());

@@ -51,7 +51,7 @@ pub use segments::{
 pub use stats::{ClusterStats, Gauges, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 37;
+pub const MESSAGES_VERSION: u32 = 38;
 /// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots in one frame between owner and master: the most that the receiver accepts.

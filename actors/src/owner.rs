@@ -244,6 +244,8 @@ impl Owner {
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.durable.clock.now_ns();
         let (pinned, suspect) = self.slots.held_longer(now, SUSPECT_PIN_NS);
+        let bytes = self.slots.bytes_held_longer();
+        self.durable.tables.pinned_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
         let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
@@ -385,8 +387,8 @@ impl On<FromMaster> for Owner {
                     }
                 }
             }
-            MasterToOwner::MakeRoom { bytes, attempt } => {
-                self.notify_evictor(HeapEvent::RoomWanted { bytes, attempt });
+            MasterToOwner::MakeRoom { bytes, all, attempt } => {
+                self.notify_evictor(HeapEvent::RoomWanted { bytes, all, attempt });
             }
             MasterToOwner::EvictTo { bytes } => self.notify_evictor(HeapEvent::Shrink(bytes)),
             MasterToOwner::AskLog { number, question: LogQuestion::AnnounceAll } => {

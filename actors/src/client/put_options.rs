@@ -199,6 +199,11 @@ impl PutOptions {
         Ok(self)
     }
 
+    /// Whether this key is in a group.
+    pub(crate) fn has_group(&self, key: &[u8]) -> bool {
+        self.group_of(key).is_some()
+    }
+
     fn group_of(&self, key: &[u8]) -> Option<&Key> {
         match &self.groups {
             Groups::None => None,

@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
     Existence, MAX_REPLICAS, OpenItem, PlanDesc, PlanRef, Request, Response, SlotRef,
 };
-use crate::striping::check_new;
+use crate::striping::{check_new, is_stripe};
 pub use for_kernels::PlanAddresses;
 use futures_util::future::join_all;
 use holding::{Asked, Granted, Unfinished};
@@ -468,7 +468,10 @@ impl Client {
             replicas: opts.wanted_replicas(),
             replica_of,
             retention: match opts.retention {
-                Retention::Usual if i + 1 == ends_at => Retention::LastOfBatch,
+                // A group, or an object in stripes, would end with it.
+                Retention::Usual if i + 1 == ends_at && !opts.has_group(key) && !is_stripe(key) => {
+                    Retention::LastOfBatch
+                }
                 asked => asked,
             },
         });

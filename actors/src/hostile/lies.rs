@@ -489,7 +489,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         committed(after),
         committed(SlotRef { slot: u32::MAX, ..kept }),
         MasterToOwner::FreedAck(vec![kept, after, SlotRef { slot: u32::MAX, ..kept }]),
-        MasterToOwner::MakeRoom { bytes: u64::MAX, attempt: u32::MAX },
+        MasterToOwner::MakeRoom { bytes: u64::MAX, all: u64::MAX, attempt: u32::MAX },
         MasterToOwner::AskLog { number, question: LogQuestion::RemoveAll },
         MasterToOwner::PlanOpened(opened),
         MasterToOwner::PlanOpened(over_kept),

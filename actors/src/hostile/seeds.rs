@@ -178,7 +178,7 @@ fn downs() -> Vec<MasterToOwner> {
         MasterToOwner::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Expired },
         MasterToOwner::Retire(vec![at(OWNED)]),
         MasterToOwner::FreedAck(vec![at(OWNED)]),
-        MasterToOwner::MakeRoom { bytes: 4096, attempt: 1 },
+        MasterToOwner::MakeRoom { bytes: 4096, all: 8192, attempt: 1 },
         MasterToOwner::EvictTo { bytes: 4096 },
         MasterToOwner::View(view),
         MasterToOwner::AskLog { number: 1, question: find },

@@ -9,6 +9,9 @@ use nkv_store::Retention;
 
 /// This part of a heap: the rest is for objects that can be evicted.
 const MOST_PART: u64 = 2;
+/// An extra replica is placed where a 20th of the heap is free, and more than it needs: in a heap
+/// that is kept full it would be the first to be evicted, at once.
+const FREE_FOR_EXTRAS_PART: u64 = 20;
 
 impl Master {
     /// Whether an object may be kept in a segment as its put asks.
@@ -18,11 +21,19 @@ impl Master {
         bytes: u64,
         retention: Retention,
     ) -> bool {
-        if retention != Retention::HardPin {
-            return true;
+        match retention {
+            Retention::HardPin => {}
+            Retention::Extra => return self.has_free_for_extra(segment_id, bytes),
+            _ => return true,
         }
         let (has, adds, most) = self.hard_pins(segment_id, bytes);
         has.saturating_add(adds) <= most
+    }
+
+    fn has_free_for_extra(&self, segment_id: SegmentId, bytes: u64) -> bool {
+        self.allocators.get(&segment_id).is_some_and(|b| {
+            b.arena.free_bytes() >= bytes.max(b.arena.capacity() / FREE_FOR_EXTRAS_PART)
+        })
     }
 
     /// Where an open waits for room: the segment of these ranks that may take most hard pins.

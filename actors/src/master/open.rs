@@ -13,6 +13,7 @@ use crate::message::{
 };
 use nkv_store::layout::NOWHERE;
 use nkv_store::{Key, KeyId, Retention, StoreError};
+use std::collections::BTreeMap;
 
 /// Keys that may be put while a rank that holds objects has not reported; further puts fail until
 /// it reports.
@@ -51,6 +52,8 @@ impl Master {
         reply: Reply<Response>,
     ) {
         let batch = self.batches.plans(items.len(), reply);
+        // Where items wait, and the bytes of the first.
+        let mut wait_at = BTreeMap::new();
         for (item, open) in items.into_iter().enumerate() {
             match self.durable.key_pool.key(&open.key) {
                 Ok(key) => {
@@ -61,11 +64,15 @@ impl Master {
                     let taken =
                         |master: &Self, segment_id| master.waiting.is_waited_for(segment_id);
                     if let Some(segment_id) = self.try_open(&opening, taken) {
+                        wait_at.entry(segment_id).or_insert(opening.open.bytes_total);
                         self.wait(opening, segment_id, wait_ms);
                     }
                 }
                 Err(e) => self.batches.complete_plan(batch, item, Err(e.into())),
             }
+        }
+        for (segment_id, bytes) in wait_at {
+            self.ask_for_room(segment_id, bytes);
         }
     }
 

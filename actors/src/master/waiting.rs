@@ -33,8 +33,8 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct WaitingOpens {
     list: Vec<Waiting>,
-    // How many wait for each segment.
-    at: HashMap<SegmentId, usize>,
+    // How many wait for each segment, and the bytes that they want.
+    at: HashMap<SegmentId, (usize, u64)>,
 }
 
 impl WaitingOpens {
@@ -43,13 +43,20 @@ impl WaitingOpens {
         self.at.contains_key(&segment_id)
     }
 
+    /// Bytes that those which wait for a segment want together.
+    fn bytes_at(&self, segment_id: SegmentId) -> u64 {
+        self.at.get(&segment_id).map_or(0, |(_, bytes)| *bytes)
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
     fn push(&mut self, w: Waiting) {
-        *self.at.entry(w.segment_id).or_default() += 1;
+        let (n, bytes) = self.at.entry(w.segment_id).or_default();
+        *n += 1;
+        *bytes = bytes.saturating_add(w.opening.open.bytes_total);
         self.list.push(w);
     }
 
@@ -57,11 +64,12 @@ impl WaitingOpens {
     fn remove(&mut self, meant: impl FnMut(&mut Waiting) -> bool) -> Vec<Waiting> {
         let removed: Vec<_> = self.list.extract_if(.., meant).collect();
         for w in &removed {
-            if let Some(n) = self.at.get_mut(&w.segment_id) {
+            if let Some((n, bytes)) = self.at.get_mut(&w.segment_id) {
                 *n -= 1;
+                *bytes = bytes.saturating_sub(w.opening.open.bytes_total);
             }
         }
-        self.at.retain(|_, n| *n > 0);
+        self.at.retain(|_, (n, _)| *n > 0);
         removed
     }
 
@@ -73,13 +81,13 @@ impl WaitingOpens {
 }
 
 impl Master {
+    /// The caller asks for room, when all of its items wait.
     pub(super) fn wait(&mut self, opening: Opening, segment_id: SegmentId, wait_ms: u64) {
         if self.waiting.len() >= MAX_WAITING {
             let text = format!("{MAX_WAITING} puts already wait for room; try again later");
             let error = Error::out_of_memory(text);
             return self.batches.complete_plan(opening.batch, opening.item(), Err(error));
         }
-        self.ask_for_room(segment_id, opening.open.bytes_total);
         let asked_ms = self.now_ms();
         let deadline_ms = asked_ms + wait_ms.min(self.full_wait_ms(segment_id));
         let until_ms = asked_ms.saturating_add(wait_ms);
@@ -113,7 +121,8 @@ impl Master {
         allocator.room_asked_ms = now;
         let attempt = allocator.room_attempt;
         allocator.room_attempt += 1;
-        self.durable.members.send(segment_id, MasterToOwner::MakeRoom { bytes, attempt });
+        let all = self.waiting.bytes_at(segment_id).max(bytes);
+        self.durable.members.send(segment_id, MasterToOwner::MakeRoom { bytes, all, attempt });
     }
 
     /// A rank has room again, or one segment more or less: serves the opens that wait there, in

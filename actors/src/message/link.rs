@@ -33,6 +33,8 @@ pub enum MasterToOwner {
     MakeRoom {
         /// Contiguous bytes wanted.
         bytes: u64,
+        /// Bytes that all opens which wait there want together.
+        all: u64,
         /// Number of earlier attempts, which made no room.
         attempt: u32,
     },

@@ -303,7 +303,7 @@ impl NodeConfig {
         {
             return bad(
                 "atomic_domain nic is about the device log and needs an RDMA device: give \
-                 log_bytes, and not rdma_devices none"
+                 log_bytes above 0, and not rdma_devices none"
                     .to_string(),
             );
         }
@@ -318,7 +318,7 @@ impl NodeConfig {
         if self.atomic_domain == AtomicDomain::Gpu && self.parts().1 == 0 {
             return bad(
                 "atomic_domain gpu is about a device log, in which kernels put: give log_bytes \
-                 above 0, or leave it out"
+                 above 0, or leave it out with another policy than prefix"
                     .to_string(),
             );
         }

@@ -19,6 +19,8 @@ pub enum HeapEvent {
     RoomWanted {
         /// Contiguous bytes wanted.
         bytes: u64,
+        /// Bytes that all who wait want together.
+        all: u64,
         /// Number of earlier requests, which made no room.
         attempt: u32,
     },

@@ -202,6 +202,8 @@ pub struct OwnerTables {
     pub moves: Arc<Moves>,
     /// The evictor may have missed an admitted or a retired object: it must read the headers.
     pub evictor_missed: AtomicBool,
+    /// Bytes of retired objects of the heap that only views hold.
+    pub pinned_bytes: AtomicU64,
     /// Figures.
     pub gauges: Gauges,
     pub(crate) slow_path: OwnerSlowPath,
@@ -225,6 +227,7 @@ impl OwnerTables {
             moves: Arc::default(),
             grants,
             evictor_missed: AtomicBool::new(false),
+            pinned_bytes: AtomicU64::new(0),
             gauges,
             slow_path: OwnerSlowPath::default(),
         }

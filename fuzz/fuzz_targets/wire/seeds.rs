@@ -399,7 +399,7 @@ fn link(seeds: &mut Seeds) {
             MasterToOwner::EndPlan { plan: PLAN, at: AT, cause: EndCause::Expired },
             MasterToOwner::Retire(vec![AT]),
             MasterToOwner::FreedAck(vec![AT]),
-            MasterToOwner::MakeRoom { bytes: 4096, attempt: 1 },
+            MasterToOwner::MakeRoom { bytes: 4096, all: 8192, attempt: 1 },
             MasterToOwner::EvictTo { bytes: 4096 },
             MasterToOwner::ReportTaken,
             MasterToOwner::RequestReport { number: 1 },

@@ -230,21 +230,42 @@ fn a_heap_without_a_log_keeps_room_for_two_objects_of_the_largest_size() {
     let beside = Marks::new(Watermarks::Auto, 10_000, true);
     assert!(!beside.exceeded_by(9_500) && beside.exceeded_by(9_501));
     let mut alone = Marks::new(Watermarks::Auto, 10_000, false);
-    let room = |marks: &Marks| {
-        assert!(!marks.exceeded_by(marks.target()) && marks.exceeded_by(marks.target() + 1));
-        10_000 - marks.target()
+    // Where eviction starts, and where it stops.
+    let marks = |marks: &Marks| {
+        let hi = (0..=10_000).rev().find(|used| !marks.exceeded_by(*used)).unwrap();
+        (hi, marks.target())
     };
-    assert_eq!(room(&alone), 100);
+    assert_eq!(marks(&alone), (9_900, 9_900));
     alone.admitted(10);
-    assert_eq!(room(&alone), 100, "at least 1 % of it");
+    assert_eq!(marks(&alone), (9_900, 9_900), "at least 1 % of it");
     alone.admitted(200);
-    assert_eq!(room(&alone), 400);
+    assert_eq!(marks(&alone), (9_600, 9_600));
     alone.admitted(9_000);
-    assert_eq!(room(&alone), 1_500, "at most 15 % of it");
+    assert_eq!(marks(&alone), (9_500, 8_500), "at most 15 % of it");
     (0..100).for_each(|_| alone.admitted(100));
-    assert_eq!(room(&alone), 1_500, "until as much was put as it holds");
+    assert_eq!(marks(&alone), (9_500, 8_500), "until as much was put as it holds");
     alone.admitted(100);
-    assert_eq!(room(&alone), 200);
+    assert_eq!(marks(&alone), (9_800, 9_800));
+    alone.is_in_pieces();
+    assert_eq!(marks(&alone), (9_700, 9_700));
+    (0..30).for_each(|_| alone.is_in_pieces());
+    assert_eq!(marks(&alone), (9_500, 8_500));
+    (0..101).for_each(|_| alone.admitted(100));
+    assert_eq!(marks(&alone), (9_800, 9_800), "until as much was put as it holds");
+}
+
+#[test]
+fn what_goes_first_has_marks_of_its_own_and_puts_that_wait_get_what_they_want() {
+    let alone = Marks::new(Watermarks::Auto, 10_000, false);
+    assert_eq!((alone.target_of_first(9_500), alone.target_of_first(9_501)), (None, Some(8_500)));
+    let given = Marks::new(Watermarks::Percent { hi: 80, lo: 60 }, 10_000, false);
+    assert_eq!((given.target_of_first(8_000), given.target_of_first(8_001)), (None, Some(6_000)));
+    assert_eq!(alone.target_for(50, 50), 9_900);
+    assert_eq!(alone.target_for(500, 700), 9_300);
+    assert_eq!(alone.target_for(500, 7_000), 8_500);
+    assert_eq!(alone.target_for(5_000, 7_000), 5_000);
+    assert_eq!(given.target_for(500, 700), 6_000);
+    assert_eq!(alone.target_for(u64::MAX, u64::MAX), 0);
 }
 
 /// Slots in order of eviction, as a policy should have them.

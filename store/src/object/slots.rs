@@ -271,6 +271,12 @@ impl Slots {
         (self.held.len() as u64, self.held.iter().filter(long).count() as u64)
     }
 
+    /// Bytes of the extents of these.
+    pub fn bytes_held_longer(&self) -> u64 {
+        let states = self.held.iter().filter_map(|(_, (slot, _))| Some(self.at(*slot)?.state));
+        states.filter_map(State::extent).map(PackedExtent::bytes).sum()
+    }
+
     /// Writes the access time, in milliseconds, of an object that is live at that epoch; else
     /// returns false.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
