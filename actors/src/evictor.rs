@@ -215,7 +215,7 @@ impl Evictor {
         {
             tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
         }
-        if attempt >= WINDOW_FROM_ATTEMPT && self.used().saturating_add(need) <= self.capacity {
+        if attempt > WINDOW_FROM_ATTEMPT && self.used().saturating_add(need) <= self.capacity {
             self.marks.is_in_pieces();
         }
         let bytes = self.marks.target_for(need, all).saturating_sub(self.taken());

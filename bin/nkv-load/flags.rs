@@ -280,7 +280,7 @@ pub(crate) struct Flags {
     pub(crate) serve: Option<String>,
 
     /// Percentages of a heap at which eviction starts and ends; auto: 95/85 beside a log; without
-    /// one room for two objects, at least 1 %
+    /// one room for two objects of the largest size lately, 1 % of it at least and 15 % at most
     #[arg(
         long,
         value_name = "HI/LO",
@@ -483,7 +483,8 @@ impl std::str::FromStr for Weights {
 }
 
 fn watermarks(text: &str) -> Result<Watermarks, String> {
-    let wanted = "write auto, or two percentages, the higher first, such as 95/85";
+    let wanted = "write auto, or two whole percentages of 1 to 100 without a sign, the first not \
+                  below the second, such as 95/85";
     text.parse().map_err(|_| wanted.to_string())
 }
 

@@ -57,10 +57,6 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         (None, Some(part)) => room::part(&requests, flags.block_bytes, RANKS, part),
         (None, None) => room::per_rank(&requests, flags.block_bytes, RANKS)?,
     };
-    eprintln!(
-        "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) payload each",
-        show_bytes(heap_bytes)
-    );
     let config = NodeConfig {
         heap_bytes,
         log_bytes: flags.log_bytes,
@@ -70,6 +66,11 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         ssd: ssd(flags, &requests)?,
         ..NodeConfig::default()
     };
+    eprintln!(
+        "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) payload each, with a log of {}",
+        show_bytes(heap_bytes),
+        show_bytes(config.parts().1)
+    );
     if let Some(at) = flags.restart_at {
         return restarted(flags, &requests, (config, at), stop);
     }

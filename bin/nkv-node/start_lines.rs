@@ -36,6 +36,8 @@ pub(crate) fn before(settings: &Settings) {
         world_size = node.world_size,
         master,
         heap = %show_bytes(node.heap_bytes),
+        log = %show_bytes(node.parts().1),
+        policy = %node.policy,
         "starting"
     );
     for Line { key, value, source } in &settings.lines {

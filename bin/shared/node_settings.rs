@@ -111,8 +111,8 @@ pub struct SettingFlags {
     #[arg(long, value_name = "lru|lru2|prefix|fifo", allow_hyphen_values = true)]
     pub policy: Option<String>,
     /// Percent of the heap at which eviction starts and ends; auto: 95/85 beside a log; without one
-    /// room for two objects, at least 1 % [range: auto, or 1 to 100, the higher first] [default:
-    /// auto]
+    /// room for two objects of the largest size lately, 1 % of it at least and 15 % at most [range:
+    /// auto, or two of 1 to 100, the first not below the second] [default: auto]
     #[arg(long, value_name = "HI/LO", allow_hyphen_values = true)]
     pub watermarks: Option<String>,
     /// Directory on an SSD for objects that leave memory, or for all; a rank uses rank-N below it

@@ -63,7 +63,8 @@ pub(super) fn http_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Eviction watermarks.
 pub(super) fn watermarks(text: &str) -> Result<Watermarks, String> {
-    let wanted = "auto, or two percentages, the higher first, such as 95/85, are expected";
+    let wanted = "auto is expected, or two whole percentages of 1 to 100 without a sign, the first \
+                  not below the second, such as 95/85";
     text.parse().map_err(|_| wanted.to_string())
 }
 
