@@ -67,7 +67,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         ..NodeConfig::default()
     };
     eprintln!(
-        "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) payload each, with a log of {}",
+        "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) each, with a log of {}",
         show_bytes(heap_bytes),
         show_bytes(config.parts().1)
     );
