@@ -266,16 +266,23 @@ impl Evictor {
         self.policy.bytes() + self.open_bytes() + held
     }
 
-    fn check_watermark(&mut self) {
-        if let Some(bytes) = self.marks.target_of_first(self.used()) {
-            let bytes = bytes.saturating_sub(self.taken());
+    /// Evicts if a watermark is exceeded. `new` bytes are of objects that are admitted next.
+    fn check_watermark(&mut self, new: u64) {
+        let taken = self.taken().saturating_add(new);
+        if let Some(bytes) = self.marks.target_of_first(self.used().saturating_add(new)) {
+            let bytes = bytes.saturating_sub(taken);
             self.evict_down_to(Target { bytes, spare: 0, spill: true, only_first: true });
         }
-        if self.marks.exceeded_by(self.used()) {
+        if self.marks.exceeded_by(self.used().saturating_add(new)) {
             // The newest object stays: otherwise an object as large as the heap would be evicted at
             // once.
-            let bytes = self.marks.target().saturating_sub(self.taken());
-            self.evict_down_to(Target { bytes, spare: 1, spill: true, only_first: false });
+            let bytes = self.marks.target().saturating_sub(taken);
+            self.evict_down_to(Target {
+                bytes,
+                spare: usize::from(new == 0),
+                spill: true,
+                only_first: false,
+            });
         }
     }
 
@@ -285,9 +292,9 @@ impl Evictor {
         let now_ms = self.durable.clock.now_ms();
         objects.iter().for_each(|object| self.marks.admitted(object.bytes));
         let (first, others): (Vec<_>, Vec<_>) =
-            objects.into_iter().partition(|object| object.retention == Retention::EvictFirst);
+            objects.into_iter().partition(|object| object.retention.goes_first());
         others.into_iter().for_each(|object| self.policy.admit(object, now_ms));
-        self.check_watermark();
+        self.check_watermark(first.iter().map(|object| object.bytes).sum());
         first.into_iter().for_each(|object| self.policy.admit(object, now_ms));
     }
 }

@@ -86,6 +86,11 @@ impl Retention {
         })
     }
 
+    /// Whether it is evicted before all others.
+    pub fn goes_first(self) -> bool {
+        matches!(self, Self::EvictFirst | Self::Extra)
+    }
+
     /// Whether it is evicted in its turn, and nothing else.
     pub fn is_usual(self) -> bool {
         matches!(self, Self::Usual | Self::LastOfBatch)

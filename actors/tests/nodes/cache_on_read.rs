@@ -169,3 +169,21 @@ async fn an_extra_replica_is_none_of_those_asked_for_and_stands_in_when_they_are
     assert!(nodes[0].client().get(b"lost").await.unwrap() == bytes(LEN, 3));
     stop(nodes).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heap_that_is_kept_full_takes_no_extra_replica_to_evict_it_at_once() {
+    let nodes = start("full", 4 << 20).await;
+    let (writer, reader) = (&nodes[1].client(), &nodes[2].client());
+    for i in 0..400 {
+        writer.put(format!("own/{i}").as_bytes(), &bytes(16_000, 1), &on(2)).await.unwrap();
+    }
+    assert!(nodes[2].status().owner.evictions > 0);
+    writer.put(b"far", &bytes(LEN, 1), &on(1)).await.unwrap();
+    for _ in 0..50 {
+        assert!(reader.get(b"far").await.unwrap() == bytes(LEN, 1));
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    }
+    assert_eq!(reader.read_counters().cached, 0);
+    assert_eq!(ranks(reader, b"far").await, [1]);
+    stop(nodes).await;
+}

@@ -36,6 +36,28 @@ async fn model_heldrep_i8_a_slot_reported_as_held_is_not_handed_out_before_freed
 }
 
 #[tokio::test]
+async fn opens_of_a_batch_that_wait_ask_for_the_room_of_all_of_them_at_once() {
+    let bench = Bench::new(1).await;
+    let mut r = bench.join(0, 100).await.unwrap();
+    r.reports((0..SLOTS).map(|s| held(s, 4)).collect()).await;
+    let one = |k: &str| match opening(1, k, 0) {
+        Request::OpenForWrite { mut items, .. } => items.remove(0),
+        _ => unreachable!(),
+    };
+    let items: Vec<_> = ["a", "b", "c"].into_iter().map(one).collect();
+    let each = items[0].bytes_total;
+    let waits = bench.asks(Request::OpenForWrite { request: 1, wait_ms: 100, items });
+    let room = |d: &MasterToOwner| match d {
+        MasterToOwner::MakeRoom { bytes, all, attempt } => Some((*bytes, *all, *attempt)),
+        _ => None,
+    };
+    assert_eq!(r.receives(room).await, (each, 3 * each, 0));
+    r.sends(OwnerToMaster::Freed((0..3).map(|slot| r.at(slot, 4)).collect())).await;
+    let Response::Plans(list) = waits.await.unwrap() else { panic!() };
+    assert!(list.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
 async fn a_put_that_waits_for_room_is_not_refused_for_time_in_which_the_master_did_not_run() {
     let bench = Bench::new(1).await;
     let mut r = bench.join(0, 100).await.unwrap();
