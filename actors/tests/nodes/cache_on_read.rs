@@ -178,9 +178,9 @@ async fn a_heap_that_is_kept_full_takes_no_extra_replica_to_evict_it_at_once() {
         writer.put(format!("own/{i}").as_bytes(), &bytes(16_000, 1), &on(2)).await.unwrap();
     }
     assert!(nodes[2].status().owner.evictions > 0);
-    writer.put(b"far", &bytes(LEN, 1), &on(1)).await.unwrap();
+    writer.put(b"far", &bytes(8_000, 1), &on(1)).await.unwrap();
     for _ in 0..50 {
-        assert!(reader.get(b"far").await.unwrap() == bytes(LEN, 1));
+        assert!(reader.get(b"far").await.unwrap() == bytes(8_000, 1));
         tokio::time::sleep(std::time::Duration::from_millis(30)).await;
     }
     assert_eq!(reader.read_counters().cached, 0);
