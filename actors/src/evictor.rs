@@ -215,7 +215,10 @@ impl Evictor {
         {
             tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
         }
-        if attempt > WINDOW_FROM_ATTEMPT && self.used().saturating_add(need) <= self.capacity {
+        if attempt > WINDOW_FROM_ATTEMPT
+            && self.reading.is_none()
+            && self.used().saturating_add(need) <= self.capacity
+        {
             self.marks.is_in_pieces();
         }
         let bytes = self.marks.target_for(need, all).saturating_sub(self.taken());
@@ -255,9 +258,11 @@ impl Evictor {
         self.durable.tables.gauges.open_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that no eviction makes room of: being written, or held by views.
+    /// Bytes that no eviction makes room of: being written, or held by views. Of the latter no more
+    /// than a heap ever keeps free: whatever holds memory, it must not empty the heap.
     fn taken(&self) -> u64 {
-        self.open_bytes() + self.durable.tables.pinned_bytes.load(Ordering::Relaxed)
+        let pinned = self.durable.tables.pinned_bytes.load(Ordering::Relaxed);
+        self.open_bytes() + pinned.min(self.marks.most_room())
     }
 
     /// Bytes that no object can be placed on.
@@ -266,23 +271,17 @@ impl Evictor {
         self.policy.bytes() + self.open_bytes() + held
     }
 
-    /// Evicts if a watermark is exceeded. `new` bytes are of objects that are admitted next.
-    fn check_watermark(&mut self, new: u64) {
+    /// Evicts if a watermark is exceeded. `new` bytes are of objects that are admitted next, and
+    /// `spare` objects stay in any case.
+    fn check_watermark(&mut self, new: u64, spare: usize) {
         let taken = self.taken().saturating_add(new);
         if let Some(bytes) = self.marks.target_of_first(self.used().saturating_add(new)) {
             let bytes = bytes.saturating_sub(taken);
             self.evict_down_to(Target { bytes, spare: 0, spill: true, only_first: true });
         }
         if self.marks.exceeded_by(self.used().saturating_add(new)) {
-            // The newest object stays: otherwise an object as large as the heap would be evicted at
-            // once.
             let bytes = self.marks.target().saturating_sub(taken);
-            self.evict_down_to(Target {
-                bytes,
-                spare: usize::from(new == 0),
-                spill: true,
-                only_first: false,
-            });
+            self.evict_down_to(Target { bytes, spare, spill: true, only_first: false });
         }
     }
 
@@ -293,8 +292,10 @@ impl Evictor {
         objects.iter().for_each(|object| self.marks.admitted(object.bytes));
         let (first, others): (Vec<_>, Vec<_>) =
             objects.into_iter().partition(|object| object.retention.goes_first());
+        // The newest stays: otherwise an object as large as the heap would be evicted at once.
+        let spare = usize::from(!others.is_empty());
         others.into_iter().for_each(|object| self.policy.admit(object, now_ms));
-        self.check_watermark(first.iter().map(|object| object.bytes).sum());
+        self.check_watermark(first.iter().map(|object| object.bytes).sum(), spare);
         first.into_iter().for_each(|object| self.policy.admit(object, now_ms));
     }
 }

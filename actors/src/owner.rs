@@ -244,7 +244,9 @@ impl Owner {
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.durable.clock.now_ns();
         let (pinned, suspect) = self.slots.held_longer(now, SUSPECT_PIN_NS);
-        let bytes = self.slots.bytes_held_longer();
+        // A disk also holds what it is to save, and that becomes free by itself.
+        let views_alone = self.durable.demotion.is_none();
+        let bytes = if views_alone { self.slots.bytes_held_longer() } else { 0 };
         self.durable.tables.pinned_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
         let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);

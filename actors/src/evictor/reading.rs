@@ -145,6 +145,6 @@ impl On<ReadOn> for Evictor {
         for (target, reply) in std::mem::take(&mut self.waiting) {
             reply.send(self.evict_down_to(target));
         }
-        self.check_watermark(0);
+        self.check_watermark(0, 1);
     }
 }

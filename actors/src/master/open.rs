@@ -276,9 +276,13 @@ impl Master {
         let mut segments = self.route_copies(key, taken, need);
         segments.sort_by_key(|segment_id| Some(segment_id.rank) != wish.rank);
         for segment_id in segments {
-            let copy = self.take_copy(segment_id, object, retention);
-            if copy.is_some() {
-                return copy;
+            let others = self.segments_of(segment_id.rank, need).into_iter();
+            let there = std::iter::once(segment_id).chain(others.filter(|s| *s != segment_id));
+            for at in there.collect::<Vec<_>>() {
+                let copy = self.take_copy(at, object, retention);
+                if copy.is_some() {
+                    return copy;
+                }
             }
             // A repair evicts nothing.
             if o.open.replica_of.is_none()

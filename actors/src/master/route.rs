@@ -163,7 +163,6 @@ impl Master {
         self.allocators.keys().any(|s| {
             is_free(s)
                 && self.free_bytes(*s) >= bytes
-                && !self.waiting.is_waited_for(*s)
                 && self.may_retain(*s, bytes, retention)
                 && self.may_hold(*s, Need::of_bytes(bytes))
                 && !self.durable.members.is_backlogged(*s)

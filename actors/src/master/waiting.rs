@@ -23,6 +23,8 @@ const FAILED_PER_RETRY: usize = 64;
 pub(super) struct Waiting {
     pub opening: Opening,
     segment_id: SegmentId,
+    // Bytes that it takes there.
+    placed: u64,
     asked_ms: u64,
     deadline_ms: u64,
     // The caller's own limit: it wants an answer by then.
@@ -56,7 +58,7 @@ impl WaitingOpens {
     fn push(&mut self, w: Waiting) {
         let (n, bytes) = self.at.entry(w.segment_id).or_default();
         *n += 1;
-        *bytes = bytes.saturating_add(w.opening.open.bytes_total);
+        *bytes = bytes.saturating_add(w.placed);
         self.list.push(w);
     }
 
@@ -66,7 +68,7 @@ impl WaitingOpens {
         for w in &removed {
             if let Some((n, bytes)) = self.at.get_mut(&w.segment_id) {
                 *n -= 1;
-                *bytes = bytes.saturating_sub(w.opening.open.bytes_total);
+                *bytes = bytes.saturating_sub(w.placed);
             }
         }
         self.at.retain(|_, (n, _)| *n > 0);
@@ -91,7 +93,10 @@ impl Master {
         let asked_ms = self.now_ms();
         let deadline_ms = asked_ms + wait_ms.min(self.full_wait_ms(segment_id));
         let until_ms = asked_ms.saturating_add(wait_ms);
-        self.waiting.push(Waiting { opening, segment_id, asked_ms, deadline_ms, until_ms });
+        let layout = self.allocators.get(&segment_id).map(|b| b.info.layout).unwrap_or_default();
+        let placed = layout.placed_bytes(opening.open.bytes_total);
+        let w = Waiting { opening, segment_id, placed, asked_ms, deadline_ms, until_ms };
+        self.waiting.push(w);
     }
 
     fn full_wait_ms(&self, segment_id: SegmentId) -> u64 {

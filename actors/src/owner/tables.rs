@@ -202,7 +202,7 @@ pub struct OwnerTables {
     pub moves: Arc<Moves>,
     /// The evictor may have missed an admitted or a retired object: it must read the headers.
     pub evictor_missed: AtomicBool,
-    /// Bytes of retired objects of the heap that only views hold.
+    /// Bytes of retired objects of the heap that only views hold; 0 on a rank with a disk.
     pub pinned_bytes: AtomicU64,
     /// Figures.
     pub gauges: Gauges,

@@ -172,7 +172,8 @@ impl Marks {
         self.capacity.saturating_sub(room).min(self.lo)
     }
 
-    fn most_room(&self) -> u64 {
+    /// The most that is ever kept free.
+    pub fn most_room(&self) -> u64 {
         percent_of(self.capacity, MOST_PERCENT)
     }
 }
