@@ -1,5 +1,5 @@
-//! How much of a heap hard pins may have: of what the master has granted, and its owner has not
-//! retired.
+//! How much of a heap hard pins may have, of what the master has granted and its owner has not
+//! retired; and how much must be free for an extra replica.
 
 use super::Master;
 use super::allocator::Need;

@@ -234,8 +234,8 @@ impl Ledger {
             return;
         }
         if let Some(put) = history.copies.remove(&spot) {
-            // Or it is a late replica of a put of several, and the object here an extra
-            // one of it: they have the same bytes.
+            // Or it is a late replica of a put of several, and the object here an extra one of it:
+            // they have the same bytes.
             let (key, content) = (history.put(put).key, history.put(put).content);
             let late = |p: &PutId| {
                 let other = history.put(*p);
